@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.strategy.emulation.overlapping import counted_windows
+from lightning_gpp.emulation.report import counted_windows
 from lightning_gpp.text_table import text_table
 
 WIDTH, BATCH = 32, 8

@@ -1,7 +1,7 @@
 """Prediction against emulation: step times of one table from one run.
 
 Every configuration is simulated (``lightning_gpp.simulate.simulate``) and run on emulated devices
-(``lightning_gpp.runtime.emulation``: the real executor, messages and sums in threads, with tensors
+(``lightning_gpp.emulation``: the real executor, messages and sums in threads, with tensors
 that are shapes alone), from the same program and the same costs. The two share the durations and
 nothing else: when things happen is the event engine's business in the one, the runtime's and the
 clock's in the other.

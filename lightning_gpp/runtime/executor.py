@@ -22,6 +22,7 @@ from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
@@ -29,7 +30,6 @@ from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_grad
 from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.torch_device import synchronize
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from lightning_gpp.graph import StageEdge
 from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.transport.transport import Tag
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Part, Program
 
 

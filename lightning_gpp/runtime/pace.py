@@ -1,6 +1,6 @@
 """How fast a rank goes through its program: as fast as it can, unless it has a pace.
 
-Emulated devices have one (:mod:`lightning_gpp.runtime.emulation`): their actions last as long as
+Emulated devices have one (:mod:`lightning_gpp.emulation`): their actions last as long as
 the costs of a cluster say.
 """
 

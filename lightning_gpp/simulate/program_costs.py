@@ -2,7 +2,7 @@
 
 Compute is given for every stage of the program (a replica) and its own micro-batch, messages by
 the units that they carry. The same costs are simulated (:mod:`lightning_gpp.simulate.engine`) and
-emulated (:mod:`lightning_gpp.runtime.emulation`), so that both speak of the same step.
+emulated (:mod:`lightning_gpp.emulation`), so that both speak of the same step.
 """
 
 from __future__ import annotations

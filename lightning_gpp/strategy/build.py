@@ -14,13 +14,15 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel, StageModule, capture, on_host, placed
 from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.cost import Costs
+from lightning_gpp.emulation.emulation import Emulation, begin_emulation
+from lightning_gpp.emulation.shapes import ShapeStage
 from lightning_gpp.gnn import ChunkedModel, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.planner.plan.by_rank import rank_of_device
-from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
@@ -28,14 +30,11 @@ from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.runtime.transport.transport import Transport
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
 )
-from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
@@ -44,6 +43,7 @@ from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipe
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
+from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.partition import Partition, ownership
 from lightning_gpp.strategy.step.async_refusals import fewest_per_update
 
@@ -260,8 +260,13 @@ class Builder:
         pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
         pipeline.chunked = chunked
         if settings.emulated is not None:
-            begun = None if planned is None else begin_emulation(settings.emulated, planned)
-            pipeline.emulation = Emulation.join(begun, executor, control, groups)
+            begun = None
+            if planned is not None:
+                scale, is_shape_only = settings.emulated.time_scale, settings.emulated.is_shape_only
+                begun = begin_emulation(
+                    planned.plan, planned.request, scale, is_shape_only=is_shape_only
+                )
+            pipeline.time = Emulation.join(begun, executor, control, groups)
         return pipeline
 
 

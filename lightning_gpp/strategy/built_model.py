@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.strategy.state.partition import Partition
 
 
@@ -15,11 +15,9 @@ class BuiltModel(Protocol):
     def partition(self) -> Partition:
         """Which rank holds which parameters."""
 
-    def leave_emulated_time(self) -> None:
-        """Something runs that takes no emulated time."""
-
-    def emulation_report(self) -> EmulationReport | None:
-        """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
+    @property
+    def time(self) -> RealTime[Any]:
+        """In which its steps run."""
 
     def abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with an error."""

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.checks import check_whole
+from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, Plan
@@ -32,12 +33,6 @@ from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
-from lightning_gpp.strategy.emulation.shape_only import (
-    META,
-    drop_values,
-    refuse_decisions,
-)
 from lightning_gpp.strategy.lightning_private import (
     SIGTERMException,
     SubprocessScriptLauncher,
@@ -63,9 +58,14 @@ from lightning_gpp.strategy.refusals import (
     refuse_callbacks,
     refuse_for_sharded,
 )
-from lightning_gpp.strategy.report import PlanReports, show, waiting_for
+from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Report, Settings
+from lightning_gpp.strategy.shape_only import (
+    META,
+    drop_values,
+    refuse_decisions,
+)
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
@@ -480,7 +480,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""
         self.emulation_report = report
-        show(report.text())
+        show(report.text(width()))
         metrics = {name: torch.tensor(value) for name, value in report.metrics().items()}
         self._module().trainer.callback_metrics.update(metrics)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.boundary import Boundary
@@ -19,9 +20,6 @@ from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
 from lightning_gpp.schedule import FORWARD_ONLY, Program
-from lightning_gpp.strategy.emulation.emulation import Emulation
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
-from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.state.partition import Partition
 
@@ -41,7 +39,7 @@ class Pipeline:
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
-        emulation: the emulated devices; None where devices are real.
+        time: in which steps run; that of emulated devices, if they are.
         chunked: the model in chunks of one graph; None where micro-batches are of samples.
         last_trained: the program of the last mini-batch that was trained on.
         last_sizes: samples of each of its smallest micro-batches.
@@ -55,7 +53,7 @@ class Pipeline:
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
-    emulation: Emulation | None = None
+    time: RealTime[Program] = field(default_factory=RealTime)
     chunked: ChunkedModel | None = None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
@@ -97,7 +95,7 @@ class Pipeline:
             units: samples of each of the smallest micro-batches.
         """
         has_one = self.executor.transport.num_ranks == self.placed.stages.num_stages == len(units)
-        is_plain = self.emulation is None and self.chunked is None
+        is_plain = self.time.time_scale is None and self.chunked is None
         return self.executor.stages[0] if has_one and is_plain else None
 
     def run_forward(
@@ -116,7 +114,7 @@ class Pipeline:
             boundary: what gives the inputs and takes the outputs, on rank 0.
             errors: gets those of this rank's stages, if they are to be found out.
         """
-        self.leave_emulated_time()
+        self.time.leave()
         key = (len(units), FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
@@ -147,55 +145,6 @@ class Pipeline:
             program, units, training=training, boundary=boundary, errors=errors
         )
         run.whole()
-
-    def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
-        """What a program that trains runs in: at the pace of emulated devices, if they are.
-
-        The body gets for how many nanoseconds emulated time stood still before.
-
-        Args:
-            program: with backwards.
-            is_second: whether its backward part runs, and its forward part is over.
-        """
-        if self.emulation is None:
-            return nullcontext(0)
-        if not program.schedule.flushes:  # a call of the forward beside the training steps
-            self.leave_emulated_time()
-            return nullcontext(0)
-        if program.num_microbatches % self.placed.units_at_a_time:
-            self.emulation.num_unpaced += not is_second
-            return nullcontext(0)
-        return self.emulation.step(program, is_second=is_second)
-
-    def emulated_window(
-        self, since: int, resumption: Resumption | None
-    ) -> AbstractContextManager[None]:
-        """What a window of a pipeline that does not drain runs in, likewise.
-
-        Args:
-            since: mini-batches that went backward since the pipeline was empty.
-            resumption: what rank 0 told of emulated time.
-        """
-        if self.emulation is None:
-            return nullcontext()
-        return self.emulation.window(since, resumption)
-
-    def resumption(self, since: int) -> Resumption | None:
-        """Rank 0: what the others need to know of emulated time before a window."""
-        return None if self.emulation is None else self.emulation.resumption(since)
-
-    def emulated_messages(self) -> AbstractContextManager[None]:
-        """What is in flight is forgotten in this."""
-        return nullcontext() if self.emulation is None else self.emulation.paced()
-
-    def leave_emulated_time(self) -> None:
-        """Something runs that takes no emulated time."""
-        if self.emulation is not None:
-            self.emulation.was_away = True
-
-    def emulation_report(self) -> EmulationReport | None:
-        """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
-        return None if self.emulation is None else self.emulation.report()
 
     def _training_program(self, count: int, needs: frozenset[str]) -> Program:
         """The program of a number of micro-batches; made once.
@@ -248,8 +197,7 @@ class Pipeline:
 
     def abort(self, error: BaseException) -> None:
         """Ends the waiting for sums of gradients, and emulated time, with an error."""
-        if self.emulation is not None:
-            self.emulation.abort(error)
+        self.time.abort(error)
         if self.executor.sums is not None:
             self.executor.sums.abort(error)
 
@@ -257,8 +205,7 @@ class Pipeline:
         """All ranks: gives back what the pipeline needed for its sums."""
         if isinstance(self.executor.sums, ProcessSums):
             self.executor.sums.close()
-        if self.emulation is not None:
-            self.emulation.close()
+        self.time.close()
 
 
 def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:

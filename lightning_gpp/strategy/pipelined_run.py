@@ -27,7 +27,6 @@ from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
-from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
@@ -41,6 +40,7 @@ from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules

@@ -11,13 +11,13 @@ import lightning.pytorch as pl
 import torch
 from torch.nn import Parameter
 
+from lightning_gpp.emulation.real_time import Resumption
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import Window
-from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
@@ -76,7 +76,7 @@ class Programs:
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
         """What a part of a run runs in."""
         with (
-            self.pipeline.emulated(run.program, is_second=is_second) as still_ns,
+            self.pipeline.time.step(run.program, is_second=is_second) as still_ns,
             self.recorder.part(run, is_second=is_second, still_ns=still_ns),
             lifted(),
         ):
@@ -106,7 +106,7 @@ class Programs:
         with (
             stash,
             self._both_ways(),
-            self.pipeline.emulated(run.program),
+            self.pipeline.time.step(run.program),
             self.recorder.part(run, is_second=True),
         ):
             run.whole()
@@ -137,7 +137,7 @@ class Programs:
         with (
             stash,
             self._both_ways(),
-            self.pipeline.emulated_window(record.since, resumption),
+            self.pipeline.time.window(record.since, resumption),
             self.recorder.window(run, window.number, record),
         ):
             run.window(window.number)
@@ -152,7 +152,7 @@ class Programs:
             shift: of its numbers.
         """
         run = self._begin_window(window, state, shift, None)
-        with self.pipeline.emulated_messages():
+        with self.pipeline.time.messages():
             run.drop_ahead(window.number)
 
     def _begin_window(

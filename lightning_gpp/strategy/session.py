@@ -13,9 +13,8 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.strategy.built_model import BuiltModel
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
-from lightning_gpp.strategy.emulation.shape_only import noting
 from lightning_gpp.strategy.lightning_private import (
     DataloaderIter,
     LightningOptimizer,
@@ -23,6 +22,7 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
+from lightning_gpp.strategy.shape_only import noting
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.strategy.step.asides import Asides
@@ -100,7 +100,7 @@ class Session:
         """
         is_training = name == "training_step"
         if not is_training and self.run.model is not None:
-            self.run.model.leave_emulated_time()
+            self.run.model.time.leave()
         if isinstance(batch, DataloaderIter):
             self.follower.batches = batch
             batch = LedDataloaderIter(batch, self.run)
@@ -280,7 +280,7 @@ class Session:
 
     def _report_emulation(self, model: BuiltModel) -> None:
         """All ranks: rank 0 says what the emulated steps took."""
-        report = model.emulation_report()
+        report = model.time.report()
         if report is not None and self.on_emulated is not None:
             self.on_emulated(report)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gpp.runtime.emulation import EmulatedClock
+from lightning_gpp.emulation.clock import EmulatedClock
 
 
 class FakeTime:

@@ -17,9 +17,9 @@ from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 
 

@@ -15,11 +15,11 @@ from torch import nn
 from lightning_gpp.graph import Variation
 from lightning_gpp.host_copies import KnownNumbers, to_device, to_host
 from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientBucket
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.strategy.cutting.cutting import join_values
-from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler

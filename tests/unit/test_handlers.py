@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lightning_gpp.emulation import rank
 from lightning_gpp.runtime import executor, measured
-from lightning_gpp.runtime.emulation import rank
 from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate.engine import compile_program
 from lightning_gpp.simulate.timeline import predicted

@@ -36,10 +36,11 @@ ALLOWED = {
     "reports": {*PLANS, "simulate"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
+    "emulation": {*PLANS, "simulate", "runtime", "spmd"},
     "weights": set(),
     "gnn": {"graph", "cost", "capture"},
     "spmd": DATA,
-    "strategy": {*READERS, "capture", "runtime", "weights", "gnn", "spmd"},
+    "strategy": {*READERS, "capture", "runtime", "emulation", "weights", "gnn", "spmd"},
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
@@ -55,7 +56,7 @@ ALLOWED = {
 WITHOUT_TORCH = (
     *("graph", "cluster", "cost", "workloads", "schedule", "planner", "simulate", "reports"),
 )
-WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime", "weights", "gnn")
+WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime", "emulation", "weights", "gnn")
 
 
 def files(room: str) -> dict[str, Path]:

@@ -18,9 +18,9 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.host_copies import to_host
-from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.runtime.pieces import Slices
+from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import mean_over_samples
-from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.torch_device import widened
 
 _FEW_ROUNDINGS = 4
@@ -82,16 +82,12 @@ def input_slices(
         return graph_slices(inputs, sizes)
     dims, staying = captured.graph.batch_dims, captured.graph.staying
     return {
-        name: _per_sample(tensor, None if name in staying else dims[name][0], sizes)
+        name: Slices(None)
+        if dim is None or name in staying
+        else Slices.of_samples(dim, tensor.shape[dim] // sum(sizes), sizes)
         for name, tensor in inputs.items()
+        for dim in dims[name][:1]
     }
-
-
-def _per_sample(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
-    if dim is None:
-        return Slices(None)
-    entries = tensor.shape[dim] // sum(sizes)
-    return Slices(dim, tuple(size * entries for size in sizes))
 
 
 def pieces_of(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
-import functools
 import itertools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_gpp.strategy.cutting.graph_batches import (
-    FULL_GRAPH,
-    copy_graphs,
+from lightning_gpp.strategy.cutting.graphs import (
     cut_graphs,
-    is_full_graph,
     is_graph,
     num_graphs,
+    refuse_single_graph,
 )
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
@@ -39,47 +36,32 @@ def batch_size(batch: Any) -> int:
         ValueError: there are no samples, or no number fits; the text names the places.
         TypeError: the batch holds something that cannot be cut.
     """
-    tensors, lengths = _candidates(batch)
-    if not tensors and not lengths:
-        raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
     errors = []
-    for size in dict.fromkeys([*tensors, *lengths]):
+    for size in dict.fromkeys([*_first_sizes(batch), *_list_lengths(batch)]):
         try:
-            _walk(batch, "batch", size, functools.partial(_check, size=size))
+            _check_size(batch, size)
             return size
         except ValueError as error:
             errors.append(error)
-    raise errors[0]
+    if errors:
+        raise errors[0]
+    raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
 
 
-def _check(item: Any, place: str, *, size: int) -> Any:
-    found = _first_size(item)
-    if found is not None and found != size:
-        raise ValueError(
-            "the tensors of a batch must agree in their first dimension to be cut into "
-            f"micro-batches: {place} has {found}, the first tensor has {size}. Let "
-            "the collate function put samples first, and keep what is not per sample out of "
-            "the batch. Bags of different lengths (indices and offsets of an EmbeddingBag) can be "
-            "cut when padded to (samples, length); its padding_idx leaves the padding out."
-        )
-    return item
+def _check_size(batch: Any, size: int) -> None:
+    def check(item: Any, place: str) -> Any:
+        found = size if isinstance(item, list | tuple) else next(_first_sizes(item), size)
+        if found != size:
+            raise ValueError(
+                "the tensors of a batch must agree in their first dimension to be cut into "
+                f"micro-batches: {place} has {found}, the first tensor has {size}. Let "
+                "the collate function put samples first, and keep what is not per sample out of "
+                "the batch. Bags of different lengths (indices and offsets of an EmbeddingBag) can "
+                "be cut when padded to (samples, length); its padding_idx leaves the padding out."
+            )
+        return item
 
-
-def _candidates(item: Any) -> tuple[list[int], list[int]]:
-    """First dimensions of all tensors and arrays; lengths of all lists inside of the batch."""
-    if isinstance(item, _PER_SAMPLE):
-        return ([len(item)] if item.ndim > 0 else []), []
-    if is_graph(item):
-        return [num_graphs(item)], []
-    tensors: list[int] = []
-    lengths: list[int] = []
-    for part in _parts(item):
-        is_list = isinstance(part, list | tuple) and not hasattr(part, "_fields")
-        lengths += [len(part)] if is_list and len(part) else []
-        inner = _candidates(part)
-        tensors += inner[0]
-        lengths += inner[1]
-    return tensors, lengths
+    _walk(batch, "batch", size, check)
 
 
 def size_or_none(batch: Any) -> int | None:
@@ -95,14 +77,12 @@ def copy_tensors(batch: Any) -> Any:
 
     Tensors made in inference mode, as Lightning's validation loops make them, cannot.
     """
+
+    def copied(item: Any, place: str) -> Any:
+        return item.clone() if isinstance(item, Tensor) or is_graph(item) else item
+
     with torch.inference_mode(False):
-        return _walk(batch, "batch", None, _copy, on_other=lambda other, _: other)
-
-
-def _copy(item: Any, place: str) -> Any:
-    if is_graph(item):
-        return copy_graphs(item)
-    return item.clone() if isinstance(item, Tensor) else item
+        return _walk(batch, "batch", None, copied)
 
 
 def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
@@ -182,6 +162,15 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
 
 
+def _part(batch: Any, part: slice, total: int) -> Any:
+    def cut(item: Any, place: str) -> Any:
+        if is_graph(item):
+            return cut_graphs(item, part, place)
+        return item if isinstance(item, _PER_SAMPLE) and not item.ndim else item[part]
+
+    return _walk(batch, "batch", total, cut)
+
+
 def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
     """Refuses to train on one full graph, which cannot be cut, unless that was asked for.
 
@@ -190,64 +179,79 @@ def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
     """
 
     def check(item: Any, place: str) -> Any:
-        if is_full_graph(item):
-            raise ValueError(FULL_GRAPH.format(place=place, kind=type(item).__name__))
+        if is_graph(item):
+            refuse_single_graph(item, place)
         return item
 
     if num_microbatches != 1:
-        _walk(batch, "batch", None, check, on_other=lambda other, _: other)
-
-
-def _part(batch: Any, part: slice, total: int) -> Any:
-    def cut_tensor(item: Any, place: str) -> Any:
-        if is_graph(item):
-            return cut_graphs(item, part, place)
-        return item[part] if item.ndim else item
-
-    return _walk(batch, "batch", total, cut_tensor, lambda items: items[part])
-
-
-def _refuse(item: Any, place: str) -> Any:
-    raise TypeError(
-        f"{place} is a {type(item).__name__}, which cannot be cut into micro-batches; expected "
-        "tensors in dicts, lists, tuples or dataclasses, or a Batch of torch_geometric. Let the "
-        "collate function return those."
-    )
+        _walk(batch, "batch", None, check)
 
 
 def _walk(
     item: Any,
     place: str,
     num_samples: int | None,
-    on_tensor: Callable[[Any, str], Any],
-    on_samples: Callable[[Sequence[Any]], Any] = lambda items: items,
-    on_other: Callable[[Any, str], Any] = _refuse,
+    on_leaf: Callable[[Any, str], Any],
     siblings: Sequence[Any] = (),
 ) -> Any:
     """Rebuilds a nested batch with its tensors, arrays, graphs and lists of samples replaced.
 
-    ``siblings`` are the other parts of the container that holds the item.
+    Args:
+        item: the batch, or a part of it.
+        place: where it is, for error texts.
+        num_samples: of a batch that is to be cut; None leaves lists of samples and what cannot be
+            cut as they are.
+        on_leaf: makes another one, of what is replaced and its place.
+        siblings: the parts of the container that holds the item.
     """
-    parts = _parts(item)
-
-    def walk(inner: Any, where: str) -> Any:
-        there = f"{place}{where}"
-        return _walk(inner, there, num_samples, on_tensor, on_samples, on_other, parts)
-
     if isinstance(item, _PER_SAMPLE) or is_graph(item):
-        return on_tensor(item, place)
-    if isinstance(item, _PLAIN):
-        return item
+        return on_leaf(item, place)
+    if num_samples is not None and _is_per_sample(item, num_samples, siblings):
+        return on_leaf(item, place)
+    container = None if isinstance(item, (*_PLAIN, PackedSequence)) else _opened(item)
+    if container is None:
+        if num_samples is None or isinstance(item, _PLAIN):
+            return item
+        raise TypeError(
+            f"{place} is a {type(item).__name__}, which cannot be cut into micro-batches; expected "
+            "tensors in dicts, lists, tuples or dataclasses, or a Batch of torch_geometric. Let "
+            "the collate function return those."
+        )
+    parts = list(container.parts.values())
+    return container.rebuild(
+        {
+            key: _walk(part, place + container.step.format(key), num_samples, on_leaf, parts)
+            for key, part in container.parts.items()
+        }
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Container:
+    """A container of a batch.
+
+    Attributes:
+        step: how a part is looked up, as the format of its key.
+        parts: what it holds.
+        rebuild: makes such a container with other parts.
+    """
+
+    step: str
+    parts: Mapping[Any, Any]
+    rebuild: Callable[[dict[Any, Any]], Any]
+
+
+def _opened(item: Any) -> _Container | None:
     if isinstance(item, Mapping):
-        return _with_items(item, {key: walk(part, f"[{key!r}]") for key, part in item.items()})
+        return _Container("[{!r}]", item, lambda parts: _with_items(item, parts))
+    if isinstance(item, list | tuple):
+        make = item._make if hasattr(item, "_make") else type(item)
+        return _Container("[{}]", dict(enumerate(item)), lambda parts: make(parts.values()))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return _with_fields(item, {n: walk(p, f".{n}") for n, p in _fields(item).items()})
-    if isinstance(item, list | tuple) and not isinstance(item, PackedSequence):
-        if num_samples is not None and _is_per_sample(item, num_samples, siblings):
-            return on_samples(item)
-        walked = [walk(part, f"[{index}]") for index, part in enumerate(item)]
-        return type(item)(*walked) if hasattr(item, "_fields") else type(item)(walked)
-    return on_other(item, place)
+        names = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
+        fields = {name: getattr(item, name) for name in names}  # some may not exist yet
+        return _Container(".{}", fields, lambda parts: _with_fields(item, parts))
+    return None
 
 
 def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -262,12 +266,6 @@ def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     return other
 
 
-def _fields(item: Any) -> dict[str, Any]:
-    """The fields that a dataclass has; those outside of ``__init__`` may not exist yet."""
-    names = [field.name for field in dataclasses.fields(item)]
-    return {name: getattr(item, name) for name in names if hasattr(item, name)}
-
-
 def _with_fields(item: Any, values: dict[str, Any]) -> Any:
     """A dataclass with other values; numbers that its ``__post_init__`` derives are derived."""
     given = {field.name for field in dataclasses.fields(item) if field.init}
@@ -279,36 +277,25 @@ def _with_fields(item: Any, values: dict[str, Any]) -> Any:
     return other
 
 
-def _parts(item: Any) -> Sequence[Any]:
-    """What a container of a batch holds; nothing for everything else."""
-    if isinstance(item, Mapping):
-        return list(item.values())
-    if isinstance(item, list | tuple):
-        return item
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return list(_fields(item).values())
-    return ()
+def _is_list(item: Any) -> bool:
+    return isinstance(item, list | tuple) and not hasattr(item, "_fields")
 
 
-def _is_per_sample(items: Sequence[Any], num_samples: int, siblings: Sequence[Any] = ()) -> bool:
-    """Whether a list holds one item per sample, and is no list of batched fields.
+def _is_per_sample(items: Any, num_samples: int, siblings: Sequence[Any]) -> bool:
+    """Whether something is a list with one item per sample, and no list of batched fields.
 
     Samples are of one kind. Both may be: as many tensors as samples, each as long. Then it is the
     former beside another list that holds samples of some other length.
     """
-    if len(items) != num_samples or hasattr(items, "_fields"):
+    if not _is_list(items) or len(items) != num_samples:
         return False
     if len({_kind(part) for part in items if part is not None}) > 1:
         return False
-    sizes = {_first_size(part) for part in items}
-    if not (num_samples in sizes and sizes <= {num_samples, None}):
+    sizes = _sizes(items)
+    if num_samples not in sizes or sizes - {num_samples, None}:
         return True
-    return any(
-        isinstance(other, list | tuple)
-        and len(other) == num_samples
-        and bool({_first_size(part) for part in other} - {num_samples, None})
-        for other in siblings
-    )
+    lists = [s for s in siblings if isinstance(s, list | tuple) and len(s) == num_samples]
+    return any(_sizes(other) - {num_samples, None} for other in lists)
 
 
 def _kind(item: Any) -> Any:
@@ -318,10 +305,29 @@ def _kind(item: Any) -> Any:
     return "plain" if isinstance(item, _PLAIN) else type(item)
 
 
-def _first_size(item: Any) -> int | None:
-    """First dimension of the first tensor or array in something; None where there is none."""
-    if isinstance(item, _PER_SAMPLE):
-        return len(item) if item.ndim > 0 else None
-    if is_graph(item):
-        return num_graphs(item)
-    return next((size for part in _parts(item) if (size := _first_size(part)) is not None), None)
+def _sizes(items: Sequence[Any]) -> set[int | None]:
+    """The first dimension of the first tensor in each of some items; None where there is none."""
+    return {next(_first_sizes(part), None) for part in items}
+
+
+def _parts(item: Any) -> Iterator[Any]:
+    container = None if is_graph(item) or isinstance(item, _PER_SAMPLE) else _opened(item)
+    yield from () if container is None else container.parts.values()
+
+
+def _first_sizes(item: Any) -> Iterator[int]:
+    """First dimensions of all tensors and arrays in something; for graphs their number."""
+    if isinstance(item, _PER_SAMPLE) and item.ndim:
+        yield len(item)
+    elif is_graph(item):
+        yield num_graphs(item)
+    for part in _parts(item):
+        yield from _first_sizes(part)
+
+
+def _list_lengths(item: Any) -> Iterator[int]:
+    """Lengths of all lists inside of something, but empty ones."""
+    for part in _parts(item):
+        if _is_list(part) and part:
+            yield len(part)
+        yield from _list_lengths(part)

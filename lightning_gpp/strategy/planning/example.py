@@ -14,8 +14,8 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of
-from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
-from lightning_gpp.strategy.cutting.slices import Slices
+from lightning_gpp.runtime.pieces import Slices
+from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.planning.planning import Example
 
 
@@ -92,12 +92,11 @@ def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None
         return graph_slices(tensors, sizes)
     if not _agree(tensors, total):
         return None
-    entries = {
-        name: len(tensor) // total if tensor.dim() else 0 for name, tensor in tensors.items()
-    }
     return {
-        name: Slices(0, tuple(size * count for size in sizes)) if count else Slices(None)
-        for name, count in entries.items()
+        name: Slices.of_samples(0, len(tensor) // total, sizes)
+        if tensor.dim() and len(tensor)
+        else Slices(None)
+        for name, tensor in tensors.items()
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.strategy.emulation.resumption import Resumption
+from lightning_gpp.emulation.real_time import Resumption
 from lightning_gpp.strategy.logging.logs import LogCall
 
 

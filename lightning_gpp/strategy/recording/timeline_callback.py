@@ -277,18 +277,17 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
     assert run.pipeline is not None
     offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
     gathered = run.control.gather((record, offset), "gathering the timeline of a step")
-    emulation = run.pipeline.emulation
-    if emulation is not None:
-        emulation.was_away = True
+    run.pipeline.time.leave()
+    time_scale = run.pipeline.time.time_scale
     if not gathered:
         return None
     return measured_timeline(
-        [record if emulation is None else replace(record, marks=()) for record, _ in gathered],
+        [record if time_scale is None else replace(record, marks=()) for record, _ in gathered],
         [offset for _, offset in gathered],
         step=step,
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
         stages=timeline_stages(run.pipeline, run.recorder.program),
         weights=run.settings.policy.name,
-        time_scale=None if emulation is None else emulation.setup.time_scale,
+        time_scale=time_scale,
     )

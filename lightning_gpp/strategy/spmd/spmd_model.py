@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.program_run import ProgramRun
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
-from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 
@@ -50,7 +49,7 @@ class SpmdModel:
         prefix: of the divided module's names in the LightningModule.
         device: of this rank.
         interpreters: one per export, in their order.
-        emulation: the emulated devices; None where devices are real.
+        time: in which calls run; that of emulated devices, if they are.
     """
 
     partition: ShardedPartition
@@ -59,7 +58,7 @@ class SpmdModel:
     prefix: str
     device: torch.device
     interpreters: list[tuple[Interpreter, Mapping[str, Tensor]]] = field(default_factory=list)
-    emulation: SpmdEmulation | None = None
+    time: RealTime[Interpreter] = field(default_factory=RealTime)
 
     def add(self, package: ProgramPackage) -> None:
         """Takes another export."""
@@ -79,13 +78,6 @@ class SpmdModel:
                 if value.name not in constants:
                     stored[value.name] = self.partition.stored(self.prefix + value.name)
         return SpmdHalves(interpreter, stored, seed, boundary, self.control)
-
-    def leave_emulated_time(self) -> None:
-        """Emulated time stands still between training steps."""
-
-    def emulation_report(self) -> EmulationReport | None:
-        """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
-        return None if self.emulation is None else self.emulation.report()
 
     def abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with an error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_gpp.emulation.real_time import RealTime
+from lightning_gpp.emulation.spmd import SpmdEmulation
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
@@ -23,7 +25,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.run.interpreter import written_buffers
+from lightning_gpp.spmd.run.interpreter import Interpreter, written_buffers
 from lightning_gpp.spmd.run.shards import Shards
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
@@ -40,7 +42,6 @@ from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
-from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
 from lightning_gpp.strategy.spmd.spmd_model import (
     ProgramPackage,
     SpmdBoundary,
@@ -120,11 +121,13 @@ class SpmdRun(PipelinedRun):
         self.planner: str | ProgramPlanner | None = planner
         self._has_shares = shares is not None
         self.divided: SpmdModel | None = None
-        self.emulation: SpmdEmulation | None = None
+        self.time: RealTime[Interpreter] = RealTime()
         if settings.emulated is not None:
             assert settings.cluster is not None, "the accelerator has seen to it"
             cluster = resolve_cluster(settings.cluster, num_ranks)
-            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control)
+            machine = machine_of(cluster, None)
+            scale = settings.emulated.time_scale
+            self.time = SpmdEmulation(scale, cluster.kinds, machine, self.control)
         self._held: list[Parameter] = []
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
@@ -260,7 +263,7 @@ class SpmdRun(PipelinedRun):
             frozenset(n for n, ranks in holders.items() if ranks != (0,) and n not in changing)
         )
         self.divided = SpmdModel(
-            partition, self.collectives, self.control, prefix, self.device, emulation=self.emulation
+            partition, self.collectives, self.control, prefix, self.device, time=self.time
         )
 
     # Calls -----------------------------------------------------------------------------------
@@ -275,10 +278,7 @@ class SpmdRun(PipelinedRun):
     @contextmanager
     def _alone_in(self, halves: SpmdHalves, is_second: bool) -> Iterator[None]:
         """What a half of a call runs in."""
-        paced: AbstractContextManager[None] = nullcontext()
-        if self.emulation is not None:
-            paced = self.emulation.part(halves.interpreter, is_second=is_second)
-        with paced, lifted():
+        with self.time.step(halves.interpreter, is_second=is_second), lifted():
             yield
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
@@ -310,5 +310,4 @@ class SpmdRun(PipelinedRun):
         """Ends every wait of this rank with the error of another."""
         super()._abort(error)
         self.collectives.abort(error)
-        if self.emulation is not None:
-            self.emulation.abort(error)
+        self.time.abort(error)

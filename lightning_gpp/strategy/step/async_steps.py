@@ -101,7 +101,7 @@ class AsyncSteps:
         if needs:
             raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
         drops = self._drops()
-        resumption = run.built.resumption(self._since)
+        resumption = run.built.time.resumption(self._since)
         message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch, resumption)
         with run.control.alone(name), run.leader_state.watching(name):
             run.lead(message)

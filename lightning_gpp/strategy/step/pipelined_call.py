@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.structure import Structure, flatten
 from lightning_gpp.runtime.payload import tensors_in
-from lightning_gpp.runtime.pieces import cut
+from lightning_gpp.runtime.pieces import Slices, cut
 from lightning_gpp.strategy.cutting.cutting import (
     Dims,
     Values,
@@ -24,7 +24,6 @@ from lightning_gpp.strategy.cutting.cutting import (
     join_values,
     pieces_of,
 )
-from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 Column = Sequence[Tensor | None]
@@ -121,7 +120,7 @@ class CallBoundary:
         parts = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
-        return self.slices[name].joined(parts, leaves[0])
+        return self.slices[name].joined(parts)
 
 
 _TENSOR = object()

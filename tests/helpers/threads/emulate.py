@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from helpers.threads.ranks import RankSteps, RankThreads, RankWork
 from helpers.threads.virtual_time import VirtualTime
+from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
+from lightning_gpp.emulation.time_scale import choose_time_scale
 from lightning_gpp.runtime.clock import ClockOffset
-from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.slip import SlipReport
-from lightning_gpp.runtime.emulation.time_scale import choose_time_scale
 from lightning_gpp.runtime.measured import measured_timeline
-from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import Timeline, TimelineStage
 from lightning_gpp.simulate.program_costs import ProgramCosts

@@ -15,19 +15,18 @@ from helpers.threads.reservations import LocalReservations
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
+from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
+from lightning_gpp.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.sums import EmulatedSums
+from lightning_gpp.emulation.transport import EmulatedTransport
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.slip import SlipReport
-from lightning_gpp.runtime.emulation.sums import EmulatedSums
-from lightning_gpp.runtime.emulation.transport import EmulatedTransport
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.program_costs import ProgramCosts

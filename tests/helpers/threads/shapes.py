@@ -13,13 +13,13 @@ from torch.utils import _pytree as pytree
 
 from helpers.threads.emulate import EmulatedRun, emulate
 from helpers.threads.ranks import RankWork
+from lightning_gpp.emulation.shapes import META, Made, computed, takes_gradient
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.emulation.shapes import META, Made, computed, takes_gradient
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import ProgramCosts

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_gpp.runtime.emulation import EmulatedClock
+from lightning_gpp.emulation.clock import EmulatedClock
 
 
 class VirtualTime:

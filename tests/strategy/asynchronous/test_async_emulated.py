@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import EmulatedAccelerator
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.strategy.emulation.emulation_report import (
+from lightning_gpp.emulation.report import (
     EmulatedStep,
     EmulationReport,
+    longest_run,
 )
-from lightning_gpp.strategy.emulation.overlapping import longest_run
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
     difference,
@@ -14,8 +15,7 @@ from lightning_gpp.strategy.cutting.cutting import (
     pieces_of,
     size_by_dims,
 )
-from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
-from lightning_gpp.strategy.cutting.slices import Slices
+from lightning_gpp.strategy.cutting.graphs import graph_slices
 
 DIMS = {"x": (0,), "steps": (1,), "scale": (None,), "pair": (0, None)}
 
@@ -79,13 +79,11 @@ def test_differences_beyond_rounding_are_found() -> None:
 
 
 def test_gradients_of_parts_are_joined() -> None:
-    whole, gradient = torch.ones(5, 2), torch.ones(2, 2)
+    gradient = torch.ones(2, 2)
     rows = Slices(0, (3, 2))
-    assert rows.joined([None, None], whole) is None
-    assert torch.equal(
-        rows.joined([None, gradient], whole), torch.cat([torch.zeros(3, 2), gradient])
-    )
-    assert torch.equal(Slices(None).joined([gradient, None, gradient], whole), 2 * gradient)
+    assert rows.joined([None, None]) is None
+    assert torch.equal(rows.joined([None, gradient]), torch.cat([torch.zeros(3, 2), gradient]))
+    assert torch.equal(Slices(None).joined([gradient, None, gradient]), 2 * gradient)
 
 
 def test_a_batch_of_graphs_is_cut_by_graph() -> None:

@@ -19,7 +19,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
-from lightning_gpp.strategy.cutting.graph_parts import part_of
+from lightning_gpp.strategy.cutting.graphs import part_of
 from lightning_gpp.strategy.cutting.microbatches import batch_size, cut_batch, refuse_full_graph
 
 

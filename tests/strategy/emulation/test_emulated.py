@@ -19,10 +19,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.runtime.emulation import Slip
+from lightning_gpp.emulation.clock import Slip
+from lightning_gpp.emulation.report import EmulatedStep, emulation_report
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.emulation.emulation_report import EmulatedStep, emulation_report
-from lightning_gpp.strategy.emulation.shape_only import refuse_decisions
+from lightning_gpp.strategy.shape_only import refuse_decisions
 
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
 PLAN = [TOWERS, TOP]

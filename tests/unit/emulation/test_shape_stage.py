@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
-from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
+from lightning_gpp.emulation.shapes import ShapeStage
 from lightning_gpp.runtime.stage_run import StageCall
 
 META = torch.device("meta")

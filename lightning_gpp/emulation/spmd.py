@@ -9,69 +9,63 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lightning_gpp.cluster import Cluster
-from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.cursor import EmulatedCursor
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
+from lightning_gpp.emulation.real_time import RealTime
+from lightning_gpp.emulation.report import EmulationReport, emulation_report
+from lightning_gpp.emulation.steps import EmulatedSteps, RanksTogether
+from lightning_gpp.emulation.time_scale import MARGIN, most_slowly
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.run.emulated import CountedTime, Cursor, EmulatedProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
-from lightning_gpp.strategy.emulation.emulated_pace import MARGIN, most_slowly
-from lightning_gpp.strategy.emulation.emulated_steps import EmulatedSteps
-from lightning_gpp.strategy.emulation.emulation_report import EmulationReport, emulation_report
-from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.settings import Emulated
-from lightning_gpp.strategy.spmd.hap_planner import machine_of
 
 
 @dataclass
-class SpmdEmulation:
+class SpmdEmulation(RealTime[Interpreter]):
     """The emulated devices of a run, as one rank sees them.
 
     Attributes:
-        options: what the user asked for.
-        cluster: the devices.
+        asked_scale: real seconds that an emulated second takes; None to find them out.
+        kinds: of the devices.
+        machine: the devices and their network.
         control: between the ranks.
         timed: the steps of this rank, once emulated time has begun.
     """
 
-    options: Emulated
-    cluster: Cluster
-    control: Control
+    asked_scale: float | None
+    kinds: Sequence[str]
+    machine: Machine
+    control: RanksTogether
     timed: EmulatedSteps | None = None
-    _machine: Machine = field(init=False)
     _first: Interpreter | None = None
     _paces: dict[int, tuple[Interpreter, EmulatedProgram]] = field(default_factory=dict)
     _free: list[tuple[float, float]] = field(default_factory=list)
     """Real and emulated seconds of every half that ran as fast as it could."""
     _is_warm: bool = False
 
-    def __post_init__(self) -> None:
-        self._machine = machine_of(self.cluster, None)
-
     @contextlib.contextmanager
-    def part(self, interpreter: Interpreter, *, is_second: bool) -> Iterator[None]:
+    def step(self, work: Interpreter, *, is_second: bool = False) -> Iterator[int]:
         """All ranks: the body runs a half of a training call at the emulated devices' pace."""
-        self._first = self._first or interpreter
-        if self.timed is None and self.options.time_scale is not None:
+        self._first = self._first or work
+        if self.timed is None and self.asked_scale is not None:
             with self.control.together():
-                self._begin(self.options.time_scale)
+                self._begin(self.asked_scale)
         if self.timed is None or (is_second and not self.timed.steps):
             cursor, since = CountedTime(), time.perf_counter()
-            with self._paced(interpreter, cursor):
-                yield
+            with self._paced(work, cursor):
+                yield 0
             self._free.append((time.perf_counter() - since, cursor.cursor_s))
             if is_second and self.timed is None:
                 self._end_free_step()
             return
         with (
-            self.timed.part(int(interpreter is self._first), is_second=is_second),
-            self._paced(interpreter, self.timed.cursor),
+            self.timed.part(int(work is self._first), is_second=is_second) as still_ns,
+            self._paced(work, self.timed.cursor),
         ):
-            yield
+            yield still_ns
 
     @contextlib.contextmanager
     def _paced(self, interpreter: Interpreter, cursor: Cursor) -> Iterator[None]:
@@ -79,7 +73,7 @@ class SpmdEmulation:
         key = id(interpreter)
         if key not in self._paces:
             pace = EmulatedProgram.of(
-                interpreter.graph, interpreter.program, interpreter.collectives, self._machine
+                interpreter.graph, interpreter.program, interpreter.collectives, self.machine
             )
             self._paces[key] = interpreter, pace
         pace = self._paces[key][1]
@@ -127,11 +121,11 @@ class SpmdEmulation:
         ranks = self.timed.gathered()
         if not ranks:
             return None
-        evaluation = evaluate_program(self._first.program, self._first.graph, self._machine)
+        evaluation = evaluate_program(self._first.program, self._first.graph, self.machine)
         return emulation_report(
             ranks,
             num_microbatches=1,
             predicted_s=evaluation.step_s,
             time_scale=self.timed.cursor.clock.time_scale,
-            kinds=self.cluster.kinds,
+            kinds=self.kinds,
         )

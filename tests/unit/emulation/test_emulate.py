@@ -22,7 +22,7 @@ from lightning_gpp.graph import (
     Variation,
 )
 from lightning_gpp.planner import Plan, Stage, plan_graph
-from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.simulate import SpanKind, simulate
 from lightning_gpp.simulate.program_costs import (

@@ -1,4 +1,4 @@
-"""Emulated devices under Lightning: joins the ranks of this host, and paces their training steps.
+"""Emulated devices of a pipeline: joins the ranks of this host, and paces their training steps.
 
 A training step ends, for each rank, when its part of the program is over. What is between steps
 (data, hooks, the optimizer, logging) takes no emulated time, and neither do evaluations.
@@ -16,37 +16,33 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
+from lightning_gpp.emulation.clock import EmulatedClock
+from lightning_gpp.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.real_time import RealTime, Resumption
+from lightning_gpp.emulation.report import (
+    EmulatedStep,
+    EmulationReport,
+    emulation_report,
+    overlapping_report,
+)
+from lightning_gpp.emulation.reservations import SharedReservations
+from lightning_gpp.emulation.shapes import is_one_tensor
+from lightning_gpp.emulation.steps import EmulatedSteps, RanksTogether
+from lightning_gpp.emulation.sums import EmulatedSums
+from lightning_gpp.emulation.time_scale import process_time_scale
+from lightning_gpp.emulation.transport import EmulatedTransport
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-from lightning_gpp.runtime.emulation import (
-    EmulatedClock,
-    EmulatedRank,
-    EmulatedSums,
-    EmulatedTransport,
-    SharedReservations,
-)
-from lightning_gpp.runtime.emulation.shape_stage import is_one_tensor
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
-from lightning_gpp.strategy.emulation.emulated_pace import process_time_scale
-from lightning_gpp.strategy.emulation.emulated_steps import EmulatedSteps
-from lightning_gpp.strategy.emulation.emulation_report import (
-    EmulatedStep,
-    EmulationReport,
-    emulation_report,
-)
-from lightning_gpp.strategy.emulation.overlapping import overlapping_report
-from lightning_gpp.strategy.emulation.resumption import Resumption
-from lightning_gpp.strategy.planning.planning import Planned
-from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.settings import Emulated
 
 _MEMORY = Path("/dev/shm")
 
@@ -92,13 +88,14 @@ def channel_names(cluster: Cluster, groups: Sequence[Sequence[int]]) -> list[str
 
 
 @dataclass
-class Emulation:
+class Emulation(RealTime[Program]):
     """The emulated devices of a run, as one rank sees them.
 
     Attributes:
         setup: what the ranks agreed on.
         executor: of this rank.
         timed: the steps of this rank.
+        units_at_a_time: the least number of smallest micro-batches that the plan's program takes.
         num_unpaced: training steps that ran as fast as they could.
         was_away: whether rank 0 did something since the last training step for which emulated
             time stands still, in a pipeline that does not drain.
@@ -111,6 +108,7 @@ class Emulation:
     transport: EmulatedTransport
     sums: EmulatedSums | None
     reservations: SharedReservations
+    units_at_a_time: int
     num_unpaced: int = 0
     was_away: bool = False
 
@@ -119,7 +117,7 @@ class Emulation:
         cls,
         setup: Setup | None,
         executor: Executor,
-        control: Control,
+        control: RanksTogether,
         groups: Mapping[Ranks, Sequence[int]],
     ) -> Emulation:
         """All ranks together.
@@ -150,33 +148,37 @@ class Emulation:
             EmulatedTransport(transport, rank, executor.rank_of_device),
             None if executor.sums is None else EmulatedSums(executor.sums, rank),
             reservations,
+            plan_graph(setup.plan, setup.request.graph).units_at_a_time,
         )
 
-    @contextlib.contextmanager
-    def step(self, program: Program, *, is_second: bool = False) -> Iterator[int]:
-        """The body runs a training program or one of its parts, at the emulated devices' pace.
+    @property
+    def time_scale(self) -> float:
+        """Real seconds that an emulated second takes."""
+        return self.setup.time_scale
 
-        Emulated time stands still between the parts, where the user's step runs. It gets for how
-        many real nanoseconds that was.
+    def step(self, work: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
+        """The body runs a training program or one of its halves, at the emulated devices' pace.
 
-        Args:
-            program: of the plan, with any number of its micro-batches.
-            is_second: whether the backward part runs.
+        Emulated time stands still between the halves, where the user's step runs. It gets for how
+        many real nanoseconds that was. A mini-batch that is too small for the plan's program, and a
+        call of the forward beside steps that overlap, run as fast as they can.
         """
-        with (
-            self.timed.part(program.num_microbatches, is_second=is_second) as still_ns,
-            self.paced(),
-        ):
+        if not work.schedule.flushes:
+            self.leave()
+            return nullcontext(0)
+        if work.num_microbatches % self.units_at_a_time:
+            self.num_unpaced += not is_second
+            return nullcontext(0)
+        return self._step(work.num_microbatches, is_second)
+
+    @contextlib.contextmanager
+    def _step(self, count: int, is_second: bool) -> Iterator[int]:
+        with self.timed.part(count, is_second=is_second) as still_ns, self.messages():
             yield still_ns
 
     @contextlib.contextmanager
     def window(self, since: int, resumption: Resumption | None) -> Iterator[None]:
-        """The body runs a window of a pipeline that does not drain, at the devices' pace.
-
-        Args:
-            since: mini-batches that went backward since the pipeline was empty.
-            resumption: rank 0's :meth:`resumption`.
-        """
+        """The body runs a window of a pipeline that does not drain, at the devices' pace."""
         if since == 0:
             self.timed.begin()
         elif resumption is not None:
@@ -184,25 +186,21 @@ class Emulation:
             self.rank.wait_until(self.rank.cursor_s)
         self.rank.take_slips()
         start_s = self.rank.cursor_s
-        with self.paced():
+        with self.messages():
             yield
         slips = self.rank.take_slips().slips
         self.timed.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
 
     def resumption(self, since: int) -> Resumption | None:
-        """Rank 0: how emulated time goes on before a window; None where it did not stand still.
-
-        Args:
-            since: mini-batches that went backward since the pipeline was empty.
-        """
+        """Rank 0: how emulated time goes on before a window; None where it did not stand still."""
         was_away, self.was_away = self.was_away, False
         if not since or not was_away:
             return None
         return Resumption(self.timed.next_start_s(), self.rank.cursor_s)
 
     @contextlib.contextmanager
-    def paced(self) -> Iterator[None]:
-        """What the body runs goes at the emulated devices' pace."""
+    def messages(self) -> Iterator[None]:
+        """Messages and sums in the body go at the emulated devices' pace."""
         executor = self.executor
         inner = executor.transport, executor.sums
         executor.pace, executor.transport = self.rank, self.transport
@@ -212,6 +210,10 @@ class Emulation:
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner
+
+    def leave(self) -> None:
+        """Something runs that takes no emulated time."""
+        self.was_away = True
 
     def abort(self, error: BaseException) -> None:
         """Ends every sleep of this rank with an error."""
@@ -246,32 +248,35 @@ class Emulation:
         self.reservations.close()
 
 
-def _works_on(options: Emulated, planned: Planned) -> str | None:
+def _works_on(plan: Plan, request: PlanRequest, is_shape_only: bool) -> str | None:
     """The kind of device that computes what stages make; None where their shapes are known."""
-    if not options.is_shape_only:
+    if not is_shape_only:
         return "cpu"
-    graph = planned.request.graph
-    edges = plan_graph(planned.plan, graph).stages.edges
+    graph = request.graph
+    edges = plan_graph(plan, graph).stages.edges
     names = {name for edge in edges for name in edge.values} | set(graph.outputs)
     return None if all(is_one_tensor(graph.values[name]) for name in names) else "meta"
 
 
-def begin_emulation(options: Emulated, planned: Planned) -> Setup:
+def begin_emulation(
+    plan: Plan, request: PlanRequest, scale: float | None, *, is_shape_only: bool
+) -> Setup:
     """Rank 0: what the ranks of a run will agree on; emulated time begins now.
 
     Args:
-        options: what the user asked for.
-        planned: what runs, and the question with the emulated cluster.
+        plan: what runs.
+        request: the question that it answers, with the emulated cluster.
+        scale: real seconds that an emulated second takes; None to choose it.
+        is_shape_only: whether tensors have no numbers.
     """
-    plan, request = planned.plan, planned.request
     costs = program_costs(plan, request)
-    scale = options.time_scale
     if scale is None:
         program = plan_graph(plan, request.graph).program(
             num_microbatches(plan, request), schedule=request.schedule, check=False
         )
-        scale = process_time_scale(plan, request, program, costs, _works_on(options, planned))
+        works_on = _works_on(plan, request, is_shape_only)
+        scale = process_time_scale(plan, request, program, costs, works_on)
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
     os.close(file)
-    return Setup(plan, request, costs, scale, time.monotonic_ns(), path, options.is_shape_only)
+    return Setup(plan, request, costs, scale, time.monotonic_ns(), path, is_shape_only)

@@ -8,17 +8,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from lightning_gpp.runtime.emulation.cursor import EmulatedCursor
-from lightning_gpp.strategy.emulation.emulation_report import EmulatedStep
-from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.emulation.clock import EmulatedCursor
+from lightning_gpp.emulation.report import EmulatedStep
 
 START_S = 5e-3
 """Real seconds from rank 0's word to the beginning of a step, for all ranks to hear it ..."""
 
 START_RANK_S = 1e-3
 """... and more for each rank, as they share this machine's cores."""
+
+
+class RanksTogether(Protocol):
+    """What the ranks of an emulation say to each other."""
+
+    rank: int
+    num_ranks: int
+    is_leader: bool
+
+    def together(self) -> AbstractContextManager[None]:
+        """All ranks: they do the same in the body."""
+
+    def share(self, obj: Any, purpose: str) -> Any:
+        """All ranks: rank 0's object."""
+
+    def gather(self, obj: Any, purpose: str) -> list[Any]:
+        """All ranks: on rank 0 the objects of all; nothing elsewhere."""
 
 
 @dataclass
@@ -32,7 +50,7 @@ class EmulatedSteps:
     """
 
     cursor: EmulatedCursor
-    control: Control
+    control: RanksTogether
     steps: list[EmulatedStep] = field(default_factory=list)
 
     @contextlib.contextmanager

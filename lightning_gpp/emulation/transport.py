@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lightning_gpp.runtime.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.rank import EmulatedRank
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 

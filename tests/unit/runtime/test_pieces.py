@@ -7,7 +7,7 @@ import torch
 
 from lightning_gpp.graph import Variation
 from lightning_gpp.runtime.payload import pack, pack_gradients, unpack
-from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.runtime.pieces import Cutter
 
 NAMES = ("h", "place", "count", "length")
 CUTTER = Cutter(

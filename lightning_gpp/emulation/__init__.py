@@ -10,17 +10,17 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 - A message leaves at the sender's cursor, or when all of its channels are free
   (:mod:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
   receiver waits until then. Who has a channel when is agreed in one place
-  (:class:`Reservations`), in the order in which messages are ready.
+  (:mod:`.reservations`), in the order in which messages are ready.
 - A sum of gradients begins when its bucket is final, a part of the time into the last backward of
   its stage, and when all of its ranks have come to it and the channels are free; it runs beside
   compute, and the REDUCE action waits for its end.
 - *Slip*: what takes longer really than its emulated time ends late, and all that follows on its
-  rank with it. It is noted for every action (:class:`SlipReport`) and part of what is measured.
+  rank with it. It is noted for every action (:mod:`.clock`) and part of what is measured.
   Actions that take no emulated time (a send, say) are not late themselves: what follows them makes
   up for their real work, or slips.
 
-The processes of one host share a :class:`SharedReservations`. To run an executor on an emulated
-device, give it three things::
+The processes of one host share a file of reservations. To run an executor on an emulated device,
+give it three things::
 
     rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs_of)
     executor.pace = rank
@@ -28,24 +28,8 @@ device, give it three things::
     executor.sums = EmulatedSums(sums, rank)
 
 What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``.
+
+A run asks its :class:`~lightning_gpp.emulation.real_time.RealTime`, which does nothing, for the
+time of its steps; emulated devices are another kind of it, for programs of stages
+(:mod:`.emulation`) and for SPMD programs (:mod:`.spmd`).
 """
-
-from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.reservations import Meeting, Reservations
-from lightning_gpp.runtime.emulation.shared_reservations import SharedReservations
-from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
-from lightning_gpp.runtime.emulation.sums import EmulatedSums
-from lightning_gpp.runtime.emulation.transport import EmulatedTransport
-
-__all__ = [
-    "EmulatedClock",
-    "EmulatedRank",
-    "EmulatedSums",
-    "EmulatedTransport",
-    "Meeting",
-    "Reservations",
-    "SharedReservations",
-    "Slip",
-    "SlipReport",
-]

@@ -6,9 +6,9 @@ from collections import Counter
 
 from torch import Tensor
 
-from lightning_gpp.runtime.emulation.durations import Occupation
-from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.reservations import Meeting
+from lightning_gpp.emulation.durations import Occupation
+from lightning_gpp.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.reservations import Meeting
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 
 
@@ -34,7 +34,7 @@ class EmulatedSums:
         self._counts[ranks] += 1
         found = self._emulated.next_sum()
         pending = _EmulatedSum(self._inner, self._emulated, tensor, meeting, found.occupation)
-        self._emulated.begin_when_ready(found, pending)
+        self._emulated.begin_when_ready(found, pending.begin)
         return pending
 
     def abort(self, error: BaseException) -> None:

@@ -1,4 +1,9 @@
-"""Reservations between processes of one host: tables in a file that all of them map.
+"""Who has a channel when: the ranks of an emulation reserve channels in one file.
+
+A message takes all of its channels for itself, from the first moment when it is ready and all of
+them are free. Reservations are made in the order of the calls, and ranks make them when a message
+is ready, so that the first to come is the first to be served. A sum over ranks is a *meeting*:
+every rank says when it is ready, the last one reserves.
 
 Every rank opens the same file with the same arguments; whoever is first makes it. Tables hold
 numbers of eight bytes: when each channel is free, then for each set of ranks a ring of its
@@ -15,8 +20,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from lightning_gpp.runtime.emulation.reservations import Meeting
+from typing import NamedTuple
 
 NUM_MEETINGS = 4096
 """Sums that a set of ranks may have open at a time, in two steps together."""
@@ -25,8 +29,20 @@ _ROW = 4
 _NUMBER, _NUM_RANKS, _READY, _END = range(_ROW)
 
 
+class Meeting(NamedTuple):
+    """A sum over ranks.
+
+    Attributes:
+        ranks: who takes part.
+        number: how many sums these ranks have begun before.
+    """
+
+    ranks: tuple[int, ...]
+    number: int
+
+
 class SharedReservations:
-    """:class:`~lightning_gpp.runtime.emulation.reservations.Reservations` between processes.
+    """The channels of a cluster between processes of one host; times are emulated seconds.
 
     Args:
         path: the file; in a folder of one host, on a file system in memory if there is one.
@@ -70,14 +86,18 @@ class SharedReservations:
         self._table = memoryview(self._memory).cast("d")
 
     def reserve(self, channels: Sequence[str], ready_s: float, duration_s: float) -> float:
-        """Takes channels for some time; returns when that starts."""
+        """Takes channels for some time, all of them at once.
+
+        Returns:
+            When it starts: when it is ready and what was reserved before has left the channels.
+        """
         with self._alone():
             return self._reserve(channels, ready_s, duration_s)
 
     def meet(
         self, meeting: Meeting, ready_s: float, channels: Sequence[str], duration_s: float
     ) -> None:
-        """Says that a rank is ready for a sum.
+        """Says that a rank is ready for a sum; the last of its ranks reserves the channels.
 
         Raises:
             RuntimeError: so many sums are open that their rows are used up.
@@ -99,7 +119,7 @@ class SharedReservations:
                 table[row + _END] = start_s + duration_s
 
     def end_s(self, meeting: Meeting) -> float:
-        """When a sum ends."""
+        """When a sum ends. Every rank asks once, after all of them have met."""
         row = self._row(meeting)
         with self._alone():
             found = self._table[row + _NUMBER], self._table[row + _NUM_RANKS]

@@ -7,24 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol
 
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
+from lightning_gpp.emulation.durations import DeviceSum, Durations
+from lightning_gpp.emulation.reservations import SharedReservations
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.cursor import EmulatedCursor
-from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
-from lightning_gpp.runtime.emulation.reservations import Reservations
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
-
-
-class Beginning(Protocol):
-    """A sum that its rank is ready for at a moment to come."""
-
-    def begin(self, ready_s: float) -> None:
-        """The moment has come."""
 
 
 class EmulatedRank(EmulatedCursor):
@@ -41,7 +32,7 @@ class EmulatedRank(EmulatedCursor):
         self,
         rank: int,
         clock: EmulatedClock,
-        reservations: Reservations,
+        reservations: SharedReservations,
         costs_of: Callable[[Program], ProgramCosts],
     ) -> None:
         super().__init__(rank, clock)
@@ -53,7 +44,7 @@ class EmulatedRank(EmulatedCursor):
         self._action_start_s = 0.0
         self._num_actions = self._num_sums = 0
         self._sum_ready_s = 0.0
-        self._beginnings: list[tuple[float, Beginning]] = []
+        self._beginnings: list[tuple[float, Callable[[float], None]]] = []
 
     # What it does --------------------------------------------------------------------------------
 
@@ -139,9 +130,9 @@ class EmulatedRank(EmulatedCursor):
         """
         start_s = self.cursor_s
         yield
-        for ready_s, beginning in self._beginnings:
+        for ready_s, begin in self._beginnings:
             self.clock.sleep_until(ready_s)
-            beginning.begin(ready_s)
+            begin(ready_s)
         self._beginnings = []
         self.cursor_s = start_s
         self.spend(what, duration_s)
@@ -180,7 +171,7 @@ class EmulatedRank(EmulatedCursor):
         self._num_sums += 1
         return durations.sums[self._num_sums - 1]
 
-    def begin_when_ready(self, found: DeviceSum, beginning: Beginning) -> None:
+    def begin_when_ready(self, found: DeviceSum, begin: Callable[[float], None]) -> None:
         """Lets a sum begin when its gradients are final, and not before the sum before it.
 
         In the backward that makes them that is a part of its time after its start.
@@ -191,9 +182,9 @@ class EmulatedRank(EmulatedCursor):
             ready_s += found.bucket.ready_fraction * duration_s
         ready_s = self._sum_ready_s = max(self._sum_ready_s, ready_s)
         if self._action is not None and self._action.kind.is_compute:
-            self._beginnings.append((ready_s, beginning))
+            self._beginnings.append((ready_s, begin))
         else:
-            beginning.begin(ready_s)
+            begin(ready_s)
 
     @property
     def _in_program(self) -> Durations:

@@ -10,14 +10,12 @@ from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.emulation.clock import Slip
+from lightning_gpp.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.sums import EmulatedSums
+from lightning_gpp.emulation.transport import EmulatedTransport
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.emulation import (
-    EmulatedRank,
-    EmulatedSums,
-    EmulatedTransport,
-    Slip,
-)
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.schedule import Action, Program, build_program
 from lightning_gpp.simulate.program_costs import (

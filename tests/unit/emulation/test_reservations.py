@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 from helpers.threads.reservations import LocalReservations
 
-from lightning_gpp.runtime.emulation import (
-    Meeting,
-    Reservations,
-    SharedReservations,
-)
+from lightning_gpp.emulation.reservations import Meeting, SharedReservations
 
 CHANNELS = ("gpu0 out", "gpu1 out", "host0 bus")
 PAIR = (0, 1)
 NUM_EACH = 500
 
+Reservations = LocalReservations | SharedReservations
 Open = Callable[[], Reservations]
 """Opens what one rank uses; all of them see the same channels."""
 

@@ -1,0 +1,174 @@
+"""Emulated time, as it passes on this machine's monotonic clock, and where a rank is on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LOOK_UP_S = 0.25
+"""Seconds of a sleep after which a rank looks whether another one has failed."""
+
+
+class EmulatedClock:
+    """The clock that all ranks of an emulation share.
+
+    Args:
+        origin_ns: when emulated time is zero, by ``now_ns``; the same on all ranks of a host.
+        time_scale: seconds here that an emulated second takes.
+        now_ns: reads the clock of this machine.
+        sleep: lets seconds of it pass.
+
+    Raises:
+        ValueError: the scale is not above zero.
+    """
+
+    def __init__(
+        self,
+        origin_ns: int,
+        time_scale: float = 1.0,
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not time_scale > 0:
+            raise ValueError(f"time_scale must be above 0, got {time_scale}")
+        self.origin_ns = origin_ns
+        self.time_scale = time_scale
+        self._now_ns = now_ns
+        self._sleep = sleep
+        self._error: BaseException | None = None
+
+    def now_s(self) -> float:
+        """Emulated seconds since the origin; below zero before it."""
+        return (self._now_ns() - self.origin_ns) * 1e-9 / self.time_scale
+
+    def sleep_until(self, moment_s: float) -> None:
+        """Returns at an emulated moment; at once when it is over.
+
+        Raises:
+            BaseException: the error of :meth:`abort`.
+        """
+        while (left_s := (moment_s - self.now_s()) * self.time_scale) > 0:
+            self._check()
+            self._sleep(min(left_s, LOOK_UP_S))
+        self._check()
+
+    def go_back(self, seconds_s: float) -> None:
+        """Sets it back by emulated seconds, as if the time since then had not passed.
+
+        All ranks have to do so by as much, and between two messages.
+        """
+        self.origin_ns += round(seconds_s * self.time_scale * 1e9)
+
+    def abort(self, error: BaseException) -> None:
+        """Ends the sleep of all that use this clock, now and later, with ``error``."""
+        self._error = self._error or error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """Something ended later than its emulated end; what follows on its rank is later by as much.
+
+    Attributes:
+        rank: where.
+        what: text form of the action (``"2F0"``), or what else it was (``"optimizer"``).
+        late_s: by how much, in emulated seconds.
+    """
+
+    rank: int
+    what: str
+    late_s: float
+
+
+@dataclass(frozen=True)
+class SlipReport:
+    """All slips of a step on one or all ranks.
+
+    Attributes:
+        slips: in the order of time on each rank.
+    """
+
+    slips: tuple[Slip, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Emulated seconds by which the rank that slipped most is late."""
+        totals: dict[int, float] = {}
+        for slip in self.slips:
+            totals[slip.rank] = totals.get(slip.rank, 0.0) + slip.late_s
+        return max(totals.values(), default=0.0)
+
+    @property
+    def worst(self) -> Slip | None:
+        """The longest."""
+        return max(self.slips, key=lambda slip: slip.late_s, default=None)
+
+    def text(self, step_s: float) -> str:
+        """One line for a report.
+
+        >>> SlipReport((Slip(0, "2F0", 0.25), Slip(1, "1B3", 0.5))).text(10.0)
+        'slip 5.0 % of the step (0.5 s on the rank that slipped most); worst: 1B3 on rank 1, 0.5 s'
+        """
+        if self.worst is None:
+            return "no slip: all real work fitted its emulated time"
+        return (
+            f"slip {self.total_s / step_s:.1%}".replace("%", " %")
+            + f" of the step ({self.total_s:.3g} s on the rank that slipped most); worst: "
+            f"{self.worst.what} on rank {self.worst.rank}, {self.worst.late_s:.3g} s"
+        )
+
+
+class EmulatedCursor:
+    """The moment at which a rank is, by the emulated clock.
+
+    Args:
+        rank: which.
+        clock: of all ranks.
+
+    Attributes:
+        cursor_s: the emulated moment.
+    """
+
+    def __init__(self, rank: int, clock: EmulatedClock) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.cursor_s = 0.0
+        self._late_s = 0.0
+        self._slips: list[Slip] = []
+
+    def spend(self, what: str, duration_s: float) -> None:
+        """Lets emulated time pass.
+
+        Nothing is late that takes no time: what follows it makes up for it, or slips.
+        """
+        if duration_s <= 0:
+            return
+        end_s, now_s = self.cursor_s + duration_s, self.clock.now_s()
+        if now_s > end_s:
+            self._slips.append(Slip(self.rank, what, now_s - end_s))
+            self.cursor_s = now_s
+        else:
+            self.cursor_s = end_s
+            self.clock.sleep_until(end_s)
+
+    def wait_until(self, moment_s: float) -> None:
+        """Waits for something that comes at a moment, if it is still to come."""
+        self.cursor_s = max(self.cursor_s, moment_s)
+        self._late_s = self.clock.now_s() - self.cursor_s
+        self.clock.sleep_until(self.cursor_s)
+
+    def end(self, what: str) -> None:
+        """Nothing follows that could make up for it if the last wait began late: a slip."""
+        if self._late_s > 0:
+            self._slips.append(Slip(self.rank, what, self._late_s))
+            self.cursor_s += self._late_s
+
+    def take_slips(self) -> SlipReport:
+        """What has slipped since the last call."""
+        found, self._slips = SlipReport(tuple(self._slips)), []
+        return found

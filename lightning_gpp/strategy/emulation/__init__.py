@@ -1,1 +1,0 @@
-"""Emulated devices under Lightning: their pace, what they report, shapes without numbers."""
