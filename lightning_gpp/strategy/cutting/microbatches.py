@@ -22,6 +22,7 @@ from lightning_gpp.strategy.cutting.graph_batches import (
     is_full_graph,
     is_graph,
     num_graphs,
+    repeated_graphs,
 )
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
@@ -180,6 +181,29 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
         return [batch]
     starts = [0, *itertools.accumulate(sizes)]
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
+
+
+def resized_batch(batch: Any, num_samples: int) -> Any:
+    """A batch of so many samples: its first ones, or all of them over and over.
+
+    Raises:
+        ValueError: there are no samples, or their number is not clear.
+        TypeError: the batch holds something that cannot be cut.
+    """
+    size = batch_size(batch)
+    if num_samples <= size:
+        return batch if num_samples == size else _part(batch, slice(num_samples), size)
+    indices = [index % size for index in range(num_samples)]
+
+    def repeated(item: Any, place: str) -> Any:
+        if is_graph(item):
+            return repeated_graphs(item, num_samples)
+        return item[indices] if item.ndim else item
+
+    def repeated_list(items: Sequence[Any]) -> Any:
+        return type(items)([items[index] for index in indices])  # type: ignore[call-arg]
+
+    return _walk(batch, "batch", size, repeated, repeated_list)
 
 
 def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
