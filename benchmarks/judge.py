@@ -41,6 +41,7 @@ from lightning_gpp.planner import (
     plan_request,
     plan_to_json,
 )
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.text_table import text_table
@@ -186,7 +187,7 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
 def answered(case: Case, planner: str) -> Judged:
     """A planner's answer, judged."""
     request = question(case)
-    found = search(planner, request, case.schedule)
+    found = search(PlanQuestion(request, planner, case.schedule))
     if found.evaluation is None:
         return Judged(case, planner, error=found.failure)
     return judged(case, planner, found.evaluation.plan, request)

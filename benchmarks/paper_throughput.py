@@ -34,9 +34,10 @@ from helpers.threads.shapes import emulate_plan
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.jobs.problem.workload_problem import workload_of
-from lightning_gpp.jobs.search.searched import search_within
+from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.simulate.plan_costs import simulate_plan
 from lightning_gpp.text_table import text_table
 
@@ -187,7 +188,7 @@ def plan_of(
         return load_plan(plan_file), ""
     if reason_file.is_file():
         return None, reason_file.read_text(encoding="utf-8").strip()
-    found = search_within(planner, request, limit_s)
+    found = search(PlanQuestion(request, planner, request.schedule), limit_s)
     if found.evaluation is None:
         if found.search_s < limit_s:
             reason_file.write_text(f"{found.failure}\n", encoding="utf-8")

@@ -38,6 +38,7 @@ from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest
 from lightning_gpp.planner.pipedream.recurrence import Level, pipedream_stages
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.units.linear import linear_layers
 from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, seconds_text
@@ -146,7 +147,7 @@ def answer(planner: str, case: Case, given: argparse.Namespace) -> ComparedPlan:
     request = question(case, given)
     if planner == FLAT:
         return ComparedPlan(FLAT, search_s=flat_search_s(request), error="search time only")
-    return compared(search(planner, request, request.schedule), {})
+    return compared(search(PlanQuestion(request, planner, request.schedule)), {})
 
 
 def flat_search_s(request: PlanRequest) -> float:

@@ -26,6 +26,7 @@ from lightning_gpp.jobs.problem.workload_problem import workload_of
 from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner.make_plan import plan_request
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.text_table import text_table, wrapped
 from lightning_gpp.units_of_measure import count_text
 
@@ -154,7 +155,7 @@ def answer(planner: str, case: Case, cluster_name: str) -> ComparedPlan:
         minibatch_size=minibatch_size,
         costs=workload.costs_for(cluster, minibatch_size),
     )
-    return compared(search(planner, request, request.schedule), {})
+    return compared(search(PlanQuestion(request, planner, request.schedule)), {})
 
 
 def cells(answered: Answered, limit_s: float) -> list[str]:

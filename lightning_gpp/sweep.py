@@ -125,8 +125,6 @@ def _pictures(jobs: Sequence[SweptJob], folder: Path) -> list[str]:
 def report_comparison(folder: Path) -> None:
     """Writes and prints one table of what all jobs have compared."""
     from lightning_gpp.jobs.comparison import (
-        CSV_FILE,
-        JSON_FILE,
         describe_comparison,
         read_compared_jobs,
         write_comparison,
@@ -136,7 +134,7 @@ def report_comparison(folder: Path) -> None:
     rows = read_compared_jobs(folder / COMPARISONS)
     write_comparison(rows, folder)
     table = describe_comparison(rows, max_width=console_width())
-    print(f"\n{table}\nwritten to {folder}: {JSON_FILE}, {CSV_FILE}, sweep.csv", flush=True)
+    print(f"\n{table}\nwritten to {folder}: compare.json, compare.csv, sweep.csv", flush=True)
 
 
 def read_jobs(folder: Path) -> list[SweptJob]:

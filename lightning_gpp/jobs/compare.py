@@ -22,11 +22,12 @@ from lightning_gpp.jobs.policies import compare_policies
 from lightning_gpp.jobs.problem.full_graph_problem import full_graph_planner
 from lightning_gpp.jobs.problem.problem import policy_of
 from lightning_gpp.jobs.problem.problem_of import full_graph_problem_of, problem_of
-from lightning_gpp.jobs.search.searched import search_within
+from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, compared_programs
 from lightning_gpp.jobs.sweeps.swept_job import split_override
 from lightning_gpp.jobs.ways import compare_ways
 from lightning_gpp.planner import PLANNERS
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.reports.plan.describe import describe_source
 
 
@@ -50,14 +51,14 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
     searches = [
-        search_within(name, problem.request, problem.schedule, limit_s)
+        search(PlanQuestion(problem.request, name, problem.schedule), limit_s)
         for name in names
         if name in PLANNERS
     ]
     rows = [compared(found, settings) for found in searches]
     programs = [name for name in names if name in SPMD_PLANNERS]
     if programs:
-        rows += compared_programs(config, problem.request, programs, settings)
+        rows += compared_programs(config, problem.request, programs, settings, limit_s)
     write_comparison(rows, folder)
     width = console_width()
     table = describe_comparison(rows, max_width=width)

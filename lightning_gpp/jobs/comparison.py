@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_gpp.jobs.files import save_json
 from lightning_gpp.jobs.search.searched import Searched
+from lightning_gpp.jobs.table_files import cell, save_rows
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
 from lightning_gpp.reports.plan.explain import does_not_fit
 from lightning_gpp.text_table import text_table, wrapped
@@ -20,9 +19,6 @@ LONGER = "than\nbest"
 
 SPMD = "spmd"
 """What stands in the place of a schedule where all devices work on every operator."""
-
-JSON_FILE = "compare.json"
-CSV_FILE = "compare.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
         message_bytes=searched.message_bytes,
         search_s=searched.search_s,
         error="" if found.is_feasible else does_not_fit(found),
-        note="; ".join((*refusal_notes(found.plan), *searched.schedule_notes)).rstrip("."),
+        note="; ".join((*refusal_notes(found.plan), *searched.plan_notes)).rstrip("."),
         settings=settings,
     )
 
@@ -176,19 +172,19 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
     if len({row.schedule for row in rows if row.schedule}) > 1:
         columns["schedule"] = [row.schedule for row in rows]
     return columns | {
-        "step": [_text(row.step_s, seconds_text) for row in rows],
+        "step": [cell(row.step_s, seconds_text) for row in rows],
         LONGER: _longer(rows),
-        "samples/s": [_text(row.samples_per_s, number_text) for row in rows],
-        "stages": [_text(row.num_stages, str) for row in rows],
-        "depth": [_text(row.depth, str) for row in rows],
+        "samples/s": [cell(row.samples_per_s, number_text) for row in rows],
+        "stages": [cell(row.num_stages, str) for row in rows],
+        "depth": [cell(row.depth, str) for row in rows],
         "in\nflight": [_in_flight(row) for row in rows],
         "bottleneck\nper sample": [
-            _text(row.bottleneck_seconds_per_sample, seconds_text) for row in rows
+            cell(row.bottleneck_seconds_per_sample, seconds_text) for row in rows
         ],
         "bound\nby": [_bound(row) for row in rows],
-        "memory": [_text(row.peak_memory_bytes, bytes_text) for row in rows],
-        "messages": [_text(row.message_bytes, bytes_text) for row in rows],
-        "search": [_text(row.search_s, seconds_text) for row in rows],
+        "memory": [cell(row.peak_memory_bytes, bytes_text) for row in rows],
+        "messages": [cell(row.message_bytes, bytes_text) for row in rows],
+        "search": [cell(row.search_s, seconds_text) for row in rows],
         "error": [row.error.replace("\n", " ") for row in rows],
     }
 
@@ -219,21 +215,9 @@ def _bound(row: ComparedPlan) -> str:
     return f"{row.bottleneck_stage} {what}"
 
 
-def _text(value: float | None, write: Callable[..., str]) -> str:
-    return "" if value is None else write(value)
-
-
 def write_comparison(rows: Sequence[ComparedPlan], folder: Path) -> None:
-    """Writes ``compare.json`` and ``compare.csv``; numbers are in seconds, bytes and samples."""
-    save_json([asdict(row) for row in rows], folder / JSON_FILE)
-    settings = list(dict.fromkeys(name for row in rows for name in row.settings))
-    plain = [item.name for item in fields(ComparedPlan) if item.name != "settings"]
-    with (folder / CSV_FILE).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*settings, *plain])
-        for row in rows:
-            values = [getattr(row, name) for name in plain]
-            writer.writerow([*(row.settings.get(name, "") for name in settings), *values])
+    """Writes ``compare.json`` and ``compare.csv``, whose first columns are the settings."""
+    save_rows(rows, folder, "compare", [name for row in rows for name in row.settings])
 
 
 def read_compared_jobs(path: Path) -> list[ComparedPlan]:

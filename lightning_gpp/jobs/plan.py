@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.options import as_list
+from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.memory_limit import memory_limit_note
@@ -21,19 +21,15 @@ from lightning_gpp.jobs.spmd import HAP, explain_program
 from lightning_gpp.planner import (
     GRAPHPIPE,
     PLANNERS,
-    Plan,
     PlanEvaluation,
     PlanRequest,
-    by_rank,
-    choose_schedule,
-    evaluate_plan,
-    on_all_devices,
     resolve_plan,
     save_plan,
     validate_plan,
 )
-from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.reports import PlanVerdict, describe_plan
 from lightning_gpp.reports.plan.explain import (
     describe_alternatives,
@@ -60,10 +56,12 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     chosen = chosen_plan(config, problem)
     save_plan(chosen.evaluation.plan, folder / "plan.json")
-    for part in explanation(chosen, names, width, verdict_of(config, problem, chosen).text(width)):
+    limit_s = as_limit_s("job.limit_s", config.job.limit_s)
+    verdict = verdict_of(config, problem, chosen).text(width)
+    for part in explanation(chosen, names, width, verdict, limit_s):
         print(f"{part}\n", flush=True)
     if config.job.side_by_side:
-        found = compared_side_by_side(chosen_planner(config), problem)
+        found = compared_side_by_side(chosen.question, limit_s)
         print(f"{describe_side_by_side(found)}\n", flush=True)
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
@@ -82,60 +80,41 @@ class Chosen:
     """The plan to explain.
 
     Attributes:
-        evaluation: what it would do.
+        question: what was asked.
+        searched: the answer.
+        evaluation: what the plan would do.
         request: the question that it answers, with the schedule that runs it.
-        searched: the answer of the planner that made it.
-        notes: how it came about.
     """
 
+    question: PlanQuestion
+    searched: Searched
     evaluation: PlanEvaluation
     request: PlanRequest
-    searched: Searched
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the plan came about."""
+        return (*(f"Search: {n}." for n in self.searched.notes), *self.searched.plan_notes)
 
 
 def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     """The plan that training would use: of the chosen planner, or made by hand.
 
-    Devices of a planner's plan are numbered as the ranks that they would be.
-
     Raises:
-        ValueError: there is no such planner or plan, or it found none.
+        ValueError: there is no such planner or plan, or it found none within the limit of time.
     """
-    request = problem.request
-    by_hand = strategy_option(config, "plan")
+    by_hand, request, plan = strategy_option(config, "plan"), problem.request, problem.plan
     if by_hand is not None:
-        return _by_hand(resolve_plan(by_hand, request.graph), problem)
-    if problem.plan is not None:
-        return _by_hand(problem.plan, problem)
-    searched = search(chosen_planner(config), request, problem.schedule)
-    found = searched.evaluation
-    if found is None:
-        raise ValueError(searched.failure)
-    request = request.scheduled(searched.schedule)
-    notes = (*(f"Search: {note}." for note in searched.notes), *searched.schedule_notes)
-    if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
-        from lightning_gpp.strategy.planning.planning import why_fuller
-
-        notes = (*notes, why_fuller(found.plan, fuller, request))
-        found = evaluate_plan(fuller, request)
-    plan, request = by_rank(found.plan, request)
-    return Chosen(evaluate_plan(plan, request), request, searched, notes)
-
-
-def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:
-    """A plan that somebody made, with the schedule that runs it."""
-    validate_plan(plan, problem.request.graph, problem.request.num_devices)
-    answered = choose_schedule(problem.request, problem.schedule, lambda _: SearchResult(plan))
-    evaluation = evaluate_plan(plan, answered.request)
-    searched = Searched(
-        plan.planner,
-        evaluation,
-        search_s=0.0,
-        schedule=answered.request.schedule,
-        schedule_notes=answered.notes,
+        plan = resolve_plan(by_hand, request.graph)
+        validate_plan(plan, request.graph, request.num_devices)
+        request = with_devices_of(plan, request)
+    question = PlanQuestion(
+        request, chosen_planner(config), problem.schedule, problem.uses_all_devices, plan
     )
-    return Chosen(evaluation, answered.request, searched, answered.notes)
+    searched = search(question, as_limit_s("job.limit_s", config.job.limit_s))
+    if searched.evaluation is None or searched.request is None:
+        raise ValueError(searched.failure)
+    return Chosen(question, searched, searched.evaluation, searched.request)
 
 
 def verdict_of(config: DictConfig, problem: PlanningProblem, chosen: Chosen) -> PlanVerdict:
@@ -153,18 +132,31 @@ def verdict_of(config: DictConfig, problem: PlanningProblem, chosen: Chosen) -> 
     return verdict if alone is None else replace(verdict, own_s=alone.own_s)
 
 
-def explanation(chosen: Chosen, names: Sequence[str], width: int, verdict: str) -> Iterator[str]:
-    """Texts that say what the plan is and why; each is made when it is asked for."""
+def explanation(
+    chosen: Chosen, names: Sequence[str], width: int, verdict: str, limit_s: float | None = None
+) -> Iterator[str]:
+    """Texts that say what the plan is and why; each is made when it is asked for.
+
+    Args:
+        chosen: the plan.
+        names: of the planners that it is compared with.
+        width: columns of the terminal.
+        verdict: the first text.
+        limit_s: seconds of each further search.
+    """
     found, request, searched = chosen.evaluation, chosen.request, chosen.searched
+    again = replace(chosen.question, schedule=request.schedule, uses_all_devices=False, plan=None)
     yield verdict
     yield describe_plan(found, request, max_width=width)
     notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
-    notes += memory_limit_note(searched, request)
+    notes += memory_limit_note(again, searched, limit_s)
     if notes:
         yield wrapped(notes, width)
     yield describe_devices(found, request, max_width=width)
     yield describe_device_columns(found, max_width=width)
-    others = [search(name, request, request.schedule) for name in names if name != searched.planner]
+    others = [
+        search(replace(again, planner=name), limit_s) for name in names if name != searched.planner
+    ]
     rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
     if rows:
         yield describe_alternatives(found, rows, max_width=width)

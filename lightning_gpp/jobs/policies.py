@@ -6,27 +6,24 @@ of them, too, from the same seed.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.console_width import console_width
-from lightning_gpp.jobs.files import save_json, written_to
+from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.options import as_flag, as_list
 from lightning_gpp.jobs.plan import chosen_plan
 from lightning_gpp.jobs.problem.problem import PlanningProblem, per_update_of, with_policy
 from lightning_gpp.jobs.problem.problem_of import problem_without_policy
+from lightning_gpp.jobs.table_files import cell, save_rows
 from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.simulate.usage import usage
 from lightning_gpp.text_table import text_table, wrapped
 from lightning_gpp.units_of_measure import bytes_text, number_text, seconds_text
 from lightning_gpp.weights.policies import POLICIES, Policy, find_policy
-
-JSON_FILE = "policies.json"
-CSV_FILE = "policies.csv"
 
 COLUMNS = (
     "Step: of one mini-batch, simulated with each policy's own plan; flush drains after every one.",
@@ -74,8 +71,7 @@ def compare_policies(config: DictConfig, folder: Path) -> dict[str, float]:
     problem = problem_without_policy(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     rows = [compared_policy(config, problem, policy, trains=trains) for policy in policies]
-    save_json([asdict(row) for row in rows], folder / JSON_FILE)
-    write_csv(rows, folder / CSV_FILE)
+    save_rows(rows, folder, "policies")
     width = console_width()
     print(describe_policies(rows, max_width=width))
     print(f"\n{wrapped(COLUMNS if trains else COLUMNS[:-1], width)}")
@@ -149,13 +145,13 @@ def describe_policies(rows: Sequence[ComparedPolicy], *, max_width: int = 100) -
 
 def _columns(rows: Sequence[ComparedPolicy]) -> Iterator[tuple[str, list[str]]]:
     yield "policy", [row.policy for row in rows]
-    yield "step", [_text(row.step_s, seconds_text) for row in rows]
-    yield "samples/s", [_text(row.samples_per_s, number_text) for row in rows]
-    yield "versions", [_text(row.versions, str) for row in rows]
-    yield "memory", [_text(row.peak_memory_bytes, bytes_text) for row in rows]
-    yield "trained\nstep", [_text(row.trained_step_s, seconds_text) for row in rows]
+    yield "step", [cell(row.step_s, seconds_text) for row in rows]
+    yield "samples/s", [cell(row.samples_per_s, number_text) for row in rows]
+    yield "versions", [cell(row.versions, str) for row in rows]
+    yield "memory", [cell(row.peak_memory_bytes, bytes_text) for row in rows]
+    yield "trained\nstep", [cell(row.trained_step_s, seconds_text) for row in rows]
     for name in _metric_names(rows):
-        yield name, [_text(row.metrics.get(name), lambda value: f"{value:.4g}") for row in rows]
+        yield name, [cell(row.metrics.get(name), lambda value: f"{value:.4g}") for row in rows]
     yield "error", [row.error.replace("\n", " ") for row in rows]
 
 
@@ -163,19 +159,3 @@ def _metric_names(rows: Sequence[ComparedPolicy]) -> list[str]:
     """Of validation where there are such, else all."""
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     return [name for name in names if name.startswith("val")] or names
-
-
-def _text(value: float | None, write: Callable[..., str]) -> str:
-    return "" if value is None else write(value)
-
-
-def write_csv(rows: Sequence[ComparedPolicy], path: Path) -> None:
-    """A line per policy; numbers are in seconds, bytes and samples."""
-    plain = [item.name for item in fields(ComparedPolicy) if item.name != "metrics"]
-    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*plain, *metrics])
-        for row in rows:
-            values = [getattr(row, name) for name in plain]
-            writer.writerow([*values, *(row.metrics.get(name, "") for name in metrics)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_gpp.jobs.problem.problem import PlanningProblem
 from lightning_gpp.jobs.search.searched import search
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.side_by_side import (
     SideBySide,
     pipeline_counts,
@@ -16,15 +16,20 @@ from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 
-def compared_side_by_side(planner: str, problem: PlanningProblem) -> list[SideBySide]:
+def compared_side_by_side(question: PlanQuestion, limit_s: float | None = None) -> list[SideBySide]:
     """Every number of equal pipelines that the devices make, the fastest first.
+
+    Args:
+        question: about all devices.
+        limit_s: seconds of each search.
 
     Raises:
         ValueError: no plan fits, for any number.
     """
-    whole, found, failure = problem.request, [], ""
+    whole, found, failure = question.request, [], ""
     for count in pipeline_counts(whole):
-        searched = search(planner, pipeline_request(whole, count), problem.schedule)
+        part = PlanQuestion(pipeline_request(whole, count), question.planner, question.schedule)
+        searched = search(part, limit_s)
         if searched.evaluation is None:
             failure = searched.failure
         else:

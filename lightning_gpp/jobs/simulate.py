@@ -32,6 +32,7 @@ from lightning_gpp.jobs.simulation.speedup import (
     write_speedup_picture,
 )
 from lightning_gpp.planner import save_plan
+from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.reports import write_step
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.plan.describe_shares import describe_shares
@@ -113,7 +114,7 @@ def simulated(config: DictConfig, problem: PlanningProblem) -> Simulated:
         planner=chosen.searched.planner,
         keeps_schedule=problem.schedule is not None,
     )
-    return Simulated(case, notes=chosen.searched.schedule_notes)
+    return Simulated(case, notes=chosen.searched.plan_notes)
 
 
 def changed(before: Simulated, what_if: WhatIf, *, replan: bool) -> Simulated:
@@ -126,7 +127,9 @@ def changed(before: Simulated, what_if: WhatIf, *, replan: bool) -> Simulated:
     if what_if.is_nothing:
         return before
     if replan:
-        return Simulated(case.replanned(case.request), what_if.describe())
+        cluster = in_plan_order(case.request.cluster)
+        again = case.replanned(replace(case.request, cluster=cluster))
+        return Simulated(again, what_if.describe())
     return Simulated(case, what_if.describe(), before.notes)
 
 

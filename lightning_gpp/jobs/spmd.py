@@ -12,13 +12,17 @@ from omegaconf import DictConfig
 from lightning_gpp.jobs.comparison import SPMD, ComparedPlan
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
+from lightning_gpp.jobs.options import as_limit_s
 from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone
+from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone, pieces_alone
 from lightning_gpp.text_table import wrapped
 
 if TYPE_CHECKING:
+    from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
     from lightning_gpp.spmd.costs.judge import ProgramEvaluation
+    from lightning_gpp.spmd.plan import SpmdPlan
 
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
 
@@ -33,7 +37,11 @@ SPMD_PLANNERS: Mapping[str, str | None] = {
 
 
 def compared_programs(
-    config: DictConfig, request: PlanRequest, names: Sequence[str], settings: Mapping[str, str]
+    config: DictConfig,
+    request: PlanRequest,
+    names: Sequence[str],
+    settings: Mapping[str, str],
+    limit_s: float | None = None,
 ) -> Iterator[ComparedPlan]:
     """A row for every planner of SPMD programs; what cannot be planned is a row, too.
 
@@ -42,28 +50,24 @@ def compared_programs(
         request: what planners of pipelines are asked.
         names: of :data:`SPMD_PLANNERS`.
         settings: of the job of a sweep.
+        limit_s: seconds after which a search is ended; None: never.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
     from lightning_gpp.spmd.costs.message_bytes import message_bytes
-    from lightning_gpp.spmd.plan import plan_baseline, plan_hap
     from lightning_gpp.spmd.run.node_reader import ExportError
-    from lightning_gpp.spmd.search.find import NoProgramFitsError
 
     try:
         problem = spmd_problem(config, request)
-    except ExportError as error:
+    except (ExportError, TypeError, ValueError) as error:
         yield from (ComparedPlan(name, error=str(error), settings=settings) for name in names)
         return
     for name in names:
         start_s = time.monotonic()
         try:
-            baseline = SPMD_PLANNERS[name]
-            if baseline is None:
-                plan = plan_hap(problem.graph, problem.machine)
-            else:
-                plan = plan_baseline(problem.graph, problem.machine, baseline)
-        except NoProgramFitsError as error:
-            yield ComparedPlan(name, error=str(error), settings=settings)
+            plan = program_within(problem, name, limit_s)
+        except NoProgramError as error:
+            search_s = time.monotonic() - start_s
+            yield ComparedPlan(name, search_s=search_s, error=str(error), settings=settings)
             continue
         search_s, found = time.monotonic() - start_s, plan.evaluation
         fits = found.fits(problem.machine)
@@ -80,6 +84,50 @@ def compared_programs(
         )
 
 
+class NoProgramError(ValueError):
+    """A search ended without a program; the text says why."""
+
+
+def program_within(problem: SpmdProblem, name: str, limit_s: float | None) -> SpmdPlan:
+    """The program of a planner.
+
+    Args:
+        problem: the question.
+        name: of :data:`SPMD_PLANNERS`.
+        limit_s: seconds after which the search is ended; None: never.
+
+    Raises:
+        NoProgramError: none fits, or none was found within the limits.
+    """
+    try:
+        if limit_s is None:
+            found = search_program(problem, name)
+        else:
+            found = call_within(limit_s, search_program, problem, name)
+    except OutOfTimeError as error:
+        found = f"{error}; a larger job.limit_s gives it longer"
+    if isinstance(found, str):
+        raise NoProgramError(found)
+    return found
+
+
+def search_program(problem: SpmdProblem, name: str) -> SpmdPlan | str:
+    """The program of a planner, or why there is none: errors do not go from process to process."""
+    from lightning_gpp.spmd.plan import plan_baseline, plan_hap
+    from lightning_gpp.spmd.search.find import MOST_EXPANSIONS, NoProgramFitsError
+    from lightning_gpp.spmd.search.labels import TooManyExpansionsError
+
+    baseline = SPMD_PLANNERS[name]
+    try:
+        if baseline is None:
+            return plan_hap(problem.graph, problem.machine)
+        return plan_baseline(problem.graph, problem.machine, baseline)
+    except NoProgramFitsError as error:
+        return str(error)
+    except TooManyExpansionsError:
+        return f"no program was found among {MOST_EXPANSIONS} partial ones: use fewer devices"
+
+
 def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     """The job ``plan`` for HAP: prints the program and why, and writes ``program.json``.
 
@@ -89,7 +137,6 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
     from lightning_gpp.spmd.costs.message_bytes import message_bytes
     from lightning_gpp.spmd.explain import explain_plan
-    from lightning_gpp.spmd.plan import plan_hap
     from lightning_gpp.spmd.program import spmd_program_to_json
 
     if config.graph is not None:
@@ -102,7 +149,7 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     start_s = time.monotonic()
     question = spmd_problem(config, problem.request)
-    plan = plan_hap(question.graph, question.machine)
+    plan = program_within(question, HAP, as_limit_s("job.limit_s", config.job.limit_s))
     search_s = time.monotonic() - start_s
     print(f"{_verdict(plan.evaluation, problem.request).text(width)}\n")
     kinds = [device.kind for device in problem.request.cluster.devices]
@@ -143,6 +190,7 @@ def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
         memory_bytes=round(float(found.memory_bytes.max())),
         one_device_bytes=alone.peak_memory_bytes,
         one_device_fits=alone.is_feasible,
+        one_device_pieces=pieces_alone(alone, request),
         longest_compute_s=float(found.busy_s.max()),
         compute_s=float(found.busy_s.sum()),
         is_estimated=request.is_estimated,

@@ -25,7 +25,7 @@ from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.plan.validate import validate_plan
-from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
+from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways.plan_in_ways import first_way, plan_in_ways
@@ -34,19 +34,18 @@ __all__ = [
     "BALANCED",
     "GRAPHPIPE",
     "PLANNERS",
-    "Answered",
     "Plan",
     "PlanEvaluation",
     "PlanGraph",
     "PlanLike",
+    "PlanQuestion",
     "PlanRequest",
+    "PlanToRun",
     "Planner",
     "Stage",
     "answer",
     "ask",
-    "ask_scheduled",
     "by_rank",
-    "choose_schedule",
     "evaluate_below",
     "evaluate_plan",
     "first_way",
@@ -60,6 +59,7 @@ __all__ = [
     "plan_in_ways",
     "plan_request",
     "plan_to_json",
+    "plan_to_run",
     "refusal_notes",
     "resolve_plan",
     "save_plan",

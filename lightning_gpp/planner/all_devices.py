@@ -15,6 +15,7 @@ from lightning_gpp.planner.graphpipe.place.planner import search_on_all
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.planner.units.units import num_separable
+from lightning_gpp.units_of_measure import seconds_text
 
 MOST_MICROBATCHES = 4
 """Micro-batches per device that are tried at most; more hardly shorten the step."""
@@ -43,6 +44,17 @@ def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
     if not fitting:
         return plan
     return min(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes)).plan
+
+
+def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
+    """Why another planner's plan is used."""
+    few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
+    used = num_devices_used(fewer)
+    return (
+        f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
+        f"predicted to take {seconds_text(few_s)} per step instead of {seconds_text(full_s)}. "
+        f"devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
+    )
 
 
 def num_devices_used(plan: Plan) -> int:

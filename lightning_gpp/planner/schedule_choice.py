@@ -19,7 +19,6 @@ from lightning_gpp.planner.does_not_fit import (
     DoesNotFitError,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.make_plan import ask
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import plan_devices
 from lightning_gpp.units_of_measure import bytes_text
@@ -43,11 +42,6 @@ class Answered:
     def plan(self) -> Plan:
         """The plan."""
         return self.result.best
-
-
-def ask_scheduled(request: PlanRequest, planner: str, schedule: str | None) -> Answered:
-    """A planner's answer, with the schedule that runs it; see :func:`choose_schedule`."""
-    return choose_schedule(request, schedule, lambda asked: ask(asked, planner))
 
 
 def choose_schedule(

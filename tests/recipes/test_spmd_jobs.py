@@ -46,6 +46,36 @@ def test_a_program_is_explained(graphpipe: Run, run_folder: Path) -> None:
     assert f" {seconds_text(metrics['step_s'])} a step, one " in verdict
 
 
+@pytest.mark.usefixtures("restored_logging")
+def test_mini_batches_are_as_large_as_asked_for(graphpipe: Run, run_folder: Path) -> None:
+    """Smaller and larger ones than the recipe's: what is held and sent goes with them."""
+    found = {}
+    for size in (16, 64, 256):
+        graphpipe("job=plan", "planner=hap", *RECIPE, f"minibatch_size={size}")
+        found[size] = json.loads((run_folder / "run/metrics.json").read_text())
+        assert found[size]["samples_per_s"] == pytest.approx(size / found[size]["step_s"])
+    memory = {size: one["peak_memory_bytes"] for size, one in found.items()}
+    # Parameters do not grow, activations do.
+    assert (memory[256] - memory[64]) == pytest.approx(4 * (memory[64] - memory[16]), rel=0.05)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_devices_without_a_data_sheet_are_a_row(graphpipe: Run, run_folder: Path) -> None:
+    options = [*RECIPE, "cluster=uniform", "job.planners=[data_parallel,hap]"]
+    graphpipe("job=compare", *options)
+    ours, hap = json.loads((run_folder / "run/compare.json").read_text())
+    assert ours["step_s"] and not ours["error"]
+    assert hap["step_s"] is None and "nothing is known of devices of kind" in hap["error"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_search_that_is_ended_is_a_row(graphpipe: Run, run_folder: Path) -> None:
+    """Nothing imports torch in a hundredth of a second."""
+    graphpipe("job=compare", *RECIPE, "job.planners=[hap]", "job.limit_s=0.01")
+    (row,) = json.loads((run_folder / "run/compare.json").read_text())
+    assert row["error"] == "no answer within 0.01 s; a larger job.limit_s gives it longer"
+
+
 @pytest.mark.usefixtures("restored_logging", "run_folder")
 @pytest.mark.parametrize(
     "options", [["job=compare", "job.planners=[hap]"], ["job=plan", "planner=hap"]]

@@ -27,6 +27,7 @@ from lightning_gpp.jobs.problem.problem import (
     strategy_option,
 )
 from lightning_gpp.planner import plan_request
+from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.progress import doing
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.cutting.microbatches import (
@@ -73,7 +74,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     save_graph(look.captured.graph, look.costs, folder)
     request = plan_request(
         look.captured.graph,
-        cluster,
+        in_plan_order(cluster),
         minibatch_size=(
             look.minibatch_size if config.minibatch_size is None else config.minibatch_size
         ),

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from omegaconf import DictConfig
 from torch import nn
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU
-from lightning_gpp.jobs.problem.first_call import until_first_call
+from lightning_gpp.jobs.problem.first_call import Step, until_first_call
 from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
@@ -22,6 +23,7 @@ from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward
+from lightning_gpp.strategy.cutting.microbatches import resized_batch, size_or_none
 from lightning_gpp.strategy.spmd.hap_planner import machine_of
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
@@ -54,13 +56,25 @@ def spmd_problem(config: DictConfig, request: PlanRequest) -> SpmdProblem:
 
     Raises:
         ExportError: the forward cannot be captured as operators of torch.
+        ValueError: nothing is known of how fast a kind of device computes, or the batch cannot be
+            made as large as asked for.
     """
     found: list[SpmdGraph] = []
 
     def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(export_forward(target, args, kwargs).graph)
 
-    until_first_call(config, watch)
+    def sized(module: LightningModule) -> Step:
+        whole_step = module.training_step
+
+        def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if request.minibatch_size != size_or_none(batch):
+                batch = resized_batch(batch, request.minibatch_size)
+            return whole_step(batch, *args, **kwargs)
+
+        return step
+
+    until_first_call(config, watch, sized)
     (graph,) = found
     machine = replace(_machine(request.cluster), optimizer_tensors=1 + request.optimizer_values)
     factors = {kind: _factor(kind, graph, machine, request) for kind in request.cluster.kinds}

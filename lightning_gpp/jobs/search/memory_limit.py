@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_gpp.jobs.search.searched import Searched, search
-from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest
+from lightning_gpp.planner import PLANNERS, PlanEvaluation
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.units_of_measure import bytes_text, percent_text, seconds_text
 
 WORTH_ASKING = 0.4
@@ -16,17 +17,28 @@ SHORTER = 0.999
 """Of the step, for memory to count as what bounds it."""
 
 
-def memory_limit_note(searched: Searched, request: PlanRequest) -> list[str]:
-    """What the same planner finds with unlimited memory; nothing where there is room anyway."""
-    evaluation = searched.evaluation
+def memory_limit_note(
+    question: PlanQuestion, searched: Searched, limit_s: float | None = None
+) -> list[str]:
+    """What the same planner finds with unlimited memory; nothing where there is room anyway.
+
+    Args:
+        question: that was asked, with the schedule that runs the plan.
+        searched: the answer.
+        limit_s: seconds of the search.
+    """
+    evaluation, request = searched.evaluation, question.request
     if evaluation is None or searched.planner not in PLANNERS:
         return []
     if _fullness(evaluation) < WORTH_ASKING:
         return []
     devices = tuple(replace(device, memory_bytes=None) for device in request.cluster.devices)
     unlimited = replace(request, cluster=replace(request.cluster, devices=devices))
-    found = search(searched.planner, unlimited, request.schedule).evaluation
-    if found is None or found.step_s > SHORTER * evaluation.step_s:
+    again = search(replace(question, request=unlimited, planner=searched.planner), limit_s)
+    found = again.evaluation
+    if found is None:
+        return [f"Whether memory bounds the step is not known: {again.failure}."]
+    if found.step_s > SHORTER * evaluation.step_s:
         return ["Memory does not bound the step: with unlimited memory it is no shorter."]
     saved = percent_text(evaluation.step_s - found.step_s, evaluation.step_s)
     return [

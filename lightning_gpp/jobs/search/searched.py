@@ -5,19 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
-from lightning_gpp.planner import (
-    PLANNERS,
-    PlanEvaluation,
-    PlanRequest,
-    ask_scheduled,
-    evaluate_plan,
-)
+from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.message_bytes import message_bytes
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.progress import doing
 from lightning_gpp.reports.plan.explain import Alternative
 
@@ -33,23 +27,28 @@ class Searched:
         planner: its name.
         evaluation: what its plan would do; None where it found none.
         search_s: seconds that it searched.
+        request: the question that its plan answers, with its schedule; None where it found none.
         failure: why it found none.
         next_best: the plans that it ranks next, where it says.
         notes: what to know of its search, where it says.
-        schedule: name of the schedule that runs its plan; empty where it found none.
-        schedule_notes: why it is not the one that is used where memory allows.
+        plan_notes: why it is not its own plan with the schedule that is used by default.
         message_bytes: that devices send in a step of its plan; None where it found none.
     """
 
     planner: str
     evaluation: PlanEvaluation | None
     search_s: float
+    request: PlanRequest | None = None
     failure: str = ""
     next_best: tuple[PlanEvaluation, ...] = ()
     notes: tuple[str, ...] = ()
-    schedule: str = ""
-    schedule_notes: tuple[str, ...] = ()
+    plan_notes: tuple[str, ...] = ()
     message_bytes: float | None = None
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule that runs its plan; empty where it found none."""
+        return "" if self.request is None else self.request.schedule
 
     def as_alternative(self) -> Alternative:
         """The answer beside another one."""
@@ -63,73 +62,66 @@ class Searched:
         ]
 
 
-def search(planner: str, request: PlanRequest, schedule: str | None) -> Searched:
-    """Asks a planner; what it cannot plan is an answer too.
+def search(question: PlanQuestion, limit_s: float | None = None) -> Searched:
+    """The plan that training would run; that there is none is an answer, too.
 
     Args:
-        planner: its name.
-        request: the question; its own schedule plays no part.
-        schedule: of the plan; None leaves it to what fits into memory.
+        question: the question.
+        limit_s: seconds after which the search is ended, in a process of its own; None lets it
+            search as long as it likes.
 
     Raises:
-        ValueError: there is no such planner.
+        ValueError: there is no such planner, the limit makes no sense, or a plan made by hand
+            cannot run.
+        RuntimeError: the search failed, which is a fault of the planner.
     """
-    check_planner(planner)
-    with _waiting_for(planner):
-        return quiet_search(planner, request, schedule)
+    if question.plan is not None:
+        return timed_answer(question)
+    check_planner(question.planner)
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"a search needs a time limit above 0 seconds, or none, got {limit_s}")
+    say = partial(print, file=sys.stderr, flush=True)
+    with doing(f"Planning by {question.planner}", say):
+        try:
+            if limit_s is None:
+                return quiet_search(question)
+            return call_within(limit_s, quiet_search, question)
+        except OutOfTimeError as error:
+            failure = f"{error}; a larger job.limit_s gives it longer"
+            return Searched(question.planner, None, limit_s or 0.0, failure=failure)
 
 
-def _waiting_for(planner: str) -> AbstractContextManager[None]:
-    return doing(f"Planning by {planner}", partial(print, file=sys.stderr, flush=True))
-
-
-def quiet_search(planner: str, request: PlanRequest, schedule: str | None) -> Searched:
+def quiet_search(question: PlanQuestion) -> Searched:
     """A search that says nothing of its progress; see :func:`search`."""
     gc.collect()  # what others left behind is not the search's
     start_s = time.perf_counter()
     try:
-        answered = ask_scheduled(request, planner, schedule)
+        return timed_answer(question)
     except ValueError as error:
-        return Searched(planner, None, time.perf_counter() - start_s, str(error))
-    search_s = time.perf_counter() - start_s
-    result = answered.result
-    return Searched(
-        planner,
-        evaluate_plan(answered.plan, answered.request),
-        search_s,
-        next_best=tuple(other.evaluation for other in result.ranked[1 : 1 + NUM_NEXT]),
-        notes=result.notes,
-        schedule=answered.request.schedule,
-        schedule_notes=answered.notes,
-        message_bytes=message_bytes(answered.plan, answered.request),
-    )
+        search_s = time.perf_counter() - start_s
+        return Searched(question.planner, None, search_s, failure=str(error))
 
 
-def search_within(
-    planner: str, request: PlanRequest, schedule: str | None, limit_s: float | None
-) -> Searched:
-    """Asks a planner, but ends its search at a time limit; that it had no answer is one, too.
-
-    Args:
-        planner: its name.
-        request: the question; its own schedule plays no part.
-        schedule: of the plan; None leaves it to what fits into memory.
-        limit_s: seconds; None lets it search as long as it likes.
+def timed_answer(question: PlanQuestion) -> Searched:
+    """The plan that training would run, evaluated.
 
     Raises:
-        ValueError: there is no such planner, or the limit makes no sense.
-        RuntimeError: the search failed, which is a fault of the planner.
+        ValueError: there is none.
     """
-    check_planner(planner)
-    if limit_s is None:
-        return search(planner, request, schedule)
-    if not limit_s > 0:
-        raise ValueError(f"a search needs a time limit above 0 seconds, or none, got {limit_s}")
-    try:
-        with _waiting_for(planner):
-            return call_within(limit_s, quiet_search, planner, request, schedule)
-    except OutOfTimeError as error:
-        return Searched(planner, None, limit_s, f"{error}; a larger job.limit_s gives it longer")
+    start_s = time.perf_counter()
+    answer = plan_to_run(question)
+    search_s = time.perf_counter() - start_s
+    is_made = question.plan is not None
+    return Searched(
+        answer.plan.planner if is_made else question.planner,
+        evaluate_plan(answer.plan, answer.request),
+        0.0 if is_made else search_s,
+        answer.request,
+        next_best=tuple(other.evaluation for other in answer.result.ranked[1 : 1 + NUM_NEXT]),
+        notes=answer.result.notes,
+        plan_notes=answer.notes,
+        message_bytes=message_bytes(answer.plan, answer.request),
+    )
 
 
 def check_planner(planner: str) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.planner import ask_scheduled
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
+from lightning_gpp.planner.plan.by_rank import in_plan_order
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.ssgd.layers import model_layers
 from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
@@ -95,7 +96,7 @@ def find_speedups(case: PlanCase, counts: Sequence[int]) -> Speedups:
 def data_parallel_failure(case: PlanCase) -> str:
     """Why the model cannot be trained by data parallelism alone; empty where it can."""
     try:
-        ask_scheduled(case.request, DATA_PARALLEL, case.asked_schedule)
+        plan_to_run(PlanQuestion(case.request, DATA_PARALLEL, case.asked_schedule))
     except ValueError as error:
         return str(error)
     return ""
@@ -111,7 +112,7 @@ def on_first_devices(case: PlanCase, count: int) -> PlanCase:
     if count == request.num_devices:
         return case
     samples = max(1, round(request.minibatch_size * count / request.num_devices))
-    cluster = request.cluster.first(count)
+    cluster = in_plan_order(request.cluster).first(count)
     return case.replanned(replace(request, cluster=cluster, minibatch_size=samples))
 
 
@@ -119,7 +120,7 @@ def ssgd_case(case: PlanCase, count: int, variant: str) -> Ssgd:
     """Pure data parallelism of the same model on the first devices, each with its own input."""
     request = case.request
     samples = request.minibatch_size / request.num_devices
-    part = replace(request, cluster=request.cluster.first(count))
+    part = replace(request, cluster=in_plan_order(request.cluster).first(count))
     step = case.run.step
     own = replace(
         step,

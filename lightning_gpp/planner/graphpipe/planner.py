@@ -51,7 +51,8 @@ def exclusive_plans(problem: Problem, name: str) -> DraftJudge:
     """A judge that has seen what the search finds.
 
     The model is divided as a line of units, as ``sequential`` does, but the stages wait only for
-    what they need; from the best of these plans and from deals it climbs.
+    what they need; from the best of these plans, from the whole model on every device and from
+    deals it climbs.
 
     Args:
         problem: the question.
@@ -59,7 +60,9 @@ def exclusive_plans(problem: Problem, name: str) -> DraftJudge:
     """
     judge, request = divided(problem, name), problem.request
     starts: dict[tuple[int, ...], PlanEvaluation] = {}
-    for plan in (*judge.found, *_as_if_equal(request, name), *_on_odd_devices(request, name)):
+    shared = shared_by_all(request, name)
+    others = [] if shared is None else [shared]
+    for plan in (*judge.found, *_as_if_equal(request, name), *others):
         judge.show(plan)
         starts.setdefault(tuple(stage.num_replicas for stage in plan.plan.stages), plan)
     judge.allow(BUDGET)
@@ -82,15 +85,6 @@ def result_of(judge: DraftJudge) -> SearchResult:
         idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
         notes = (f"{idle} idle: plans with more devices were not faster",)
     return SearchResult(best.plan, notes, rank=judge.ranked)
-
-
-def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
-    """The whole model on all devices where their number is no power of two, as the search has."""
-    count = request.num_devices
-    if count not in request.replica_counts(count):
-        shared = shared_by_all(request, name)
-        if shared is not None:
-            yield shared
 
 
 def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
+
+
+def in_plan_order(cluster: Cluster) -> Cluster:
+    """The devices by rank, that of rank 0 moved to the end.
+
+    Plans end on the last device, the loss is there, and the loss is on rank 0
+    (:func:`rank_of_device`): so neighbours of the plan are neighbours on the hosts.
+    """
+    first, *others = cluster.devices
+    return replace(cluster, devices=(*others, first))
 
 
 def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
@@ -45,6 +56,19 @@ def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
     cluster = replace(request.cluster, devices=tuple(devices))
     stages = tuple(_renumbered(stage, ranks) for stage in plan.stages)
     return replace(plan, stages=stages), replace(request, cluster=cluster)
+
+
+def with_devices_of(plan: Plan, request: PlanRequest) -> PlanRequest:
+    """The question with the devices that a plan made by hand runs on, numbered as it has them.
+
+    Args:
+        plan: which rank its devices are says :func:`rank_of_device`.
+        request: with devices :func:`in_plan_order`.
+    """
+    *others, first = request.cluster.devices
+    at_hand = (first, *others)
+    devices = tuple(at_hand[rank] for rank in rank_of_device(plan, request.num_devices))
+    return replace(request, cluster=replace(request.cluster, devices=devices))
 
 
 def _renumbered(stage: Stage, ranks: Sequence[int]) -> Stage:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.does_not_fit import HOLDS_FEW
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import (
     bytes_text,
@@ -64,6 +65,8 @@ class PlanVerdict:
         memory_bytes: on the fullest device of the plan.
         one_device_bytes: on the one device.
         one_device_fits: whether they fit there.
+        one_device_pieces: micro-batches in which it takes the mini-batch, accumulating gradients:
+            the fewest that fit there.
         longest_compute_s: seconds that the busiest device of the plan computes in a step.
         compute_s: seconds that all its devices compute in a step.
         is_estimated: whether operators were not measured, but taken from data sheets.
@@ -88,6 +91,7 @@ class PlanVerdict:
     num_cores: int = 0
     on_processes: bool = False
     own_s: float | None = None
+    one_device_pieces: int = 1
 
     @classmethod
     def of(
@@ -112,6 +116,7 @@ class PlanVerdict:
             memory_bytes=evaluation.peak_memory_bytes,
             one_device_bytes=alone.peak_memory_bytes,
             one_device_fits=alone.is_feasible,
+            one_device_pieces=pieces_alone(alone, request),
             longest_compute_s=max(busy_s),
             compute_s=sum(busy_s),
             is_estimated=request.is_estimated,
@@ -191,7 +196,8 @@ class PlanVerdict:
         batch = f"{when}: {batch}, median of {took.num_batches}"
         if self.one_device_fits:
             yield f"{processes} {self._beside_one(took.batch_s / one_s)}"
-            yield f"({batch}; one about {seconds_text(one_s)}), with {self._memory}."
+            alone = f"one about {seconds_text(one_s)}{self._in_pieces}"
+            yield f"({batch}; {alone}), with {self._memory}."
         else:
             yield f"{processes} {self._no_room} ({batch})."
         if not in_parts:
@@ -216,6 +222,11 @@ class PlanVerdict:
         return f"{percent_text(self.memory_bytes, self.one_device_bytes)} of its memory"
 
     @property
+    def _in_pieces(self) -> str:
+        count = self.one_device_pieces
+        return f" in {count} micro-batches, as more does not fit" if count > 1 else ""
+
+    @property
     def _no_room(self) -> str:
         return (
             f"train what one has no room for ({bytes_text(self.one_device_bytes)}): "
@@ -233,7 +244,8 @@ class PlanVerdict:
             return
         devices = count_text(self.num_devices, "device")
         own = " of their own" if self.num_sharing else ""
-        steps = f"{seconds_text(self.batch_s)} a step, one {seconds_text(self.alone_s)}"
+        steps = f"{seconds_text(self.batch_s)} a step, one "
+        steps += f"{seconds_text(self.alone_s)}{self._in_pieces}"
         if not self.one_device_fits:
             took = seconds_text(self.batch_s)
             yield f"Verdict: {devices}{own} {self._no_room}, {took} a step ({self._how})."
@@ -275,17 +287,35 @@ class PlanVerdict:
 def best_alone(request: PlanRequest) -> PlanEvaluation:
     """What the whole model would do on the one device of the cluster that is fastest for it.
 
-    It has the mini-batch whole; of one graph in chunks it has the chunks, which are what was
+    It has the mini-batch whole, or where that does not fit in as few micro-batches as do, with
+    their gradients accumulated. Of one graph in chunks it has the chunks, which are what was
     measured.
     """
     kinds = [device.kind for device in request.cluster.devices]
-    first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
-    is_one_graph = bool(request.graph.staying)
-    chunks = request.num_microbatches if is_one_graph else None
-    count = chunks or request.num_minibatches
+    devices = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    found = [_alone_on(device, request) for device in devices]
+    return min(found, key=lambda one: (not one.is_feasible, one.step_s))
+
+
+def _alone_on(device: int, request: PlanRequest) -> PlanEvaluation:
+    """The whole model on a device; if it fits with no number of micro-batches, in one piece."""
     operators = tuple(operator.name for operator in request.graph)
+    stages = (Stage(0, operators, (device,)),)
+    chunks = request.num_microbatches if request.graph.staying else None
+    count = chunks or request.num_minibatches
     whole = replace(request, num_microbatches=count)
-    plans = [
-        Plan((Stage(0, operators, (device,)),), num_microbatches=count) for device in first_of_kind
-    ]
-    return min((evaluate_plan(plan, whole) for plan in plans), key=lambda found: found.step_s)
+    if count == 1:
+        pieces = (2**power for power in range(1, request.minibatch_size.bit_length()))
+        asked = [whole]
+        asked += [replace(request, num_microbatches=n, schedule=HOLDS_FEW) for n in pieces]
+        for one in asked:
+            plan = Plan(stages, num_microbatches=one.num_microbatches)
+            if all(device.fits for device in plan_devices(plan, one)):
+                return evaluate_plan(plan, one)
+    return evaluate_plan(Plan(stages, num_microbatches=count), whole)
+
+
+def pieces_alone(alone: PlanEvaluation, request: PlanRequest) -> int:
+    """In how many micro-batches :func:`best_alone` has a mini-batch."""
+    is_cut = not request.graph.staying and request.num_minibatches == 1
+    return alone.plan.num_microbatches or 1 if is_cut else 1

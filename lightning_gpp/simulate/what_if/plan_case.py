@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lightning_gpp.cluster import AllReduce
-from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, ask_scheduled, by_rank
+from lightning_gpp.planner import PLANNERS, Plan, PlanRequest
+from lightning_gpp.planner.plan.by_rank import in_plan_order
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
@@ -143,7 +145,7 @@ class PlanCase:
         """
         request = replace(
             self.request,
-            cluster=twice(self.request.cluster),
+            cluster=twice(in_plan_order(self.request.cluster)),
             minibatch_size=2 * self.request.minibatch_size,
         )
         return self.replanned(request)
@@ -156,10 +158,9 @@ class PlanCase:
         """
         if self.planner not in PLANNERS:
             raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
-        found = ask_scheduled(request, self.planner, self.asked_schedule)
-        plan, request = by_rank(found.plan, found.request)
-        step = _step_of(self.run.step, self.request, request)
-        return replace(self, plan=plan, request=request, run=replace(self.run, step=step))
+        found = plan_to_run(PlanQuestion(request, self.planner, self.asked_schedule))
+        run = replace(self.run, step=_step_of(self.run.step, self.request, found.request))
+        return replace(self, plan=found.plan, request=found.request, run=run)
 
 
 def _step_of(step: StepCosts, before: PlanRequest, after: PlanRequest) -> StepCosts:

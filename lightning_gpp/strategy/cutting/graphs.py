@@ -79,6 +79,11 @@ def cut_graphs(item: Any, part: slice, place: str) -> Any:
     return _collated(item, graphs) if found is None else found
 
 
+def repeated_graphs(item: Any, num_samples: int) -> Any:
+    """So many graphs of a batch, over and over, as a batch."""
+    return _collated(item, [index % num_graphs(item) for index in range(num_samples)])
+
+
 def _collated(batch: Any, graphs: Sequence[int]) -> Any:
     """A batch of some of the graphs of a batch; what else followed each attribute is kept."""
     base = sys.modules["torch_geometric.data.batch"].Batch

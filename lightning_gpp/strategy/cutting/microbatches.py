@@ -19,6 +19,7 @@ from lightning_gpp.strategy.cutting.graphs import (
     is_graph,
     num_graphs,
     refuse_single_graph,
+    repeated_graphs,
 )
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
@@ -169,6 +170,28 @@ def _part(batch: Any, part: slice, total: int) -> Any:
         return item if isinstance(item, _PER_SAMPLE) and not item.ndim else item[part]
 
     return _walk(batch, "batch", total, cut)
+
+
+def resized_batch(batch: Any, num_samples: int) -> Any:
+    """A batch of so many samples: its first ones, or all of them over and over.
+
+    Raises:
+        ValueError: there are no samples, or their number is not clear.
+        TypeError: the batch holds something that cannot be cut.
+    """
+    size = batch_size(batch)
+    if num_samples <= size:
+        return batch if num_samples == size else _part(batch, slice(num_samples), size)
+    indices = [index % size for index in range(num_samples)]
+
+    def repeated(item: Any, place: str) -> Any:
+        if is_graph(item):
+            return repeated_graphs(item, num_samples)
+        if isinstance(item, _PER_SAMPLE):
+            return item[indices] if item.ndim else item
+        return type(item)([item[index] for index in indices])
+
+    return _walk(batch, "batch", size, repeated)
 
 
 def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:

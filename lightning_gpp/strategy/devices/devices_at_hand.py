@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +141,11 @@ def check_cluster(given: Any) -> None:
         )
 
 
-def in_plan_order(cluster: Cluster) -> Cluster:
-    """The devices by rank, that of rank 0 moved to the end.
-
-    Plans end on the last device, the loss is there, and the loss is on rank 0
-    (:func:`~lightning_gpp.planner.plan.by_rank.rank_of_device`): so neighbours of the plan are
-    neighbours on the hosts.
-    """
-    first, *others = cluster.devices
-    return replace(cluster, devices=(*others, first))
-
-
 def warn_of_misplaced(plan_cluster: Cluster, rank_of_device: Sequence[int]) -> None:
     """Warns where ranks are not on devices of the kind and memory that the plan takes them for.
 
     Args:
-        plan_cluster: the devices :func:`in_plan_order`.
+        plan_cluster: the devices :func:`~lightning_gpp.planner.plan.by_rank.in_plan_order`.
         rank_of_device: rank of every device of the plan.
     """
     by_rank = (plan_cluster.devices[-1], *plan_cluster.devices[:-1])

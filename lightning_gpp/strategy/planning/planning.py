@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,10 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.planner import (
-    Answered,
     Plan,
     PlanGraph,
     PlanRequest,
     answer,
-    choose_schedule,
-    evaluate_plan,
     first_way,
     num_devices_used,
     num_separable,
@@ -32,19 +30,15 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device, with_loss_on
+from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.strategy.devices.devices_at_hand import (
-    in_plan_order,
-    resolve_cluster,
-    warn_of_misplaced,
-)
+from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster, warn_of_misplaced
 from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
 from lightning_gpp.strategy.planning.measuring import Measured
 from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.step.async_refusals import refuse_async_plan
-from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +119,16 @@ def plan_pipeline(
         return _by_hand(plan, settings, captured, example, cluster, known, key)
     question = _request(settings, captured, example, cluster, costs, None)
     question, refit_notes, found = _refitted(settings, question, key)
-    answered = _answered(settings, question, ways)
-    plan, request = answered.plan, answered.request
-    notes = captured.kept_whole + notes + refit_notes + answered.result.notes
-    notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
-    if settings.use_all_devices and (fuller := fullest(settings, plan, request)) != plan:
-        notes += (why_fuller(plan, fuller, request),)
-        plan = fuller
+    asked = PlanQuestion(
+        question, settings.planner, settings.planned_schedule, settings.use_all_devices
+    )
+    found_plan = plan_to_run(asked, _search(settings, ways), partial(fullest, settings))
+    plan, request = found_plan.plan, found_plan.request
+    notes = captured.kept_whole + notes + refit_notes + found_plan.result.notes
+    notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
-    plan = with_loss_on(plan, num_devices - 1)
-    _warn_of_misplaced(plan, request, settings)
-    plan, request = by_rank(plan, request)
+    if settings.emulated is None:
+        warn_of_misplaced(cluster, found_plan.ranks)
     return Planned(plan, request, notes, found, key)
 
 
@@ -155,28 +148,29 @@ def _by_hand(
     _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
     question = _request(settings, captured, example, cluster, known.costs, plan)
     question, refit_notes, found = _refitted(settings, question, key)
-    found_plan = SearchResult(plan)
-    answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
-    notes = (*captured.kept_whole, *known.notes, *refit_notes, *answered.notes)
+    question = with_devices_of(plan, question)
+    found_plan = plan_to_run(PlanQuestion(question, schedule=settings.planned_schedule, plan=plan))
+    notes = (*captured.kept_whole, *known.notes, *refit_notes, *found_plan.notes)
     notes += note_of_ranks(plan, num_devices)
-    _warn_of_misplaced(plan, answered.request, settings)
-    return Planned(plan, answered.request, notes, found, key)
+    return Planned(plan, found_plan.request, notes, found, key)
 
 
-def _answered(settings: Settings, question: PlanRequest, ways: WaysGraph | None) -> Answered:
-    """The planner's answer, or that of an earlier run; its notes say which."""
+def _search(
+    settings: Settings, ways: WaysGraph | None
+) -> Callable[[PlanRequest, str], SearchResult]:
+    """Asks a planner, or an earlier run for its answer; notes say which."""
     cache = PlanCache(settings.cache)
 
-    def search(asked: PlanRequest) -> SearchResult:
+    def search(asked: PlanRequest, planner: str) -> SearchResult:
         part = asked if ways is None else first_way(asked, ways)
-        plan, notes = cache.plan(part, settings.planner, lambda: answer(part, settings.planner))
+        plan, notes = cache.plan(part, planner, lambda: answer(part, planner))
         if ways is None:
             return SearchResult(plan, notes)
         if settings.use_all_devices:
             plan = fullest(settings, plan, part)
         return SearchResult(plan_in_ways(plan, ways), notes)
 
-    return choose_schedule(question, settings.planned_schedule, search)
+    return search
 
 
 def fullest(settings: Settings, plan: Plan, request: PlanRequest) -> Plan:
@@ -215,17 +209,6 @@ def _refitted(
     return found.request(request), (f"Costs: {found.describe()}; {source}.",), found
 
 
-def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
-    """Why another planner's plan is used."""
-    few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
-    used = num_devices_used(fewer)
-    return (
-        f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
-        f"predicted to take {seconds_text(few_s)} per step instead of {seconds_text(full_s)}. "
-        f"devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
-    )
-
-
 def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
     asked, at_a_time = settings.num_microbatches, stages.units_at_a_time
     if asked is not None and asked % at_a_time:
@@ -234,11 +217,6 @@ def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
             f"{', '.join(map(str, sorted(set(stages.multiples))))} micro-batches at a time; use a "
             f"multiple of {at_a_time}, or leave num_microbatches to the plan"
         )
-
-
-def _warn_of_misplaced(plan: Plan, request: PlanRequest, settings: Settings) -> None:
-    if settings.emulated is None:
-        warn_of_misplaced(request.cluster, rank_of_device(plan, request.num_devices))
 
 
 def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:

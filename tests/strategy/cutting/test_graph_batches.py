@@ -20,7 +20,12 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.cutting.graphs import part_of
-from lightning_gpp.strategy.cutting.microbatches import batch_size, cut_batch, refuse_full_graph
+from lightning_gpp.strategy.cutting.microbatches import (
+    batch_size,
+    cut_batch,
+    refuse_full_graph,
+    resized_batch,
+)
 
 
 def graph(num_nodes: int) -> Data:
@@ -287,3 +292,14 @@ def test_a_graph_that_changes_equals_one_device(pool: WorkerPool, schedule: str)
 def test_one_full_graph_is_not_cut_for_1f1b(pool: WorkerPool) -> None:
     with pytest.raises(WorkerError, match="Use num_microbatches=1"):
         pool.run(fit_full_graph, {"schedule": "1f1b", "timeout": 30.0}, 2, num_ranks=2)
+
+
+def test_batches_of_other_sizes_have_the_first_graphs_over_and_over() -> None:
+    graphs = [Data(x=torch.full((nodes, 1), float(nodes))) for nodes in (1, 2, 3)]
+    batch = {"graphs": Batch.from_data_list(graphs), "y": torch.arange(3)}
+    for num_samples in (2, 5):
+        found = resized_batch(batch, num_samples)
+        assert batch_size(found) == num_samples
+        sizes = torch.bincount(found["graphs"].batch).tolist()
+        assert sizes == [1, 2, 3, 1, 2][:num_samples]
+        assert found["y"].tolist() == [0, 1, 2, 0, 1][:num_samples]

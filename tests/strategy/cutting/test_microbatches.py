@@ -30,6 +30,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,
     microbatch_sizes,
+    resized_batch,
     unit_sizes,
 )
 
@@ -112,6 +113,17 @@ def test_cut_batch_keeps_the_structure() -> None:
     assert [part["ids"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
     assert [part["pair"][0].shape for part in parts] == [(3, 2), (2, 2)]
     assert all(part["n"] == 3 and part["pair"][1] is None for part in parts)
+
+
+@pytest.mark.parametrize(("num_samples", "taken"), [(2, "ab"), (5, "abcde"), (7, "abcdeab")])
+def test_batches_of_other_sizes_have_the_first_samples_over_and_over(
+    num_samples: int, taken: str
+) -> None:
+    batch = {"x": torch.arange(5), "a": np.arange(5), "ids": list("abcde"), "n": 3}
+    found = resized_batch(batch, num_samples)
+    places = ["abcde".index(letter) for letter in taken]
+    assert found["x"].tolist() == found["a"].tolist() == places
+    assert found["ids"] == list(taken) and found["n"] == 3
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
-from lightning_gpp.planner import Plan, PlanRequest, Stage, ask_scheduled, evaluate_plan
+from lightning_gpp.planner import Plan, PlanQuestion, PlanRequest, Stage, evaluate_plan, plan_to_run
 from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, HeldVersions
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
@@ -97,7 +97,7 @@ def test_a_planned_pipeline_fits_with_its_versions(
     cluster = Cluster(devices, AT_ONCE)
     request = question(graph, cluster, minibatch_size=4, costs=costs, held_versions=held)
     try:
-        answered = ask_scheduled(request, "graphpipe", ASYNC)
+        answered = plan_to_run(PlanQuestion(request, "graphpipe", ASYNC))
     except DoesNotFitError:
         return
     assert answered.request.num_minibatches == IN_A_ROW

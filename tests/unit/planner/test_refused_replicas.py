@@ -14,6 +14,7 @@ from lightning_gpp.jobs.comparison import compared, describe_comparison
 from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, ask, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 
 MAKE_PLAN = sys.modules["lightning_gpp.planner.make_plan"]
 
@@ -35,7 +36,7 @@ def test_a_baseline_without_its_replicas_says_so():
     """In the plan's name, in the notes of a search, and below the table of planners."""
     free = answer(request(heavy(unbatched=False)), "pipedream")
     assert free.planner == "pipedream" and max(stage.num_replicas for stage in free.stages) > 1
-    found = search("pipedream", request(heavy(unbatched=True)), "1f1b")
+    found = search(PlanQuestion(request(heavy(unbatched=True)), "pipedream", "1f1b"))
     assert found.evaluation is not None
     assert {stage.num_replicas for stage in found.evaluation.plan.stages} == {1}
     assert found.evaluation.plan.planner == "pipedream, without replicas"

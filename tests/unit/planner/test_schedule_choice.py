@@ -25,16 +25,17 @@ from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
     Plan,
+    PlanQuestion,
     PlanRequest,
     Stage,
     answer,
-    ask_scheduled,
-    choose_schedule,
     evaluate_plan,
     plan_request,
+    plan_to_run,
 )
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, DoesNotFitError
 from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.schedule_choice import choose_schedule
 from lightning_gpp.reports import describe_plan
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
@@ -59,29 +60,32 @@ def note(needed: str, memory: str) -> str:
 @pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
 class TestOfAPlanner:
     def test_all_microbatches_where_they_fit(self, planner: str):
-        found = ask_scheduled(question(ALL_BYTES), planner, None)
+        found = plan_to_run(PlanQuestion(question(ALL_BYTES), planner, None))
         assert (found.request.schedule, found.notes) == ("gpipe", ())
         assert evaluate_plan(found.plan, found.request).is_feasible
 
     @pytest.mark.parametrize("memory_bytes", [FEW_BYTES, ALL_BYTES - 1])
     def test_few_where_all_do_not_fit(self, planner: str, memory_bytes: int):
-        found = ask_scheduled(question(memory_bytes), planner, None)
+        found = plan_to_run(PlanQuestion(question(memory_bytes), planner, None))
         assert found.request.schedule == "1f1b"
         assert found.notes == (note("9.6 kB", f"{memory_bytes / 1000:.1f} kB"),)
         assert evaluate_plan(found.plan, found.request).is_feasible
 
     def test_an_error_where_nothing_fits_names_what_few_need(self, planner: str):
         with pytest.raises(DoesNotFitError) as error:
-            ask_scheduled(question(FEW_BYTES - 1), planner, None)
+            plan_to_run(PlanQuestion(question(FEW_BYTES - 1), planner, None))
         with pytest.raises(DoesNotFitError) as of_few:
             answer(question(FEW_BYTES - 1, schedule="1f1b"), planner)
         assert str(error.value) == str(of_few.value)
         assert HOLD_FEWER not in str(error.value)
 
     def test_who_names_a_schedule_gets_it(self, planner: str):
-        assert ask_scheduled(question(ALL_BYTES), planner, "1f1b").request.schedule == "1f1b"
+        assert (
+            plan_to_run(PlanQuestion(question(ALL_BYTES), planner, "1f1b")).request.schedule
+            == "1f1b"
+        )
         with pytest.raises(DoesNotFitError) as error:
-            ask_scheduled(question(FEW_BYTES), planner, "gpipe")
+            plan_to_run(PlanQuestion(question(FEW_BYTES), planner, "gpipe"))
         assert HOLD_FEWER in str(error.value)
         assert 'schedule="1f1b" would do (strategy.schedule=1f1b on' in str(error.value)
 
@@ -92,12 +96,12 @@ def test_one_f_one_b_is_named_as_a_remedy_only_where_it_is_one(planner: str):
     layers = replace(question(10**6).cluster, devices=(Device("0", memory_bytes=16_784),))
     tight = replace(question(10**6, num_microbatches=4), cluster=layers)
     if planner == "balanced":  # asks nobody for memory
-        assert ask_scheduled(tight, planner, None).request.schedule == "1f1b"
+        assert plan_to_run(PlanQuestion(tight, planner, None)).request.schedule == "1f1b"
         return
     with pytest.raises(DoesNotFitError) as error:
         answer(replace(tight, schedule="gpipe"), planner)
     assert HOLD_FEWER in str(error.value)
-    assert ask_scheduled(tight, planner, None).request.schedule == "1f1b"
+    assert plan_to_run(PlanQuestion(tight, planner, None)).request.schedule == "1f1b"
     less = replace(layers, devices=(Device("0", memory_bytes=16_783),))
     with pytest.raises(ValueError, match="memory") as none:
         answer(replace(tight, cluster=less, schedule="gpipe"), planner)
@@ -118,8 +122,8 @@ def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_f
     request = plan_request(
         GRAPH, Cluster(devices), minibatch_size=4, costs=Costs((fast, slow)), max_replicas=1
     )
-    found = ask_scheduled(request, "graphpipe", None)
-    few = ask_scheduled(request, "graphpipe", "1f1b")
+    found = plan_to_run(PlanQuestion(request, "graphpipe", None))
+    few = plan_to_run(PlanQuestion(request, "graphpipe", "1f1b"))
     assert found.request.schedule == "gpipe" and not found.notes
     step_s, few_s = (evaluate_plan(one.plan, one.request).step_s for one in (found, few))
     assert few_s < step_s

@@ -137,22 +137,28 @@ class DraftJudge:
         return found
 
     def step_s(self, draft: Draft, below_s: float) -> float:
-        """Seconds of a draft's step; infinite where it does not fit, or takes as long as a limit.
+        """Seconds of a draft's step; infinite where it does not fit, or is longer than a limit.
+
+        What was too long for one limit is played again for a larger one.
 
         Args:
             draft: with its stages in order.
-            below_s: steps that are not shorter are of no interest, now and later.
+            below_s: the limit.
         """
         found = self._step_s.get(draft)
-        if found is None:
-            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
-            found = math.inf
-            plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
-            evaluation = evaluate_below(plan, self.tables.request, below_s)
-            if evaluation is not None and evaluation.is_feasible:
-                found = evaluation.step_s
-                self.show(evaluation)
-            self._step_s[draft] = found
+        if found is not None:
+            return found
+        if self._least_s.get(draft, 0.0) >= below_s:
+            return math.inf
+        self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
+        plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
+        evaluation = evaluate_below(plan, self.tables.request, below_s)
+        if evaluation is None:
+            self._least_s[draft] = below_s
+            return math.inf
+        found = evaluation.step_s if evaluation.is_feasible else math.inf
+        self._step_s[draft] = found
+        self.show(evaluation)
         return found
 
     def show(self, found: PlanEvaluation) -> None:

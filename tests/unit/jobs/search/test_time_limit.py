@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from multiprocessing import active_children
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.jobs.comparison import compared
-from lightning_gpp.jobs.search.searched import search, search_within
+from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner.make_plan import plan_request
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 REQUEST = plan_request(CHAIN, 2, minibatch_size=8, costs=profile_of(CHAIN))
+QUESTION = PlanQuestion(REQUEST, "graphpipe", "1f1b")
 
 
 def spin() -> None:
@@ -31,21 +34,21 @@ def test_a_call_is_ended_at_its_limit():
 
 def test_a_search_that_is_ended_is_a_row():
     """No process starts in a hundredth of a second."""
-    found = search_within("graphpipe", REQUEST, "1f1b", 0.01)
+    found = search(QUESTION, 0.01)
     row = compared(found, {})
     assert row.step_s is None and row.search_s == 0.01
     assert row.error == "no answer within 0.01 s; a larger job.limit_s gives it longer"
 
 
 def test_a_search_in_time_finds_what_it_finds_anyway():
-    found = search_within("graphpipe", REQUEST, "1f1b", 60.0)
-    assert found.evaluation == search("graphpipe", REQUEST, "1f1b").evaluation
-    assert search_within("graphpipe", REQUEST, "1f1b", None).evaluation == found.evaluation
+    found = search(QUESTION, 60.0)
+    assert found.evaluation == search(QUESTION).evaluation
+    assert search(QUESTION, None).evaluation == found.evaluation
 
 
 def test_faults_are_not_taken_for_answers():
     with pytest.raises(RuntimeError, match="quiet_search failed in a process of its own"):
-        search_within("graphpipe", None, "1f1b", 60.0)
+        search(replace(QUESTION, request=None), 60.0)
     with pytest.raises(RuntimeError, match="ended without an answer, with exit code 3"):
         call_within(60.0, os._exit, 3)
 
@@ -53,4 +56,4 @@ def test_faults_are_not_taken_for_answers():
 @pytest.mark.parametrize("limit_s", [0, -1.0, float("nan")])
 def test_a_limit_is_above_zero(limit_s):
     with pytest.raises(ValueError, match="time limit above 0 seconds"):
-        search_within("graphpipe", REQUEST, "1f1b", limit_s)
+        search(QUESTION, limit_s)

@@ -6,6 +6,8 @@ x ─┬─> a ─> b ─┬─> j
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
@@ -162,6 +164,30 @@ def test_a_budget_of_nothing_looks_at_nothing():
     judge = DraftJudge(tables(), "graphpipe", budget=0)
     assert judge.is_spent
     assert judge.promising(deals(judge.tables), 1.0) == []
+
+
+def test_what_was_too_long_for_one_limit_is_played_for_a_larger_one():
+    judge, anew = (DraftJudge(tables(), "graphpipe", budget=1000) for _ in range(2))
+    draft = by_hand()
+    step_s = anew.step_s(draft, math.inf)
+    assert judge.step_s(draft, step_s / 2) == math.inf
+    assert judge.best is None
+    assert judge.step_s(draft, step_s / 3) == math.inf
+    assert judge.step_s(draft, 2 * step_s) == step_s
+    assert judge.best is not None and judge.best.step_s == step_s
+    assert judge.step_s(draft, step_s / 2) == step_s  # is known by now
+
+
+def test_what_is_known_of_a_step_is_its_lower_bound():
+    """So another family of moves does not look at it again."""
+    judge, anew = (DraftJudge(tables(), "graphpipe", budget=1000) for _ in range(2))
+    draft = by_hand()
+    ((least_s, _),) = judge.promising([draft], math.inf)
+    limit_s = (least_s + anew.step_s(draft, math.inf)) / 2
+    assert judge.step_s(draft, limit_s) == math.inf
+    assert judge.promising([draft], limit_s) == []
+    ((again_s, _),) = judge.promising([draft], math.inf)
+    assert again_s == limit_s
 
 
 def test_the_head_of_two_towers_is_a_stage_beside_one_of_them():

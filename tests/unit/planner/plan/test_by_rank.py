@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
-from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device
+from lightning_gpp.planner.plan.by_rank import (
+    by_rank,
+    note_of_ranks,
+    rank_of_device,
+    with_devices_of,
+)
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
 
@@ -49,6 +54,16 @@ def test_the_loss_is_on_device_0_and_nothing_else_changes(order: list[int], shar
     old, new = evaluate_plan(plan, request), evaluate_plan(by_ranks, renumbered)
     assert new.step_s == pytest.approx(old.step_s)
     assert new.peak_memory_bytes == old.peak_memory_bytes
+
+
+def test_a_plan_that_was_written_down_runs_on_the_devices_that_it_was_made_for() -> None:
+    """A planner's devices are ranks; a chain by hand ends on the last one, which is rank 0."""
+    request = question()
+    chain = tuple(Stage(i, (name,), (i + 1,)) for i, name in enumerate(("a", "b", "cat")))
+    planned = Plan(chain, num_microbatches=3)
+    written, by_ranks = by_rank(planned, request)
+    assert with_devices_of(written, request) == by_ranks
+    assert with_devices_of(planned, request) == request
 
 
 def test_a_plan_by_hand_says_which_device_is_which_rank() -> None:

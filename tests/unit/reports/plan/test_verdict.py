@@ -53,12 +53,24 @@ def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
 
 
 def test_one_device_that_has_no_room_is_no_alternative() -> None:
-    alone = best_alone(question())
-    found = verdict(question(memory_bytes=alone.peak_memory_bytes - 1))
-    assert not found.one_device_fits
+    found = verdict(question(memory_bytes=8_000))  # parameters, gradients, optimizer state
+    assert not found.one_device_fits and found.one_device_pieces == 1
     assert "train what one has no room for" in found.text(200)
     assert "One device has no room" in found.measured_text(BatchTimes(1.0, 10), 400)
     assert "one has no room for" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
+
+
+def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() -> None:
+    whole = best_alone(question())
+    request = question(memory_bytes=whole.peak_memory_bytes - 1, schedule="gpipe")
+    found = verdict(request)
+    assert found.one_device_fits and found.one_device_pieces == 2
+    assert found.one_device_bytes < whole.peak_memory_bytes
+    cut = replace(request, schedule="1f1b", num_microbatches=2)
+    plan = Plan((Stage(0, ("a", "b", "cat"), (0,)),), num_microbatches=2)
+    assert found.one_device_s == evaluate_plan(plan, cut).step_s
+    assert "in 2 micro-batches, as more does not fit)" in found.text(400)
+    assert "in 2 micro-batches" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
 
 
 @pytest.mark.parametrize(("num_cores", "most"), [(1, 1.0), (2, 1.5)])

@@ -8,13 +8,12 @@ import torch
 
 from lightning_gpp.cluster import cluster_preset, cluster_to_json, host_memory_bytes
 from lightning_gpp.planner import Plan, Stage
-from lightning_gpp.planner.plan.by_rank import rank_of_device, with_loss_on
+from lightning_gpp.planner.plan.by_rank import in_plan_order, rank_of_device, with_loss_on
 from lightning_gpp.strategy.devices.devices_at_hand import (
     BESIDE_TENSORS_BYTES,
     DeviceAtHand,
     check_cluster,
     cluster_at_hand,
-    in_plan_order,
     resolve_cluster,
     warn_of_misplaced,
 )
