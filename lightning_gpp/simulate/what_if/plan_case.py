@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from lightning_gpp.cluster import AllReduce
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, ask_scheduled, by_rank
-from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
 from lightning_gpp.simulate.simulation import Simulation
@@ -36,14 +35,12 @@ class RunOptions:
         step: what it costs beside compute and messages.
         overlap: how the gradients of replicas are cut into sums.
         all_reduce: how they are summed.
-        sends: whether senders wait for their receivers.
         prefetch: whether the input of the next step is read while one runs.
     """
 
     step: StepCosts = field(default_factory=StepCosts)
     overlap: Overlap = "buckets"
     all_reduce: AllReduce = "ring"
-    sends: Sends = "buffered"
     prefetch: bool = False
 
 
@@ -107,7 +104,6 @@ class PlanCase:
             self.plan,
             self.request,
             self.costs(),
-            sends=self.run.sends,
             num_steps=self.num_steps,
             prefetch=self.run.prefetch,
         )
