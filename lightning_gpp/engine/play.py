@@ -96,8 +96,7 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
                 clock_s = ready_s[item]
             start_s[item] = clock_s
             clock_s += seconds[item]
-            for send in sends[item]:
-                target, message_s, port, channels = send
+            for target, message_s, port, channels in sends[item]:
                 if channels:
                     shared.push(clock_s, number, message_s, channels, (target,), item)
                     continue
