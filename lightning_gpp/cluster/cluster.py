@@ -124,6 +124,11 @@ class Cluster:
         levels = (self.host_link, self.rack_link, self.spine_link)
         return (*filter(None, levels), *(own.link for own in self.host_links))
 
+    @property
+    def has_private_channels(self) -> bool:
+        """Whether every message has the port of its device for itself, as no link is shared."""
+        return not any(link.is_shared or not link.is_full_duplex for link in self.links)
+
     @cached_property
     def _link_of_host(self) -> dict[str, Link]:
         return {own.host: own.link for own in self.host_links}

@@ -30,9 +30,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lightning_gpp.cost.work import Line
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute
 

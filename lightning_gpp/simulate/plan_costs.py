@@ -24,7 +24,6 @@ from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memo
 from lightning_gpp.planner.step_time.users_step import users_step_bytes
 from lightning_gpp.schedule import ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
-from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
@@ -46,7 +45,6 @@ def simulate_plan(
     request: PlanRequest,
     costs: ProgramCosts | None = None,
     *,
-    sends: Sends = "buffered",
     num_steps: int = 1,
     prefetch: bool = False,
 ) -> Simulation:
@@ -56,7 +54,6 @@ def simulate_plan(
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch, the schedule.
         costs: what its program costs; :func:`program_costs` if not given.
-        sends: see :func:`~lightning_gpp.simulate.simulate`, as for the rest.
         num_steps: steps one after the other.
         prefetch: whether input is read ahead.
 
@@ -68,7 +65,6 @@ def simulate_plan(
     return simulate(
         pipeline.program(count, schedule=request.schedule, check=False),
         program_costs(plan, request) if costs is None else costs,
-        sends=sends,
         num_steps=num_steps,
         prefetch=prefetch,
     )
@@ -201,8 +197,7 @@ class _Sums:
             cuts_layers=self.cuts_layers,
         )
         for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
-            fraction = piece.ready_s / gradients.backward_s if gradients.backward_s else 1.0
-            yield Bucket(index, piece.size_bytes, min(1.0, fraction))
+            yield Bucket(index, piece.size_bytes, gradients.part(piece))
 
     def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
         return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)

@@ -95,7 +95,6 @@ class Simulation:
         step_s: seconds of a step: from the start to the end of the only one; of several the
             seconds by which the last one ends after the one before it.
         device_memory: device -> (seconds, bytes) whenever the memory in use changes.
-        sends: whether senders went on (``"buffered"``) or waited (``"rendezvous"``).
     """
 
     program: Program
@@ -103,7 +102,6 @@ class Simulation:
     tasks: Sequence[Task]
     step_s: float
     device_memory: Mapping[int, Sequence[tuple[float, float]]]
-    sends: str = "buffered"
 
     @property
     def minibatch_s(self) -> float:

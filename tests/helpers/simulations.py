@@ -23,7 +23,6 @@ from lightning_gpp.simulate import (
     TaskKind,
     simulate,
 )
-from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.engine.message_costs import message_costs
 
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
@@ -180,7 +179,6 @@ def simulated_stages(
     buckets: Sequence[Bucket] = (),
     readers: Mapping[str, tuple[int, ...]] | None = None,
     step: StepCosts | None = None,
-    sends: Sends = "buffered",
     num_steps: int = 1,
     prefetch: bool = False,
     **options: Any,
@@ -202,7 +200,6 @@ def simulated_stages(
         buckets: of the gradients of replicas.
         readers: parameter -> the stages that read it; one for each stage by default.
         step: what comes besides.
-        sends: see ``simulate``.
         num_steps: see ``simulate``.
         prefetch: see ``simulate``.
         options: of ``build_program``.
@@ -240,7 +237,7 @@ def simulated_stages(
         tuple(buckets),
         step or StepCosts(),
     )
-    return simulate(program, costs, sends=sends, num_steps=num_steps, prefetch=prefetch)
+    return simulate(program, costs, num_steps=num_steps, prefetch=prefetch)
 
 
 def task_times(

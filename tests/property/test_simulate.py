@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.schedule import Action, Kind, ScheduleError, dry_run
+from lightning_gpp.schedule import Action, Kind, dry_run
 from lightning_gpp.schedule.merge import dependencies
 from lightning_gpp.simulate import (
     Overhead,
@@ -202,17 +202,3 @@ def test_of_several_steps_each_takes_as_long_as_one_at_most(case):
     assert {(t.action, t.start_s) for t in firsts} == {
         (t.action, t.start_s) for t in one.tasks if t.device is not None
     }
-
-
-@given(random_simulations(with_replicas=False))
-@settings(max_examples=40, deadline=None)
-def test_a_rendezvous_is_no_faster_than_buffers(case):
-    buffered = simulate(case.program, case.costs)
-    try:
-        found = simulate(case.program, case.costs, sends="rendezvous")
-    except ScheduleError:
-        return  # orders that need buffers; test_engine.py has one
-    _check_exclusive(found)
-    _check_complete(found)
-    _check_order(found)
-    assert found.step_s >= buffered.step_s

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_gpp.planner import PlanEvaluation, evaluate_plan
-from lightning_gpp.schedule import ScheduleError
 from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.simulation import Simulation
@@ -33,20 +32,8 @@ class Simulated:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """A step, or several where the input is read ahead.
-
-        Raises:
-            ValueError: devices wait for each other for ever; the text says where, and why.
-        """
-        try:
-            return self.case.simulate()
-        except ScheduleError as error:
-            if self.case.run.sends == "buffered":
-                raise
-            raise ValueError(
-                f"{error}; with sends=rendezvous a sender waits until its receiver asks. Training "
-                "hands messages over and goes on: sends=buffered"
-            ) from error
+        """A step, or several where the input is read ahead."""
+        return self.case.simulate()
 
     @cached_property
     def usage(self) -> Usage:

@@ -13,14 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
 from lightning_gpp.jobs.options import as_mapping
-from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.plan_case import RunOptions
 
 CHOICES = {
-    "sends": get_args(Sends),
     "all_reduce": get_args(AllReduce),
     "overlap": get_args(Overlap),
 }
@@ -44,7 +42,6 @@ def run_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> RunOpti
         step=replace(step_of(config.step, cluster), per_update=per_update),
         overlap=config.overlap,
         all_reduce=config.all_reduce,
-        sends=config.sends,
         prefetch=config.prefetch,
     )
 

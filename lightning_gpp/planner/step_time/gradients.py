@@ -49,6 +49,10 @@ class Gradients:
     pieces: Sequence[GradientPiece]
     backward_s: float
 
+    def part(self, piece: GradientPiece) -> float:
+        """The part of the backward after which a piece is final."""
+        return min(1.0, piece.ready_s / self.backward_s) if self.backward_s else 1.0
+
 
 Rule = Callable[[Gradients, SumSeconds], list[GradientPiece]]
 """A way to sum gradients: what is summed together, in the order of the sums."""
@@ -139,8 +143,8 @@ class StageSums(NamedTuple):
     """The sums of the gradients of a stage over its replicas.
 
     Attributes:
-        buckets: of every sum, seconds from the start of the last backward until its gradients are
-            final, and its seconds, in the order in which they begin.
+        buckets: of every sum, the part of the last backward after which its gradients are final,
+            and its seconds, in the order in which they begin.
         after_s: seconds that they go on after the last backward, where they follow one another.
     """
 
@@ -172,6 +176,6 @@ def stage_sums(
         sum_s = partial(request.tables.reduce_s, tuple(sorted(stage.devices)))
         pieces = BUCKETS(gradients, sum_s)
         after_s = max(0.0, last_end_s(pieces, sum_s) - gradients.backward_s)
-        buckets = tuple((piece.ready_s, sum_s(piece.size_bytes)) for piece in pieces)
+        buckets = tuple((gradients.part(piece), sum_s(piece.size_bytes)) for piece in pieces)
         found = known[key] = StageSums(buckets, after_s)
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.units.contiguous import StageUnits
 from lightning_gpp.planner.units.units import UnitGraph

@@ -26,9 +26,6 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 
-ROUNDING = 1e-9
-"""By so much the sums of a lower bound may be rounded up, relatively."""
-
 
 class TimedStage(NamedTuple):
     """A stage as a line of time, that of its last replica.
@@ -80,7 +77,7 @@ def least_step_s(
     edges: Sequence[TimedEdge],
     residents: Mapping[int, Sequence[int]] | None = None,
 ) -> float:
-    """A lower bound of the step that :func:`~lightning_gpp.planner.step_time.timing.play` finds.
+    """A lower bound of the step that :func:`~lightning_gpp.engine.play.play` finds.
 
     It holds for all orders in which a stage does its backwards in the order of the micro-batches
     and its forwards too, as all schedules do.

@@ -40,13 +40,17 @@ def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
 def endless_lines(work: Numbering, num_devices: int) -> list[list[int]]:
     """The orders of devices where the pipeline does not drain and stages have no replicas."""
     turns: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(num_devices)]
+    ahead = [num_ahead([step >= 0 for step in work.steps[s]]) for s in range(len(work.shares))]
     for stage, share in enumerate(work.shares):
-        steps, first = work.steps[stage], work.first[stage]
-        ahead = num_ahead([step >= 0 for step in steps])
-        for step in steps:
+        first, device = work.first[stage], work.graph.devices[stage][0]
+        for step in work.steps[stage]:
             number = first + (step if step >= 0 else share.num_microbatches + ~step)
-            its_turn = turn(stage, max(step, ~step), ahead, is_forward=step >= 0)
-            turns[work.graph.devices[stage][0]].append((its_turn, number))
+            its_turn = turn(stage, max(step, ~step), ahead[stage], is_forward=step >= 0)
+            turns[device].append((its_turn, number))
+    fed = [ahead[edge.target] for edge in work.graph.stages.edges if edge.source == FEED]
+    for microbatch in range(work.num_feed_forwards):
+        its_turn = turn(FEED, microbatch, max(fed, default=0), is_forward=True)
+        turns[work.graph.devices[FEED][0]].append((its_turn, work.first_feed + microbatch))
     return [[number for _, number in sorted(line)] for line in turns]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_gpp.engine.play import Played, play
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
 from lightning_gpp.planner.step_time.stage_costs import replica_computes
 from lightning_gpp.planner.step_time.step_work import StepWork
-from lightning_gpp.planner.step_time.timing import Work, play
 from lightning_gpp.schedule import Steps, find_schedule
 
 
@@ -55,7 +55,7 @@ class PipelineRun:
         Raises:
             ValueError: devices wait for each other for ever.
         """
-        played = play(self._work(self._numbered), at_most_s)
+        played = self._play(self._numbered, at_most_s)
         return math.inf if played is None else played.step_s
 
     def play(self) -> Timing:
@@ -65,7 +65,7 @@ class PipelineRun:
             ValueError: devices wait for each other for ever.
         """
         numbered = self._numbered
-        played = play(self._work(numbered))
+        played = self._play(numbered)
         assert played is not None  # no step is too long
         starts_s = []
         for stage, steps in self.steps.items():
@@ -98,9 +98,14 @@ class PipelineRun:
             self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
         )
 
-    def _work(self, numbered: StepWork) -> Work:
+    def _play(self, numbered: StepWork, at_most_s: float = math.inf) -> Played | None:
         buckets = [self.sums(stage).buckets for stage in self.plan.stages]
-        return numbered.work(self.replica_s, buckets)
+        played = play(numbered.work(self.replica_s, buckets), at_most_s)
+        if played is not None and played.stuck:
+            raise ValueError(
+                f"devices {sorted(played.stuck)} wait for each other: the orders deadlock"
+            )
+        return played
 
     def busiest_s(self) -> float:
         """Seconds that the busiest device computes; no step is shorter."""

@@ -9,10 +9,10 @@ first of them, which takes turns between both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
-from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
+from lightning_gpp.cluster import all_reduce_channels, channels
+from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
@@ -23,11 +23,13 @@ from lightning_gpp.planner.step_time.merged_lines import (
 )
 from lightning_gpp.planner.step_time.numbering import Numbering
 from lightning_gpp.planner.step_time.shares import EdgeMessages
-from lightning_gpp.planner.step_time.timing import Send, Sum, Work
 from lightning_gpp.schedule import Steps, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]
-"""Of every sum: seconds until it can begin, and its seconds."""
+"""Of every sum: the part of the last backward before it, and its seconds."""
+
+How = tuple[float, int, tuple[int, ...]]
+"""Of a message: its seconds, its port, and the channels that it shares with others."""
 
 
 class StepWork(Numbering):
@@ -49,12 +51,12 @@ class StepWork(Numbering):
         num_microbatches: int,
         steps: Mapping[int, Steps],
     ) -> None:
-        has_halves = request.order.forwards_first
-        super().__init__(graph, num_microbatches, steps, has_halves=has_halves)
+        super().__init__(graph, num_microbatches, steps, order=request.order)
         self.request, self.num_stages = request, num_stages
         self.numbers: dict[str, int] = {}
-        self.messages_are_alone = are_alone(request.cluster)
-        self.has_common_sums = False
+        self.messages_are_alone = request.cluster.has_private_channels
+        self.sums_are_alone = False
+        self.feed_port = 1 + max(device for home in graph.devices for device in home)
 
     def work(
         self, seconds: Sequence[Sequence[tuple[float, float]]], buckets: Sequence[Buckets]
@@ -71,23 +73,25 @@ class StepWork(Numbering):
             count = share.num_microbatches
             for forward_s, backward_s in replicas:
                 durations += [forward_s] * count + [backward_s] * count
-        durations += [0.0] * self.num_feed_backwards
+        durations += [0.0] * (self.num_feed_backwards + self.num_feed_forwards)
         missing = [0] * len(durations)
         work = Work(durations, missing, [()] * len(durations), self.lines())
-        work.feed_line = self.graph.devices[FEED][0]
-        self.forwards(work)
+        work.num_ports = self.feed_port + 1 + len(buckets)
+        feeds = self.forwards(work)
         self.backwards(work)
         if self.ways:
             work.sends[:] = [
                 tuple(sorted(sends, key=lambda send: -self.ways.get(send[0], 0.0)))
                 for sends in work.sends
             ]
+        for item, sends in feeds.items():
+            work.sends[item] = tuple(sends)
         homes = [self.graph.devices[stage] for stage, found in enumerate(buckets) if found]
         summing = [device for home in homes for device in home]
-        self.has_common_sums = len(set(summing)) < len(summing)
+        self.sums_are_alone = self.messages_are_alone and len(set(summing)) == len(summing)
         work.sums += [
-            self.sum(stage, found, work, _paces(seconds[stage]))
-            for stage, found in enumerate(buckets)
+            self.sum(stage, found, work)
+            for stage, found in reversed([*enumerate(buckets)])  # as their gradients come
             if found
         ]
         if self.graph.stages.shared_parameters:
@@ -95,30 +99,24 @@ class StepWork(Numbering):
         work.num_channels = len(self.numbers)
         return work
 
-    def sum(self, stage: int, buckets: Buckets, work: Work, paces: tuple[float, ...]) -> Sum:
-        """The sum of a stage's gradients.
+    def sum(self, stage: int, buckets: Buckets, work: Work) -> Sum:
+        """The sums of a stage's gradients.
 
         On the device of the loss they are final when the user's step has gone backward, too (see
         :func:`lightning_gpp.schedule.last_backward`).
         """
-        last = list(self.last(stage))
-        at_once = frozenset[int]()
+        last, home = list(self.last(stage)), self.graph.devices[stage]
         loss_device = self.graph.devices[FEED][0]
-        if self.num_feed_backwards and loss_device in self.graph.devices[stage]:
-            replica = self.graph.devices[stage].index(loss_device)
-            end = self.first[-1] + self.num_feed_backwards - 1
+        if self.num_feed_backwards and loss_device in home:
+            replica = home.index(loss_device)
+            end = self.first_feed - 1
             line = work.lines[loss_device]
             if line.index(end) > line.index(last[replica]):
                 last[replica] = end
-                at_once = frozenset({end})
-        devices = self.graph.devices[stage] if self.has_common_sums else ()
-        channels_used = self.sum_channels(stage)
-        return Sum(
-            *(stage, tuple(last), buckets, channels_used),
-            at_once=at_once,
-            devices=devices,
-            paces=paces,
-        )
+        shared: tuple[int, ...] = ()
+        if not self.sums_are_alone:
+            shared = self.numbered(all_reduce_channels(self.request.cluster, tuple(sorted(home))))
+        return Sum(home, tuple(last), tuple(buckets), self.feed_port + 1 + stage, shared)
 
     def last(self, stage: int) -> Iterator[int]:
         """The last backward of every replica of a stage."""
@@ -126,8 +124,8 @@ class StepWork(Numbering):
         for replica in range(self.shares[stage].num_replicas):
             yield self.first[stage] + (2 * replica + 2) * count - 1
 
-    def forwards(self, work: Work) -> None:
-        """Adds the messages with activations."""
+    def forwards(self, work: Work) -> Mapping[int, Sequence[Send]]:
+        """Adds the messages with activations; returns those of the feed by its items."""
         edges = self.graph.stages.edges
         feeds: list[tuple[int, float, int, Send]] = []
         if self.has_halves:
@@ -136,15 +134,18 @@ class StepWork(Numbering):
             target, messages = self.first[edge.target], self.edge_messages(edge)[0]
             sends = self.sends(edge, messages, is_gradient=False)
             if edge.source != FEED:
-                work.exchange(messages, sends, self.first[edge.source], target)
+                _exchange(work, messages, sends, self.first[edge.source], target)
                 continue
             for sender, receiver, kind in messages.each:
-                if (send := sends[kind]) is not None:
+                if (how := sends[kind]) is not None:
                     waiting = target + receiver
                     work.missing[waiting] += 1
-                    feeds.append((sender, -self.ways.get(waiting, 0.0), rank, (waiting, *send)))
+                    feeds.append((sender, -self.ways.get(waiting, 0.0), rank, (waiting, *how)))
         feeds.sort(key=lambda item: item[:3])
-        work.feeds += [send for *_, send in feeds]
+        found: dict[int, list[Send]] = {}
+        for sender, *_, send in feeds:
+            found.setdefault(self.first_feed + sender * (not self.order.flushes), []).append(send)
+        return found
 
     def backwards(self, work: Work) -> None:
         """Adds the messages with gradients."""
@@ -159,7 +160,9 @@ class StepWork(Numbering):
             if edge.source != FEED:
                 receiver = self.first[edge.source] + self.shares[edge.source].num_microbatches
             messages = self.edge_messages(edge)[1]
-            work.exchange(messages, self.sends(edge, messages, is_gradient=True), sender, receiver)
+            _exchange(
+                work, messages, self.sends(edge, messages, is_gradient=True), sender, receiver
+            )
 
     @cached_property
     def ways(self) -> Mapping[int, float]:
@@ -196,9 +199,9 @@ class StepWork(Numbering):
             work.lines[device].append(len(work.seconds) - 1)
             return len(work.seconds) - 1
 
-        for number, found in enumerate(work.sums):
-            home = self.graph.devices[found.stage]
-            work.sums[number] = replace(found, then=tuple(add(device, 1) for device in home))
+        for number, one in enumerate(work.sums):
+            waiting = tuple(add(device, 1) for device in one.devices)
+            work.sums[number] = one._replace(waiting=waiting)
         for group in reduce_groups(self.graph.stages, self.graph.devices):
             parameters = [self.request.graph.parameter[name] for name in group.parameters]
             size_bytes = sum(one.size_bytes for one in parameters if one.requires_grad)
@@ -213,8 +216,9 @@ class StepWork(Numbering):
                     for ends in ((other, owner), (owner, other))
                 )
                 assert there is not None and back is not None  # two devices
-                work.send(up, gathered, *there)
-                work.send(gathered, add(other), *back)
+                for sender, receiver, how in ((up, gathered, there), (gathered, add(other), back)):
+                    work.missing[receiver] += 1
+                    work.sends[sender] += ((receiver, *how),)
 
     def sent_s(self) -> list[float]:
         """Of every stage, seconds that the replica that sends most sends per micro-batch."""
@@ -232,8 +236,8 @@ class StepWork(Numbering):
 
     def sends(
         self, edge: StageEdge, messages: EdgeMessages, *, is_gradient: bool
-    ) -> list[tuple[float, tuple[int, ...]] | None]:
-        """Seconds and channels of every kind of messages of an edge; None on one device."""
+    ) -> list[How | None]:
+        """How every kind of messages of an edge goes; None on one device."""
         graph, tables = self.graph, self.request.tables
         is_feed = edge.source == FEED
         homes = graph.devices[edge.source][:1] if is_feed else graph.devices[edge.source]
@@ -255,8 +259,8 @@ class StepWork(Numbering):
 
     def message(
         self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool
-    ) -> tuple[float, tuple[int, ...]] | None:
-        """Seconds and channels of a message; None on one device."""
+    ) -> How | None:
+        """How a message goes; None on one device."""
         if sender == receiver:
             return None
         (link,) = self.request.tables.links((sender,), (receiver,))
@@ -265,14 +269,7 @@ class StepWork(Numbering):
         if not self.messages_are_alone:
             names = channels(self.request.cluster, sender, receiver, is_feed=is_feed)
             numbers = self.numbered(names)
-        return link.transfer_s(size_bytes), numbers
-
-    def sum_channels(self, stage: int) -> tuple[int, ...]:
-        """The channels of the sums of a stage."""
-        if self.messages_are_alone and not self.has_common_sums:
-            return ()
-        home = tuple(sorted(self.graph.devices[stage]))
-        return self.numbered(all_reduce_channels(self.request.cluster, home))
+        return link.transfer_s(size_bytes), self.feed_port if is_feed else sender, numbers
 
     def numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         """Channels by number."""
@@ -291,23 +288,29 @@ class StepWork(Numbering):
 
     def lines(self) -> list[list[int]]:
         """The work of every device in order."""
-        graph = self.graph
+        graph, loss_device = self.graph, self.graph.devices[FEED][0]
         used = [device for home in graph.devices[: self.num_stages] for device in home]
-        lines: list[list[int]] = [[] for _ in range(1 + max(used))]
+        if not self.order.flushes:
+            return endless_lines(self, 1 + max(used))
         has_loss = self.num_stages < len(self.shares)
         is_late = has_loss and (self.is_uneven or self.loss_reads_others)
         if len(set(used)) < len(used) or self.num_feed_backwards or is_late:
-            make = merged_lines if self.request.order.flushes else endless_lines
-            return make(self, len(lines))
+            lines = merged_lines(self, 1 + max(used))
+        else:
+            lines = self.own_lines(1 + max(used))
+            if has_loss:
+                lines[loss_device] = [*self.with_loss(self.steps[self.num_stages - 1])]
+        lines[loss_device].insert(0, self.first_feed)
+        return lines
+
+    def own_lines(self, num_devices: int) -> list[list[int]]:
+        """The orders of devices that have one stage each."""
+        lines: list[list[int]] = [[] for _ in range(num_devices)]
         for stage in range(self.num_stages):
             count = self.shares[stage].num_microbatches
-            for replica, device in enumerate(graph.devices[stage]):
+            for replica, device in enumerate(self.graph.devices[stage]):
                 first = self.first[stage] + replica * 2 * count
-                line = [first + (s if s >= 0 else count + ~s) for s in self.steps[stage]]
-                lines[device] = line
-        if has_loss:
-            device = graph.devices[-1][0]
-            lines[device] = [*self.with_loss(self.steps[self.num_stages - 1])]
+                lines[device] = [first + (s if s >= 0 else count + ~s) for s in self.steps[stage]]
         return lines
 
     def with_loss(self, steps: Steps) -> Iterator[int]:
@@ -335,13 +338,23 @@ class StepWork(Numbering):
             yield own + (step if step >= 0 else count + ~step)
 
 
-def _paces(replicas: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The backwards of replicas as parts of the longest; none where all last equally long."""
-    longest_s = max([backward_s for _, backward_s in replicas])
-    paces = tuple([backward_s / longest_s if longest_s else 1.0 for _, backward_s in replicas])
-    return paces if min(paces) < 1.0 else ()
+def _exchange(
+    work: Work, messages: EdgeMessages, sends: Sequence[How | None], sender: int, receiver: int
+) -> None:
+    """Adds the messages between two stages.
 
-
-def are_alone(cluster: Cluster) -> bool:
-    """Whether every message has the port of its device for itself, as no link is shared."""
-    return not any(link.is_shared or not link.is_full_duplex for link in cluster.links)
+    Args:
+        work: what they are added to.
+        messages: the messages.
+        sends: how every kind of them goes; None where there is nothing to send.
+        sender: the number of the first work that sends.
+        receiver: likewise of what receives.
+    """
+    if not any(sends):
+        return
+    missing, found = work.missing, work.sends
+    for own, other, kind in messages.each:
+        if how := sends[kind]:
+            target = receiver + other
+            missing[target] += 1
+            found[sender + own] += ((target, how[0], how[1], how[2]),)

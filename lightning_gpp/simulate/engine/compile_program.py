@@ -1,101 +1,150 @@
-"""From a program and its costs to the arrays that are played."""
+"""From a program and its costs to the work that is played."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
-from typing import Literal
 
+from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
+from lightning_gpp.engine.work import Sum, Work
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule import Action, Kind, Program, last_backward
-from lightning_gpp.simulate.engine.compiled import (
-    FINAL,
-    KIND_NUMBER,
-    MEET_RECEIVE,
-    MEET_SEND,
-    NO_TASK,
-    RECEIVE,
-    REDUCE,
-    SEND,
-    WORK,
-    BucketSum,
-    Compiled,
-    Operations,
-)
-from lightning_gpp.simulate.engine.message_costs import compute_s
-from lightning_gpp.simulate.engine.number_transfers import NumberedTransfers
-from lightning_gpp.simulate.program_costs import ProgramCosts
+from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, last_backward
+from lightning_gpp.simulate.engine.compiled import WAIT, Compiled, Shown
+from lightning_gpp.simulate.engine.message_costs import MessageCosts, compute_s, message_costs
+from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts
 from lightning_gpp.simulate.simulation import TaskKind
 
-Sends = Literal["buffered", "rendezvous"]
-"""Whether a sender goes on at once, or waits until its message has been received."""
 
-
-def compile_program(
-    program: Program, costs: ProgramCosts, *, sends: Sends = "buffered", prefetch: bool = False
-) -> Compiled:
+def compile_program(program: Program, costs: ProgramCosts, *, prefetch: bool = False) -> Compiled:
     """Numbers everything that happens in one step.
 
     Args:
         program: what every device does.
         costs: what it costs; checked already.
-        sends: whether senders wait. The feed never does: it hands all of its messages over at the
-            start of a step.
         prefetch: whether the host reads and copies the next mini-batch ahead.
     """
-    return _Compiler(program, costs, is_rendezvous=sends == "rendezvous", prefetch=prefetch).run()
+    return _Compiler(program, costs, prefetch=prefetch).run()
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A message, or a token between lines that takes no time.
+
+    Attributes:
+        seconds: how long it takes.
+        shown: what it is; its action comes with its sender.
+        sender: the item behind which it leaves; -1 before there is one.
+        receiver: the item that waits for it; likewise.
+    """
+
+    seconds: float = 0.0
+    shown: Shown = WAIT
+    sender: int = -1
+    receiver: int = -1
 
 
 class _Compiler:
     """State while a program is compiled."""
 
-    def __init__(
-        self, program: Program, costs: ProgramCosts, *, is_rendezvous: bool, prefetch: bool
-    ) -> None:
+    def __init__(self, program: Program, costs: ProgramCosts, *, prefetch: bool) -> None:
         self.program, self.costs = program, costs
-        self.operations = Operations()
-        self.found = NumberedTransfers(program, costs)
-        self.sums_of_group: dict[int, list[BucketSum]] = {}
-        for bucket in self.found.sums:
-            self.sums_of_group.setdefault(bucket.group, []).append(bucket)
-        self.codes = (MEET_SEND, MEET_RECEIVE) if is_rendezvous else (SEND, RECEIVE)
-        self.final_groups: dict[int, tuple[int, ...]] = {}
+        self.work = Work()
+        self.found = Compiled(self.work, len(program.actions))
+        self.sent: list[list[_Transfer]] = []
+        self.received: list[tuple[_Transfer, Action | None]] = []  # the next item waits for these
+        self.messages: dict[tuple[int, int, bool, int], _Transfer] = {}
+        self.shared: dict[tuple[int, int, int], _Transfer] = {}
+        self.edges: dict[tuple[int, int, bool], MessageCosts] = {}
+        self.sizes: dict[tuple[int, int, bool, int], tuple[float, Shown]] = {}
+        self.compute: dict[tuple[int, bool], tuple[float, TaskKind]] = {}
+        self.channel_numbers: dict[str, int] = {}
+        self.lasts: dict[tuple[int, int], int] = {}
+        self.summed: dict[int, list[int]] = {}
+        self.waits: list[tuple[int, _Transfer, Action | None]] = []
+        self.reduces: dict[int, Action] = {}
         self.finals_of: dict[int, dict[Action, tuple[int, ...]]] = {}
-        self.compute: dict[tuple[int, bool], tuple[float, int]] = {}
         has_input = costs.step.data_s > 0 or costs.step.host_link is not None
-        self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
+        self.tokens = (_Transfer(), _Transfer()) if prefetch and has_input else None
         others = [d for d in range(len(program.actions)) if d != program.device(FEED)]
-        self.results = {d: self.found.token() for d in others} if costs.step.finish_s else {}
+        self.results = {d: _Transfer() for d in others} if costs.step.finish_s else {}
         self.has_turn = costs.step.turn_s > 0 and program.has_turn
 
     def run(self) -> Compiled:
-        """All streams."""
+        """All lines."""
         for device in range(len(self.program.actions)):
+            self.begin_line()
             if device == self.program.device(FEED):
                 self.take_input()
-                self.work(TaskKind.PREPARE, self.costs.step.prepare_s or None)
+                self.task(TaskKind.PREPARE, self.costs.step.prepare_s or None)
             self.actions(device)
-            self.operations.end_stream()
+            self.end_line()
         if self.tokens is not None:
+            self.begin_line()
             self.read_ahead(*self.tokens)
-        return Compiled(
-            len(self.program.actions),
-            self.operations,
-            self.found.transfers,
-            tuple(self.found.channel_numbers),
-            tuple(self.found.sums),
-            self.found.sums_of_device(),
-            self.final_groups,
-        )
+            self.end_line()
+        never = self.item(WAIT)  # of what nobody waits for, or nobody begins
+        self.work.lines[-1].pop()
+        self.join_messages(never)
+        self.sums(never)
+        self.work.num_channels = len(self.channel_numbers)
+        for item, message, action in self.waits:
+            self.found.waits.setdefault(item, []).append((message.sender, action))
+        return self.found
+
+    # Items ------------------------------------------------------------------------------------
+
+    def begin_line(self) -> None:
+        """What follows is of the next device, or of the host."""
+        self.found.first_items.append(len(self.found.items))
+        self.work.lines.append([])
+
+    def end_line(self) -> None:
+        """What has been received is waited for."""
+        if self.received:
+            self.item(WAIT)
+
+    def item(self, shown: Shown, seconds: float = 0.0) -> int:
+        """Something that takes time on a line, or waits; returns its number."""
+        number = len(self.found.items)
+        self.found.items.append(shown)
+        self.work.seconds.append(seconds)
+        self.work.missing.append(len(self.received))
+        self.work.lines[-1].append(number)
+        self.sent.append([])
+        for message, action in self.received:
+            message.receiver = number
+            self.waits.append((number, message, action))
+        self.received.clear()
+        return number
+
+    def task(self, kind: TaskKind, seconds: float | None, action: Action | None = None) -> None:
+        """Something that takes time on a line; None: it is not there."""
+        if seconds is not None:
+            self.item(Shown(kind, action), seconds)
+
+    def send(self, message: _Transfer, action: Action | None = None) -> None:
+        """A message leaves when what comes before it is done."""
+        if self.received or not self.work.lines[-1]:
+            self.item(WAIT)
+        message.sender, message.shown = len(self.sent) - 1, message.shown._replace(action=action)
+        self.sent[-1].append(message)
+
+    def receive(self, message: _Transfer, action: Action | None = None) -> None:
+        """What follows waits for a message."""
+        self.received.append((message, action))
+
+    # Around the actions -----------------------------------------------------------------------
 
     def take_input(self) -> None:
-        """The device of the feed gets the mini-batch: from the host's stream, or in its own."""
+        """The device of the feed gets the mini-batch: from the host's line, or in its own."""
         if self.tokens is None:
             self.read()
         else:
             here, taken = self.tokens
-            self.operations.add(RECEIVE, here, 0.0)
-            self.send(SEND, taken)
+            self.receive(here)
+            self.send(taken)
 
     def finish(self, device: int) -> None:
         """What comes after the program: the device of the loss tells the others the result."""
@@ -104,34 +153,27 @@ class _Compiler:
             return
         if device == self.program.device(FEED):
             for token in self.results.values():
-                self.send(SEND, token)
+                self.send(token)
         else:
-            self.operations.add(RECEIVE, self.results[device], 0.0)
-        self.work(TaskKind.FINISH, seconds.get(device))
+            self.receive(self.results[device])
+        self.task(TaskKind.FINISH, seconds.get(device))
 
-    def read_ahead(self, here: int, taken: int) -> None:
-        """The host's stream: the next mini-batch is begun when the last one has been taken."""
+    def read_ahead(self, here: _Transfer, taken: _Transfer) -> None:
+        """The host's line: the next mini-batch is begun when the last one has been taken."""
         self.read()
-        self.send(SEND, here)
-        self.operations.add(RECEIVE, taken, 0.0)
-        self.operations.end_stream()
+        self.send(here)
+        self.receive(taken)
 
     def read(self) -> None:
-        """Reading a mini-batch and copying it to the device."""
-        step = self.costs.step
-        self.work(TaskKind.DATA, step.data_s or None)
+        """Reading a mini-batch and copying it to the device; both occupy the host's side."""
+        step, name = self.costs.step, self.costs.cluster.devices[self.program.devices[-1]].name
+        if step.data_s:
+            self.item(Shown(TaskKind.DATA, None, channels=(f"{name} host",)), step.data_s)
         if step.host_link is not None:
-            self.work(TaskKind.COPY, step.host_link.transfer_s(step.input_bytes))
+            shown = Shown(TaskKind.COPY, None, step.input_bytes, (f"{name} copy",))
+            self.item(shown, step.host_link.transfer_s(step.input_bytes))
 
-    def work(self, kind: TaskKind, seconds: float | None, action: int = -1) -> None:
-        """Something that takes time on a stream; None: it is not there."""
-        if seconds is not None:
-            self.operations.add(WORK, 0, seconds, KIND_NUMBER[kind], action)
-
-    def send(self, code: int, transfer: int, action: int = -1) -> None:
-        """Asks for a transfer."""
-        self.found.transfers.senders[transfer] = len(self.operations.codes)
-        self.operations.add(code, transfer, 0.0, NO_TASK, action)
+    # Actions ----------------------------------------------------------------------------------
 
     def actions(self, device: int) -> None:
         """The actions of a device."""
@@ -144,45 +186,94 @@ class _Compiler:
             elif index == turn:
                 self.turn(device)
             elif gap_s and index and action.kind is not Kind.STEP:
-                self.work(TaskKind.OVERHEAD, gap_s, index)
-            HANDLERS[action.kind](self, device, index, action)
+                self.task(TaskKind.OVERHEAD, gap_s, action)
+            HANDLERS[action.kind](self, device, action)
         if before_update == len(self.program.actions[device]):
             self.finish(device)
 
-    def forward(self, device: int, index: int, action: Action) -> None:
+    def forward(self, device: int, action: Action) -> None:
         """A forward, also of the feed."""
-        seconds, number = self.seconds_and_kind(action)
-        self.operations.add(WORK, 0, seconds, number, index)
+        seconds, kind = self.seconds_and_kind(action)
+        self.item(Shown(kind, action), seconds)
 
-    def backward(self, device: int, index: int, action: Action) -> None:
+    def backward(self, device: int, action: Action) -> None:
         """A backward; in some, gradients become final that are summed."""
-        seconds, number = self.seconds_and_kind(action)
-        groups = self.finals(device).get(action)
-        if groups is None:
-            self.operations.add(WORK, 0, seconds, number, index)
-        else:
-            self.final_groups[len(self.operations.codes)] = groups
-            self.operations.add(FINAL, 0, seconds, number, index)
+        seconds, kind = self.seconds_and_kind(action)
+        item = self.item(Shown(kind, action), seconds)
+        for number in self.finals(device).get(action, ()):
+            self.lasts[number, device] = item
 
-    def update(self, device: int, index: int, action: Action) -> None:
+    def update(self, device: int, action: Action) -> None:
         """The optimizer's step, where enough mini-batches have been done for one."""
         if (action.microbatch + 1) % self.costs.step.per_update == 0:
-            self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), index)
+            self.task(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), action)
 
     def turn(self, device: int) -> None:
         """Between the two parts of the program; the others wait for the first gradients anyway."""
         if device == self.program.device(FEED):
-            self.work(TaskKind.TURN, self.costs.step.turn_s)
+            self.task(TaskKind.TURN, self.costs.step.turn_s)
 
-    def seconds_and_kind(self, action: Action) -> tuple[float, int]:
-        """Seconds of a compute action, and the number of its kind of task."""
+    def seconds_and_kind(self, action: Action) -> tuple[float, TaskKind]:
+        """Seconds of a compute action, and the kind of its task."""
         is_forward = action.kind is Kind.FORWARD
         key = action.stage, is_forward
         if key not in self.compute:
             kind = TaskKind.FORWARD if is_forward else TaskKind.BACKWARD
             kind = TaskKind.FEED if action.stage == FEED else kind
-            self.compute[key] = compute_s(self.costs, action), KIND_NUMBER[kind]
+            self.compute[key] = compute_s(self.costs, action), kind
         return self.compute[key]
+
+    def send_message(self, device: int, action: Action) -> None:
+        """The sender's part of a message."""
+        message, overhead = self.message(action), self.costs.step.send
+        if overhead.fixed_s or overhead.per_byte_s:
+            self.task(TaskKind.SEND, overhead.seconds(message.shown.size_bytes or 0.0), action)
+        self.send(message, action)
+
+    def receive_message(self, device: int, action: Action) -> None:
+        """The receiver's part of a message."""
+        message, overhead = self.message(action), self.costs.step.receive
+        self.receive(message, action)
+        if overhead.fixed_s or overhead.per_byte_s:
+            self.task(TaskKind.RECEIVE, overhead.seconds(message.shown.size_bytes or 0.0), action)
+
+    def message(self, action: Action) -> _Transfer:
+        """The message that an action sends or receives.
+
+        Raises:
+            ScheduleError: the program has no such message.
+        """
+        key = source, target, is_gradient, index = action.message
+        if key not in self.messages:
+            pair = (target, source) if is_gradient else (source, target)
+            edge = self.program.edge.get(pair)
+            if (
+                edge is None
+                or self.program.is_local(edge)
+                or (is_gradient and not (edge.has_backward and self.program.has_backward))
+                or index >= len(self.program.parts[pair])
+            ):
+                raise ScheduleError(f"{action} is of no message between two devices of the program")
+            units = self.program.parts[pair][index].num_units
+            self.messages[key] = _Transfer(*self.sized(source, target, is_gradient, units))
+        return self.messages[key]
+
+    def sized(self, source: int, target: int, is_gradient: bool, units: int) -> tuple[float, Shown]:
+        """Seconds of a message, and what it is."""
+        key = source, target, is_gradient, units
+        if key not in self.sizes:
+            ends = key[:3]
+            if ends not in self.edges:
+                costs = message_costs(
+                    self.program, self.costs, source, target, is_gradient=is_gradient
+                )
+                self.edges[ends] = costs
+            edge = self.edges[ends]
+            shown = Shown(TaskKind.TRANSFER, None, edge.size.of(units), edge.channels)
+            self.sizes[key] = edge.transfer_s(units), shown
+        return self.sizes[key]
+
+    # Sums of gradients ------------------------------------------------------------------------
 
     def finals(self, device: int) -> dict[Action, tuple[int, ...]]:
         """Last backward -> the sums whose gradients are final in it, as their actions count."""
@@ -196,59 +287,114 @@ class _Compiler:
             self.finals_of[device] = found
         return self.finals_of[device]
 
-    def send_message(self, device: int, index: int, action: Action) -> None:
-        """The sender's part of a message."""
-        transfer = self.found.number(action)
-        overhead = self.costs.step.send
-        if overhead.fixed_s or overhead.per_byte_s:
-            seconds = overhead.seconds(self.found.transfers.size_bytes[transfer])
-            self.work(TaskKind.SEND, seconds, index)
-        self.send(SEND if action.stage == FEED else self.codes[0], transfer, index)
-
-    def receive_message(self, device: int, index: int, action: Action) -> None:
-        """The receiver's part of a message."""
-        transfer = self.found.number(action)
-        is_of_feed = action.peer == FEED and action.kind is Kind.RECEIVE_FORWARD
-        code = RECEIVE if is_of_feed else self.codes[1]
-        self.operations.add(code, transfer, 0.0, NO_TASK, index)
-        overhead = self.costs.step.receive
-        if overhead.fixed_s or overhead.per_byte_s:
-            seconds = overhead.seconds(self.found.transfers.size_bytes[transfer])
-            self.work(TaskKind.RECEIVE, seconds, index)
-
-    def reduce(self, device: int, index: int, action: Action) -> None:
+    def reduce(self, device: int, action: Action) -> None:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""
         number, group = action.microbatch, self.program.reduce_group(action.microbatch)
         if group.stage is not None:
-            for bucket in self.sums_of_group.get(number, ()):
-                if self.found.transfers.senders[bucket.transfer] < 0:
-                    self.found.transfers.senders[bucket.transfer] = len(self.operations.codes)
-            self.operations.add(REDUCE, number, 0.0, NO_TASK, index)
-            self.reduce_overhead(action, index)
-            return
-        send, receive = self.codes
-        pairs = [p for other in group.devices if (p := self.found.shared.get((number, other)))]
-        if device == group.devices[0]:
-            for up, _ in pairs:
-                self.operations.add(receive, up, 0.0, NO_TASK, index)
-            for _, down in pairs:
-                self.send(send, down, index)
-        elif (number, device) in self.found.shared:
-            up, down = self.found.shared[number, device]
-            self.send(send, up, index)
-            self.operations.add(receive, down, 0.0, NO_TASK, index)
-        self.reduce_overhead(action, index)
-
-    def reduce_overhead(self, action: Action, index: int) -> None:
-        """A device's own part of the sum of a group."""
+            self.begin_sums(device, self.program.minibatch(action))
+            self.reduces.setdefault(number, action)
+            waiting = self.item(Shown(None, action))
+            self.summed.setdefault(number, []).append(waiting)
+        else:
+            self.add_up(device, number, group.devices, action)
         overhead = self.costs.step.reduce
         if overhead.fixed_s or overhead.per_byte_s:
-            group = action.microbatch % len(self.program.reduce_groups)
-            size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == group)
-            self.work(TaskKind.REDUCE, overhead.seconds(size_bytes), index)
+            size_bytes = sum(bucket.size_bytes for bucket in self.buckets(number))
+            self.task(TaskKind.REDUCE, overhead.seconds(size_bytes), action)
+
+    def begin_sums(self, device: int, minibatch: int) -> None:
+        """Of a mini-batch's sums a device begins those that it has no gradients of, too."""
+        size = len(self.program.reduce_groups)
+        for index, group in enumerate(self.program.reduce_groups):
+            key = minibatch * size + index, device
+            if group.stage is not None and device in group.devices and key not in self.lasts:
+                self.lasts[key] = self.item(WAIT)
+
+    def add_up(self, device: int, number: int, devices: Sequence[int], action: Action) -> None:
+        """The sum of parameters that stages share: ``Executor.reduce_shared`` in the runtime."""
+        size_bytes = sum(bucket.size_bytes for bucket in self.buckets(number))
+        if not size_bytes:
+            return
+        owner, *others = devices
+        if device == owner:
+            for other in others:
+                self.receive(self.part_of_sum(number, other, owner, size_bytes), action)
+            for other in others:
+                self.send(self.part_of_sum(number, owner, other, size_bytes), action)
+        else:
+            self.send(self.part_of_sum(number, device, owner, size_bytes), action)
+            self.receive(self.part_of_sum(number, owner, device, size_bytes), action)
+
+    def part_of_sum(self, number: int, source: int, target: int, size_bytes: float) -> _Transfer:
+        """A message with gradients of parameters that stages share, or with their sum."""
+        key = number, source, target
+        if key not in self.shared:
+            cluster = self.costs.cluster
+            names = channels(cluster, source, target)
+            seconds = cluster.link(source, target).transfer_s(size_bytes)
+            self.shared[key] = _Transfer(seconds, Shown(TaskKind.REDUCE, None, size_bytes, names))
+        return self.shared[key]
+
+    def buckets(self, number: int) -> list[Bucket]:
+        """The buckets that REDUCE actions of a number are of."""
+        index = number % len(self.program.reduce_groups)
+        return [bucket for bucket in self.costs.buckets if bucket.group == index]
+
+    def sums(self, never: int) -> None:
+        """The sums of replicated stages, in the order in which devices begin them."""
+        cluster, algorithm = self.costs.cluster, self.costs.all_reduce
+        groups, first_port = self.program.reduce_groups, self.work.num_ports
+        self.work.num_ports += len(groups)
+        summing = [
+            device for group in groups if group.stage is not None for device in group.devices
+        ]
+        are_alone = cluster.has_private_channels and len(set(summing)) == len(summing)
+        for minibatch in range(self.program.num_minibatches):
+            for index, buckets in groupby(self.costs.buckets, key=lambda bucket: bucket.group):
+                devices = groups[index].devices
+                if groups[index].stage is None:
+                    continue
+                number = index + minibatch * len(groups)
+                names = all_reduce_channels(cluster, devices, algorithm)
+                last = tuple(self.lasts.get((number, device), never) for device in devices)
+                waiting = tuple(self.summed.get(number, ()))
+                for item in waiting:
+                    self.work.missing[item] += 1
+                sums = []
+                for one in buckets:
+                    seconds = all_reduce_s(cluster, devices, one.size_bytes, algorithm)
+                    sums.append((one.ready_fraction, seconds))
+                    shown = Shown(TaskKind.REDUCE, self.reduces.get(number), one.size_bytes, names)
+                    self.found.sums.append(shown)
+                shared = () if are_alone else self.numbered(names)
+                how = tuple(sums), first_port + index, shared, waiting
+                self.work.sums.append(Sum(devices, last, *how))
+
+    # Messages ---------------------------------------------------------------------------------
+
+    def join_messages(self, never: int) -> None:
+        """Every item sends its messages; those over links of one device need no queue."""
+        are_alone = self.costs.cluster.has_private_channels
+        ports: dict[tuple[str, ...] | int, int] = {}
+        for number, sent in enumerate(self.sent):
+            sends = []
+            for message in sent:
+                names = message.shown.channels
+                shared = () if are_alone else self.numbered(names)
+                port = ports.setdefault(names or self.found.line(number), len(ports))
+                target = message.receiver if message.receiver >= 0 else never
+                sends.append((target, message.seconds, port, shared))
+                self.found.messages.append(message.shown)
+            self.work.sends.append(tuple(sends))
+        self.work.num_ports = len(ports)
+
+    def numbered(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Channels by number."""
+        numbers = self.channel_numbers
+        return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-HANDLERS: Mapping[Kind, Callable[[_Compiler, int, int, Action], None]] = MappingProxyType(
+HANDLERS: Mapping[Kind, Callable[[_Compiler, int, Action], None]] = MappingProxyType(
     {
         Kind.FORWARD: _Compiler.forward,
         Kind.BACKWARD: _Compiler.backward,
@@ -260,4 +406,4 @@ HANDLERS: Mapping[Kind, Callable[[_Compiler, int, int, Action], None]] = Mapping
         Kind.STEP: _Compiler.update,
     }
 )
-"""What each kind of action becomes: (compiler, device, index on the device, action)."""
+"""What each kind of action becomes: (compiler, device, action)."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from lightning_gpp.schedule import Kind, Program
-from lightning_gpp.simulate.engine.compiled import KIND_NUMBER, Compiled
 from lightning_gpp.simulate.engine.times import Times
 from lightning_gpp.simulate.program_costs import ProgramCosts
 from lightning_gpp.simulate.simulation import TaskKind
 
-COMPUTE = (KIND_NUMBER[TaskKind.FORWARD], KIND_NUMBER[TaskKind.BACKWARD])
+COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 
 
 class DeviceMemory(Mapping[int, Sequence[tuple[float, float]]]):
@@ -24,15 +23,11 @@ class DeviceMemory(Mapping[int, Sequence[tuple[float, float]]]):
     Args:
         program: what was played.
         costs: bytes of the stages.
-        compiled: as numbers.
         times: when.
     """
 
-    def __init__(
-        self, program: Program, costs: ProgramCosts, compiled: Compiled, times: Times
-    ) -> None:
-        self._program, self._costs = program, costs
-        self._compiled, self._times = compiled, times
+    def __init__(self, program: Program, costs: ProgramCosts, times: Times) -> None:
+        self._program, self._costs, self._times = program, costs, times
 
     def __len__(self) -> int:
         return len(self._program.actions)
@@ -62,24 +57,21 @@ class DeviceMemory(Mapping[int, Sequence[tuple[float, float]]]):
         return curve
 
     def _changes(self, device: int) -> Iterator[tuple[float, float]]:
-        """(seconds, bytes more or less) in the order of the device's stream, which is time's."""
-        operations, actions, times = (
-            self._compiled.operations,
-            self._program.actions[device],
-            self._times,
-        )
-        for step in range(times.num_steps):
-            for position in range(operations.first[device], operations.first[device + 1]):
-                if operations.kinds[position] not in COMPUTE:
+        """(seconds, bytes more or less) in the order of the device's line, which is time's."""
+        compiled, played = self._times.compiled, self._times.played
+        for step in range(self._times.num_steps):
+            for item in compiled.work.lines[device]:
+                shown = compiled.items[item]
+                if shown.kind not in COMPUTE or shown.action is None:
                     continue
-                number = operations.actions[position]
-                costs = self._costs.stages[actions[number].stage]
-                slot = step * times.num_operations + position
+                costs = self._costs.stages[shown.action.stage]
+                start_s = played.start_s[step * len(compiled.items) + item]
+                end_s = start_s + compiled.work.seconds[item]
                 kept, used = costs.activation_bytes, costs.working_bytes
-                if actions[number].kind is Kind.FORWARD:
-                    yield times.start_s[slot], kept
+                if shown.action.kind is Kind.FORWARD:
+                    yield start_s, kept
                     if not self._program.has_backward:
-                        yield times.end_s[slot], -kept
+                        yield end_s, -kept
                 else:
-                    yield times.start_s[slot], used
-                    yield times.end_s[slot], -used - kept
+                    yield start_s, used
+                    yield end_s, -used - kept

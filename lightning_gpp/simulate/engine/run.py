@@ -3,31 +3,26 @@
 It reads the actions of a :class:`~lightning_gpp.schedule.Program`, the same that the runtime
 executes, and takes their durations from :class:`~lightning_gpp.simulate.ProgramCosts`:
 
-- a device runs its actions in their order; sends are handed over and the device goes on
-  (``sends="buffered"``, as the runtime does) or waits until the message has been received
-  (``"rendezvous"``); the feed's messages are handed over at the start of a step in both cases;
+- a device runs its actions in their order; sends are handed over and the device goes on, as in the
+  runtime;
 - messages and sums of gradients keep the channels that they go through to themselves
   (:func:`lightning_gpp.cluster.channels`), first come, first served;
-- sums of the gradients of replicas run beside the backward, bucket by bucket, as
-  :mod:`lightning_gpp.runtime.sums.reduction` does it (wait-free back-propagation; Shi et al.,
-  arXiv 1805.03812);
+- sums of the gradients of replicas run beside the backward, bucket by bucket;
 - a device begins its next step when its optimizer is done; the input of a step is read and copied
   at its start, or with ``prefetch`` by the host while the step before runs.
 
-Of the files beside this one, ``compile_program`` turns actions into numbers, ``events`` plays them,
-``tasks`` and ``memory`` tell what happened. An operation takes some microseconds to simulate
-(``benchmarks/simulator.py``).
+Of the files beside this one, ``compile_program`` turns actions into the work that
+:mod:`lightning_gpp.engine` plays, ``tasks`` and ``memory`` tell what happened. An action takes some
+microseconds to simulate (``benchmarks/simulator.py``).
 """
 
 from __future__ import annotations
 
-from typing import get_args
-
+from lightning_gpp.engine.play import NEVER, Played, play
 from lightning_gpp.schedule import Program, ScheduleError
 from lightning_gpp.simulate.engine.check_costs import check_costs
-from lightning_gpp.simulate.engine.compile_program import Sends, compile_program
+from lightning_gpp.simulate.engine.compile_program import compile_program
 from lightning_gpp.simulate.engine.compiled import Compiled
-from lightning_gpp.simulate.engine.events import play
 from lightning_gpp.simulate.engine.memory import DeviceMemory
 from lightning_gpp.simulate.engine.tasks import Tasks
 from lightning_gpp.simulate.engine.times import Times
@@ -39,7 +34,6 @@ def simulate(
     program: Program,
     costs: ProgramCosts,
     *,
-    sends: Sends = "buffered",
     num_steps: int = 1,
     prefetch: bool = False,
 ) -> Simulation:
@@ -48,13 +42,11 @@ def simulate(
     Args:
         program: what every device does.
         costs: what it costs; device ``d`` of the program is device ``d`` of its cluster.
-        sends: whether a sender goes on (``"buffered"``) or waits for its receiver
-            (``"rendezvous"``).
         num_steps: steps one after the other; more than one show what pre-fetching is good for.
         prefetch: whether the host reads and copies the input of a step while the one before runs.
 
     Raises:
-        ValueError: the costs do not fit the program, or an option is unknown.
+        ValueError: the costs do not fit the program, or there is no step.
         ScheduleError: devices wait for each other for ever; the text names them and where.
 
     >>> from lightning_gpp.cluster import Link, uniform_cluster
@@ -70,34 +62,28 @@ def simulate(
     >>> simulate(program, costs).step_s  # (4 micro-batches + 2 stages - 1) (1 + 2) seconds
     15.0
     """
-    _check(sends, num_steps)
-    check_costs(program, costs)
-    compiled = compile_program(program, costs, sends=sends, prefetch=prefetch)
-    times = play(compiled, num_steps)
-    if times.stuck:
-        raise ScheduleError(_deadlock(program, compiled, times))
-    before_s = times.step_end_s[-2] if num_steps > 1 else 0.0
-    return Simulation(
-        program,
-        costs,
-        Tasks(program, costs, compiled, times),
-        times.step_end_s[-1] - before_s,
-        DeviceMemory(program, costs, compiled, times),
-        sends,
-    )
-
-
-def _check(sends: str, num_steps: int) -> None:
-    if sends not in get_args(Sends):
-        raise ValueError(f"unknown sends {sends!r}; known: {', '.join(get_args(Sends))}")
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    check_costs(program, costs)
+    compiled = compile_program(program, costs, prefetch=prefetch)
+    played = play(compiled.work.repeated(num_steps))
+    assert played is not None  # no step is too long
+    if played.stuck:
+        raise ScheduleError(_deadlock(compiled, played))
+    times = Times(compiled, played, num_steps)
+    memory = DeviceMemory(program, costs, times)
+    return Simulation(program, costs, Tasks(times), times.last_step_s, memory)
 
 
-def _deadlock(program: Program, compiled: Compiled, times: Times) -> str:
+def _deadlock(compiled: Compiled, played: Played) -> str:
     waiting = []
-    for stream, operation in times.stuck.items():
-        number = compiled.operations.actions[operation]
-        if stream < compiled.num_devices and number >= 0:
-            waiting.append(f"device {stream} waits at {program.actions[stream][number]}")
-    return "the program deadlocks: " + "; ".join(waiting)
+    for device, item in played.stuck.items():
+        step, own = divmod(item, len(compiled.items))
+        actions = [
+            action
+            for sender, action in compiled.waits.get(own, ())
+            if sender < 0 or played.start_s[step * len(compiled.items) + sender] == NEVER
+        ] or [compiled.items[own].action]
+        if actions[0] is not None:
+            waiting.append(f"device {device} waits at {actions[0]}")
+    return "the program deadlocks: " + "; ".join(sorted(waiting))

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
-NEVER = -1.0
-"""Start and end of what has not happened."""
-
-Entry = tuple[float, int, int]
-"""A ready transfer in the queue: when, its place in the program, its slot."""
+from lightning_gpp.engine.play import Played
+from lightning_gpp.engine.trace import WorkTrace, trace
+from lightning_gpp.simulate.engine.compiled import Compiled, Shown
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Times:
-    """When everything happened.
-
-    What can happen has a *slot*: operation ``i`` in step ``k`` has ``k * num_operations + i``;
-    after all operations, transfer ``j`` has ``first_transfer + k * num_transfers + j``.
+    """When everything happened, found when it is asked for.
 
     Attributes:
-        num_steps: steps played.
-        num_operations: of one step.
-        num_transfers: of one step.
-        start_s: of every slot; ``NEVER`` for what takes no time of its own.
-        end_s: likewise.
-        ready_s: of every slot of a transfer when it was ready.
-        cause: slot whose end let it start; -1 for none.
-        step_end_s: when everything of a step was over.
-        stuck: stream -> the operation that it waits at for ever.
+        compiled: a step.
+        played: of as many steps as there are.
+        num_steps: how many.
     """
 
+    compiled: Compiled
+    played: Played
     num_steps: int
-    num_operations: int
-    num_transfers: int
-    start_s: list[float] = field(default_factory=list)
-    end_s: list[float] = field(default_factory=list)
-    ready_s: list[float] = field(default_factory=list)
-    cause: list[int] = field(default_factory=list)
-    step_end_s: list[float] = field(default_factory=list)
-    stuck: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        count = self.num_steps * (self.num_operations + self.num_transfers)
-        self.start_s, self.end_s = [NEVER] * count, [NEVER] * count
-        self.ready_s = [NEVER] * (self.num_steps * self.num_transfers)
-        self.cause = [-1] * count
-        self.step_end_s = [0.0] * self.num_steps
+    @cached_property
+    def trace(self) -> WorkTrace:
+        """Start, end and cause of everything."""
+        return trace(self.compiled.work.repeated(self.num_steps), self.played)
+
+    def shown(self, slot: int) -> tuple[int, Shown]:
+        """The step that a slot is of, and what it is."""
+        found, compiled = self.trace, self.compiled
+        if slot < found.first_message:
+            kinds, first = compiled.items, 0
+        elif slot < found.first_sum:
+            kinds, first = compiled.messages, found.first_message
+        else:
+            kinds, first = compiled.sums, found.first_sum
+        step, number = divmod(slot - first, len(kinds))
+        return step, kinds[number]
 
     @property
-    def first_transfer(self) -> int:
-        """Slot of the first transfer of the first step."""
-        return self.num_steps * self.num_operations
+    def last_step_s(self) -> float:
+        """Seconds by which the last step ends after the one before it."""
+        if self.num_steps == 1:
+            return self.played.step_s
+        ends_s = [0.0] * self.num_steps
+        for slot, end_s in enumerate(self.trace.end_s):
+            step, _ = self.shown(slot)
+            ends_s[step] = max(ends_s[step], end_s)
+        return ends_s[-1] - ends_s[-2]

@@ -218,13 +218,11 @@ class _DeviceWalk:
             yield index, self._span(SpanKind.OPTIMIZER, task.start_s, task.end_s, None, task)
 
     def send(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
-        """Handing a message over; in a rendezvous also until it has been received."""
+        """Handing a message over."""
         transfer = self.tasks.message[step, action.message]
         index, task = own.get(TaskKind.SEND, (None, None))
         start_s = self.now_s if task is None else task.start_s
         end_s = start_s if task is None else task.end_s
-        if self.simulation.sends == "rendezvous" and action.stage != FEED:
-            end_s = max(end_s, transfer.end_s)
         self.now_s = end_s
         yield index, self._span(SpanKind.SEND, start_s, end_s, action, transfer)
 

@@ -9,7 +9,6 @@ from lightning_gpp.cluster import AllReduce
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
-from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
 from lightning_gpp.simulate.simulation import Simulation
@@ -38,14 +37,12 @@ class RunOptions:
         step: what it costs beside compute and messages.
         overlap: how the gradients of replicas are cut into sums.
         all_reduce: how they are summed.
-        sends: whether senders wait for their receivers.
         prefetch: whether the input of the next step is read while one runs.
     """
 
     step: StepCosts = field(default_factory=StepCosts)
     overlap: Overlap = "buckets"
     all_reduce: AllReduce = "ring"
-    sends: Sends = "buffered"
     prefetch: bool = False
 
 
@@ -109,7 +106,6 @@ class PlanCase:
             self.plan,
             self.request,
             self.costs(),
-            sends=self.run.sends,
             num_steps=self.num_steps,
             prefetch=self.run.prefetch,
         )

@@ -193,51 +193,6 @@ def test_first_come_first_served_can_make_a_step_longer_when_a_device_gets_faste
 # Sends ---------------------------------------------------------------------------------------
 
 
-def test_in_a_rendezvous_both_sides_wait() -> None:
-    """Two stages of 1 s forward and backward, messages of 1 s, GPipe.
-
-    .. code-block:: text
-
-        seconds       0    1    2    3    4    5    6    7    8    9    10
-        buffered 0    |-F0-|-F1-|                   |-B0-|-B1-|
-        buffered 1              |-F0-|-F1-|-B0-|-B1-|
-        rendezvous 0  |-F0-|send|-F1-|send|              |-B0-|    |-B1-|
-        rendezvous 1            |-F0-|    |-F1-|-B0-|send|-B1-|send|
-    """
-    arguments = {"num_microbatches": 2, "schedule": "gpipe", "backward_s": 1.0, "link": Link(1.0)}
-    found = simulated_stages(chain(2), 2, message_bytes=1.0, **arguments)
-    assert found.step_s == 8.0
-    found = simulated_stages(chain(2), 2, message_bytes=1.0, sends="rendezvous", **arguments)
-    assert found.step_s == 10.0
-    assert task_times(found, device=0) == {
-        "0F0": (0, 1), "0F1": (2, 3), "0B0": (7, 8), "0B1": (9, 10)
-    }  # fmt: skip
-
-
-def test_the_feed_never_waits_for_its_receivers() -> None:
-    # as above, with the first input at 1 s and the second one at 2 s
-    found = simulated_stages(
-        "-1>0 0>1",
-        2,
-        num_microbatches=2,
-        schedule="gpipe",
-        backward_s=1.0,
-        message_bytes=1.0,
-        link=Link(1.0),
-        sends="rendezvous",
-    )
-    assert found.step_s == 11.0
-    assert task_times(found, TaskKind.TRANSFER)["-1SF1>0"] == (1.0, 2.0)
-
-
-def test_1f1b_needs_buffered_sends() -> None:
-    with pytest.raises(ScheduleError) as error:
-        simulated_stages(chain(2), 2, num_microbatches=3, sends="rendezvous")
-    assert str(error.value) == (
-        "the program deadlocks: device 0 waits at 0SF1>1; device 1 waits at 1SB0>0"
-    )
-
-
 def test_handing_over_and_python_take_a_device_its_time() -> None:
     # device 0: F 0-1, (0.5) send 1.5-1.75; message 1.75-2.75
     # device 1: receives 2.75-3, (0.5) F 3.5-4.5, (0.5) B 5-7, (0.5) send 7.5-7.75; message to 8.75
@@ -431,11 +386,20 @@ def test_costs_that_do_not_fit_are_named(changes: dict[str, Any], text: str) -> 
         simulate(CHAIN.program, replace(CHAIN.costs, **changes))
 
 
-def test_unknown_options_are_named() -> None:
-    with pytest.raises(ValueError, match="unknown sends 'async'; known: buffered, rendezvous"):
-        simulate(CHAIN.program, CHAIN.costs, sends="async")  # type: ignore[arg-type]
+def test_at_least_one_step_is_simulated() -> None:
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         simulate(CHAIN.program, CHAIN.costs, num_steps=0)
+
+
+def test_a_deadlock_is_named_with_what_devices_wait_at() -> None:
+    (first, *others) = CHAIN.program.actions
+    program = replace(CHAIN.program, actions=((Action.parse("0RB0<1"), *first), *others))
+    with pytest.raises(ScheduleError) as error:
+        simulate(program, CHAIN.costs)
+    assert str(error.value) == (
+        "the program deadlocks: device 0 waits at 0RB0<1; device 1 waits at 1RF0<0; "
+        "device 2 waits at 2RF0<1"
+    )
 
 
 def test_a_message_that_the_program_does_not_know_is_named() -> None:

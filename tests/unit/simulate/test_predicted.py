@@ -150,14 +150,6 @@ def test_sums_of_replicas_are_waited_for_at_the_end() -> None:
     assert path(timeline).endswith(f"{total.name}@{total.start_s:g}-{total.end_s:g}")
 
 
-def test_a_rendezvous_holds_the_sender() -> None:
-    chain = simulated(edges="0>1", num_stages=2, num_microbatches=1, sends="rendezvous")
-    assert rows(predicted_timeline(chain)) == [
-        "0F0@0-1 0SF0>1@1-2 wait@2-5 0RB0<1@5-6 0B0@6-8",
-        "wait@0-1 1RF0<0@1-2 1F0@2-3 1B0@3-5 1SB0>0@5-6",
-    ]
-
-
 def test_ranks_need_not_be_devices() -> None:
     simulation = simulated()
     timeline = predicted_timeline(simulation, rank_of_device=(2, 0, 1))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.divide.frontier import Cut, Way
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.homes import given_out
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

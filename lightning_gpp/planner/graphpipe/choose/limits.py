@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.choose.found_stage import FoundStage, found_stages
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 PRECISION = 1.015
 """By this factor the first limit is above the lower bound, and the first slower one above the

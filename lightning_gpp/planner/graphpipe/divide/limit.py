@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.space.crew import Interval
 from lightning_gpp.planner.graphpipe.space.rates import CrewRates
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class Limit:

@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left, bisect_right
 from operator import neg
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.divide.frontier import (
     MODEL_END,
     Cut,
@@ -27,7 +28,6 @@ from lightning_gpp.planner.graphpipe.divide.frontier import (
 from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class LimitedWays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, ranked_plans
 from lightning_gpp.planner.graphpipe.place.arrange import arranged
 from lightning_gpp.planner.graphpipe.place.draft import Draft
@@ -13,7 +14,6 @@ from lightning_gpp.planner.graphpipe.place.least import DraftBounds
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""

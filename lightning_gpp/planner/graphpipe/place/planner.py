@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.balanced import balanced, balanced_microbatches
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
@@ -22,7 +23,6 @@ from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, 
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 NAME = "graphpipe"
 

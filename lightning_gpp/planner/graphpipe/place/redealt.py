@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.homes import Homes, given_out
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class Team(NamedTuple):

@@ -15,11 +15,11 @@ from operator import sub
 from typing import NamedTuple
 
 from lightning_gpp.cost import OpProfile
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import IN_A_ROW, PlanRequest
 from lightning_gpp.planner.graphpipe.space.contents import Content, Contents
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.load import Load
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
 from lightning_gpp.planner.step_time.users_step import users_step_bytes
 from lightning_gpp.planner.units.units import UnitGraph

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
+from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class Space:

@@ -69,7 +69,6 @@ def test_what_if():
         ("what_if.device.x=0.5", "what_if.device.x: expected the number of a device"),
         ("overlap=none", "overlap=none is unknown; known: at_end"),
         ("all_reduce=star", "all_reduce=star is unknown; known: ring, tree"),
-        ("sends=fast", "sends=fast is unknown; known: buffered, rendezvous"),
         ("step.data_s=-1", "step.data_s must be a number of at least 0, got -1"),
         ("step.optimizer_s=soon", "step.optimizer_s must be a number of at least 0, got 'soon'"),
         ("step.host_bandwidth_bytes_per_s=0", "step.host_bandwidth_bytes_per_s=0: a link needs"),

@@ -1,0 +1,222 @@
+"""Plays the static orders of devices: an event simulation without any logic of schedules.
+
+Devices run ahead on their own clocks until they have to wait; what shares channels is served in the
+order in which it becomes ready. That is safe: whatever a device does after waiting for a message is
+later than when that was ready, so when the earliest is served, no earlier one can still come. It
+starts when all of its channels have served those before it (first come, first served; ties in the
+order of the devices, and messages of a device before its sums). Nothing overtakes, so what waits
+for one channel holds up later ones on the others.
+
+Gradients are summed beside the backward, bucket by bucket (wait-free back-propagation; Shi et al.,
+arXiv 1805.03812), as :mod:`lightning_gpp.runtime.sums.reduction` does it.
+
+A search plays thousands of items many times, which is why :func:`play` is one long loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.engine.work import Sum, Work
+
+NEVER = -1.0
+"""Start of what has not happened."""
+
+ROUNDING = 1e-9
+"""By so much seconds may differ that are added up in another order, relatively."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What playing gave.
+
+    Attributes:
+        start_s: when each item starts.
+        step_s: seconds until everything is done.
+        served: messages (False) and sums (True) that share channels, in the order in which they
+            were served, by their senders and their own numbers.
+        stuck: device -> the item that it waits with for ever.
+    """
+
+    start_s: list[float]
+    step_s: float
+    served: list[tuple[bool, int]]
+    stuck: dict[int, int]
+
+
+def play(work: Work, at_most_s: float = math.inf) -> Played | None:
+    """Plays the orders of all devices; None where a device is done too late.
+
+    Args:
+        work: what they do.
+        at_most_s: the longest step that is of interest. Most of those that are longer are seen to
+            be before their end: a device has waited longer than its work leaves time for.
+    """
+    seconds, sends, lines = work.seconds, work.sends, work.lines
+    missing = work.missing.copy()
+    start_s = [NEVER] * len(seconds)
+    ready_s = [0.0] * len(seconds)
+    port_s = [0.0] * work.num_ports
+    clocks_s, positions = [0.0] * len(lines), [0] * len(lines)
+    of, most_s = seconds.__getitem__, at_most_s * (1 + ROUNDING)
+    spares_s = [most_s - sum(map(of, line)) for line in lines]
+    waiting: dict[int, int] = {}
+    shared = _SharedChannels(work, start_s, port_s)
+    summed = shared.summed
+    runnable = list(range(len(lines)))
+
+    def arrived(at_s: float, items: tuple[int, ...]) -> None:
+        for item in items:
+            if ready_s[item] < at_s:
+                ready_s[item] = at_s
+            missing[item] -= 1
+            if not missing[item] and item in waiting:
+                runnable.append(waiting.pop(item))
+
+    while runnable or shared.queue:
+        if not runnable:
+            arrived(*shared.serve())
+            continue
+        number = runnable.pop()
+        line, clock_s, spare_s = lines[number], clocks_s[number], spares_s[number]
+        for position in range(positions[number], len(line)):
+            item = line[position]
+            if missing[item]:
+                waiting[item] = number
+                positions[number] = position
+                break
+            if ready_s[item] > clock_s:
+                spare_s += clock_s - ready_s[item]
+                if spare_s < 0.0:
+                    return None
+                clock_s = ready_s[item]
+            start_s[item] = clock_s
+            clock_s += seconds[item]
+            for target, message_s, port, channels in sends[item]:
+                if channels:
+                    shared.push(clock_s, number, message_s, channels, (target,), item)
+                    continue
+                at_s = port_s[port]
+                if at_s < clock_s:
+                    at_s = clock_s
+                at_s += message_s
+                port_s[port] = at_s
+                if ready_s[target] < at_s:
+                    ready_s[target] = at_s
+                missing[target] -= 1
+                if not missing[target] and target in waiting:
+                    runnable.append(waiting.pop(target))
+            if item in summed:
+                for ended in shared.final(item):
+                    arrived(*ended)
+        clocks_s[number], spares_s[number] = clock_s, spare_s
+    step_s = max(shared.end_s, *clocks_s, *port_s)
+    stuck = {number: item for item, number in waiting.items()}
+    return Played(start_s, step_s, shared.served, stuck)
+
+
+_Entry = tuple[float, int, bool, int, float, tuple[int, ...], tuple[int, ...], int]
+"""What is ready: when, its device, whether it is a sum, how many were before it, its seconds, its
+channels, the items that wait for it, and its sender, or the number of the sum."""
+
+
+class _SharedChannels:
+    """Messages and sums that share channels.
+
+    Args:
+        work: what is played.
+        start_s: of all items, as they are played.
+        port_s: until when ports are taken.
+
+    Attributes:
+        queue: what is ready.
+        served: what has been served.
+        summed: item -> the sums whose gradients become final in it.
+        end_s: when the last one is there.
+    """
+
+    def __init__(self, work: Work, start_s: Sequence[float], port_s: list[float]) -> None:
+        self._work, self._start_s, self._port_s = work, start_s, port_s
+        self._free_s = [0.0] * work.num_channels
+        self._num_pushed = 0
+        self.queue: list[_Entry] = []
+        self.served: list[tuple[bool, int]] = []
+        self.end_s = 0.0
+        self.summed: dict[int, list[int]] = {}
+        self._left = [len(one.last) for one in work.sums]
+        self._in_turn: dict[int, deque[int]] = {}
+        for number, one in enumerate(work.sums):
+            for device, last in zip(one.devices, one.last):
+                self.summed.setdefault(last, []).append(number)
+                self._in_turn.setdefault(device, deque()).append(number)
+        self._begun_s = dict.fromkeys(self._in_turn, 0.0)
+
+    def push(
+        self,
+        ready_s: float,
+        device: int,
+        seconds: float,
+        channels: tuple[int, ...],
+        waiting: tuple[int, ...],
+        number: int,
+        *,
+        is_sum: bool = False,
+    ) -> None:
+        """Something is ready that has to wait for its channels."""
+        self._num_pushed += 1
+        place = ready_s, device, is_sum, self._num_pushed
+        heapq.heappush(self.queue, (*place, seconds, channels, waiting, number))
+
+    def serve(self) -> tuple[float, tuple[int, ...]]:
+        """Serves what is ready first: when it is there, and the items that wait for it."""
+        ready_s, _, is_sum, _, seconds, channels, waiting, number = heapq.heappop(self.queue)
+        end_s = max(ready_s, *(self._free_s[channel] for channel in channels)) + seconds
+        for channel in channels:
+            self._free_s[channel] = end_s
+        self.served.append((is_sum, number))
+        self.end_s = max(self.end_s, end_s)
+        return end_s, waiting
+
+    def final(self, item: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """An item has begun in which gradients become final: those sums begin whose turn it is.
+
+        Yields:
+            Of those without channels the end, and the items that wait for it.
+        """
+        todo = self.summed[item]
+        for number in todo:
+            self._left[number] -= 1
+        todo = todo.copy()
+        while todo:
+            number = todo.pop()
+            one = self._work.sums[number]
+            turns = [self._in_turn[device] for device in one.devices]
+            if self._left[number] or any(not turn or turn[0] != number for turn in turns):
+                continue
+            for turn in turns:
+                turn.popleft()
+                todo += [turn[0]] if turn else []
+            for place, (ready_s, seconds) in enumerate(self._ready(one), 1):
+                waiting = one.waiting if place == len(one.buckets) else ()
+                if one.channels:
+                    how = seconds, one.channels, waiting, number
+                    self.push(ready_s, min(one.devices), *how, is_sum=True)
+                else:
+                    end_s = self._port_s[one.port] = max(ready_s, self._port_s[one.port]) + seconds
+                    yield end_s, waiting
+
+    def _ready(self, one: Sum) -> Iterator[tuple[float, float]]:
+        """When all devices have begun a bucket, and the seconds of its sum."""
+        begun_s, start_s, seconds = self._begun_s, self._start_s, self._work.seconds
+        lasts = {(start_s[last], seconds[last]) for last in one.last}
+        ready_s = max([begun_s[device] for device in one.devices])
+        for fraction, sum_s in one.buckets:
+            ready_s = max([ready_s, *(begin_s + fraction * last_s for begin_s, last_s in lasts)])
+            yield ready_s, sum_s
+        most = max([fraction for fraction, _ in one.buckets])
+        for device, last in zip(one.devices, one.last):
+            begun_s[device] = max(begun_s[device], start_s[last] + most * seconds[last])

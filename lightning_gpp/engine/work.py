@@ -1,0 +1,88 @@
+"""What devices do in a step, as numbers that can be played fast.
+
+An *item* is a forward, a backward, or anything else that takes a device its time, or that it waits
+with. A device does its items in their order. Its messages leave at the end of the item that sends
+them; a message keeps its channels to itself while it is on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Send = tuple[int, float, int, tuple[int, ...]]
+"""A message: the item that waits for it, its seconds, the port that it leaves through, and the
+channels that it shares with messages of other devices. Without channels the port is its own: it
+leaves when those before it have left."""
+
+
+class Sum(NamedTuple):
+    """The sums of gradients over some devices, bucket by bucket.
+
+    Attributes:
+        devices: that take part.
+        last: of each device the item in which its gradients become final.
+        buckets: the part of those items after which a bucket is final, and the seconds of its sum.
+        port: where they follow one another if the devices take part in no other sums.
+        channels: what they share with messages and other sums; without channels the port is theirs.
+        waiting: the items that wait for the end of the last one.
+    """
+
+    devices: tuple[int, ...]
+    last: tuple[int, ...]
+    buckets: tuple[tuple[float, float], ...]
+    port: int
+    channels: tuple[int, ...]
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Work:
+    """All items of a step.
+
+    Attributes:
+        seconds: what each takes.
+        missing: how many messages and sums each waits for.
+        sends: what each sends, in this order.
+        lines: the items of every device in their order.
+        sums: in the order in which devices begin them: a device begins none before the gradients
+            of all those before it are final.
+        num_ports: ports of messages and sums that share no channels; messages of one port are of
+            one device.
+        num_channels: channels that messages and sums share.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    sends: list[tuple[Send, ...]] = field(default_factory=list)
+    lines: list[list[int]] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    num_ports: int = 0
+    num_channels: int = 0
+
+    def repeated(self, count: int) -> Work:
+        """So many steps in a row; an item of step ``k`` has the number of ``k`` steps more."""
+        if count == 1:
+            return self
+        firsts = [step * len(self.seconds) for step in range(count)]
+
+        def later(items: tuple[int, ...], first: int) -> tuple[int, ...]:
+            return tuple(first + item for item in items)
+
+        return Work(
+            self.seconds * count,
+            self.missing * count,
+            [
+                tuple((first + target, *how) for target, *how in sends)  # type: ignore[misc]
+                for first in firsts
+                for sends in self.sends
+            ],
+            [[first + item for first in firsts for item in line] for line in self.lines],
+            [
+                one._replace(last=later(one.last, first), waiting=later(one.waiting, first))
+                for first in firsts
+                for one in self.sums
+            ],
+            self.num_ports,
+            self.num_channels,
+        )
