@@ -14,42 +14,42 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.rule import Rule
+from lightning_gpp.spmd.search.factor_graph import FactorGraph, ProgramAnswer, SearchStep
 from lightning_gpp.spmd.search.obtain import Obtained
-from lightning_gpp.spmd.search.question import Answer, Question, Step
 
 
-def program_of(question: Question, answer: Answer, name: str) -> SpmdProgram:
+def program_of(factor_graph: FactorGraph, answer: ProgramAnswer, name: str) -> SpmdProgram:
     """The instructions of all steps; conversions are made where their result is first read."""
-    program = _Program(question)
-    reads: list[list[tuple[str, Obtained]]] = [[] for _ in question.steps]
-    for factor, number in zip(question.factors, answer.paid, strict=True):
+    program = _Instructions(factor_graph)
+    reads: list[list[tuple[str, Obtained]]] = [[] for _ in factor_graph.steps]
+    for factor, number in zip(factor_graph.factors, answer.paid, strict=True):
         if factor.value:
             reads[factor.step].append((factor.value, factor.costs.ways[number]))
-    for step, rule, ways in zip(question.steps, answer.rules, reads, strict=True):
+    for step, rule, ways in zip(factor_graph.steps, answer.rules, reads, strict=True):
         for value, way in ways:
             program.obtain(value, way)
         program.step(step, step.rules[rule])
     return SpmdProgram(
-        question.prices.parts.shares, program.storage, tuple(program.instructions), name
+        factor_graph.prices.parts.shares, program.storage, tuple(program.instructions), name
     )
 
 
-class _Program:
+class _Instructions:
     """Instructions as they are written down."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, factor_graph: FactorGraph) -> None:
         self.storage: dict[str, Placement] = {}
         self.instructions: list[Instruction] = []
-        self._question = question
+        self._factor_graph = factor_graph
         self._there: dict[str, set[Placement]] = {}
 
-    def step(self, step: Step, rule: Rule) -> None:
+    def step(self, step: SearchStep, rule: Rule) -> None:
         """A computation, or the return of an output."""
         operator = step.operator
         if operator is None:
             self.instructions.append(ReturnOutput(step.reads[0], rule.inputs[0]))
             return
-        method = self._question.prices.computation(operator, rule).method
+        method = self._factor_graph.prices.computation(operator, rule).method
         self.instructions.append(
             Computation(operator.name, rule.inputs, rule.outputs, rule.option, method, rule.note)
         )
@@ -57,7 +57,7 @@ class _Program:
 
     def obtain(self, name: str, way: Obtained) -> None:
         """Begins a value where it has not begun, and makes its conversions."""
-        table, value = self._question.tables[name], self._question.graph.value_of[name]
+        table, value = self._factor_graph.tables[name], self._factor_graph.graph.value_of[name]
         if name not in self._there:
             first = way.path[0][0] if way.path else way.placements.bit_length() - 1
             placement = table.placements[first]
@@ -70,7 +70,7 @@ class _Program:
             one, other = table.placements[source], table.placements[target]
             if other in self._there[name]:
                 continue
-            price = self._question.prices.conversion(value, one, other)
+            price = self._factor_graph.prices.conversion(value, one, other)
             self.instructions.append(
                 Conversion(name, one, other, price.method, price.backward_method)
             )

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from lightning_gpp.spmd.costs.share_cost import Vector
-from lightning_gpp.spmd.search.question import Costs
+from lightning_gpp.spmd.search.factor_graph import FactorCosts
 
 Scope = tuple[int, ...]
 """Variables that a table is by, in its axes' order."""
@@ -111,7 +111,7 @@ def _along(table: Vector, axes: tuple[int, ...], num_axes: int) -> Vector:
     return np.expand_dims(found, tuple({*range(num_axes)} - {*axes}))
 
 
-def table_of(costs: Costs, byte_s: Vector) -> Vector:
+def table_of(costs: FactorCosts, byte_s: Vector) -> Vector:
     """The least cost of every combination of values, with bytes at a price per class."""
     table = np.full(costs.shape, np.inf)
     np.minimum.at(table, tuple(costs.places.T), costs.priced(byte_s))

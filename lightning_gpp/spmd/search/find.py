@@ -30,9 +30,9 @@ from lightning_gpp.spmd.search.eliminate import (
     elimination_order,
     table_of,
 )
+from lightning_gpp.spmd.search.factor_graph import Factor, FactorGraph, ProgramAnswer
 from lightning_gpp.spmd.search.integer import cheapest, cheapest_fitting, num_columns
 from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.spmd.search.question import Answer, Factor, Question
 from lightning_gpp.units_of_measure import bytes_text
 
 MOST_COLUMNS = 5_000
@@ -92,51 +92,53 @@ def find_program(
         NoProgramFitsError: no program fits the memory, or none was found that does.
     """
     theory = theory or Theory(graph, machine.num_devices)
-    search = _Search(Question(theory, machine, shares, allowed or Allowed()))
+    search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()))
     answer, least_s = search.at(0.0)
     if limits_memory and not answer.fits:
         answer, least_s = search.fitting(answer, least_s)
-    return FoundProgram(program_of(search.question, answer, name), answer.seconds, least_s)
+    return FoundProgram(program_of(search.factor_graph, answer, name), answer.seconds, least_s)
 
 
-class _Search:
-    """Answers of a question at prices of memory.
+class _PricedSearch:
+    """Answers at prices of memory.
 
     Args:
-        question: which one.
+        factor_graph: the choice of a program.
     """
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self, factor_graph: FactorGraph) -> None:
+        self.factor_graph = factor_graph
         self._order: list[Scope] | None = None
         with contextlib.suppress(TooWideError):
-            self._order = elimination_order(question.sizes, map(self._scope, question.factors))
+            self._order = elimination_order(
+                factor_graph.sizes, map(self._scope, factor_graph.factors)
+            )
 
     def _scope(self, factor: Factor) -> Scope:
         """The variables of a factor that have a choice."""
-        return tuple(each for each in factor.variables if self.question.sizes[each] > 1)
+        return tuple(each for each in factor.variables if self.factor_graph.sizes[each] > 1)
 
-    def at(self, price: float) -> tuple[Answer, float]:
+    def at(self, price: float) -> tuple[ProgramAnswer, float]:
         """The cheapest program with a price per byte, and what none costs less than.
 
         Args:
             price: of a byte on any device with a limit.
         """
-        question, byte_s = self.question, price * self.question.num_alike
+        factor_graph, byte_s = self.factor_graph, price * self.factor_graph.num_alike
         if self._order is None:
-            return cheapest(question, byte_s)
-        every = {id(factor.costs): factor.costs for factor in question.factors}
+            return cheapest(factor_graph, byte_s)
+        every = {id(factor.costs): factor.costs for factor in factor_graph.factors}
         tables = {key: table_of(costs, byte_s).squeeze() for key, costs in every.items()}
-        placed = [(self._scope(each), tables[id(each.costs)]) for each in question.factors]
-        values, total_s = cheapest_values(self._order, placed, len(question.sizes))
+        placed = [(self._scope(each), tables[id(each.costs)]) for each in factor_graph.factors]
+        values, total_s = cheapest_values(self._order, placed, len(factor_graph.sizes))
         paid = []
-        for factor in question.factors:
+        for factor in factor_graph.factors:
             own = [values[variable] for variable in factor.variables]
             numbers = np.flatnonzero((factor.costs.places == own).all(axis=1))
             paid.append(int(numbers[factor.costs.priced(byte_s)[numbers].argmin()]))
-        return Answer.of(question, values, paid), total_s
+        return ProgramAnswer.of(factor_graph, values, paid), total_s
 
-    def fitting(self, free: Answer, least_s: float) -> tuple[Answer, float]:
+    def fitting(self, free: ProgramAnswer, least_s: float) -> tuple[ProgramAnswer, float]:
         """The cheapest program that fits, or a cheap one, and what none is below of.
 
         Args:
@@ -146,17 +148,17 @@ class _Search:
         Raises:
             NoProgramFitsError: none fits, or none was found that does.
         """
-        limit_bytes = float(self.question.num_alike @ self.question.limits)
+        limit_bytes = float(self.factor_graph.num_alike @ self.factor_graph.limits)
         price = free.seconds / limit_bytes
         highest = price * HIGHEST
-        if self._order is None or num_columns(self.question) <= MOST_COLUMNS:
-            found = cheapest_fitting(self.question)
+        if self._order is None or num_columns(self.factor_graph) <= MOST_COLUMNS:
+            found = cheapest_fitting(self.factor_graph)
             if found is None:
                 raise self._too_large(self.at(highest)[0])
             return found
         met = []
 
-        def at(price: float) -> Answer:
+        def at(price: float) -> ProgramAnswer:
             nonlocal least_s
             answer, total_s = self.at(price)
             least_s = max(least_s, total_s - price * limit_bytes)
@@ -178,12 +180,13 @@ class _Search:
             low, high = (low, answer) if answer.fits else (answer, high)
         return min((each for each in met if each.fits), key=lambda each: each.seconds), least_s
 
-    def _too_large(self, leanest: Answer) -> NoProgramFitsError:
-        limits = self.question.limits
+    def _too_large(self, leanest: ProgramAnswer) -> NoProgramFitsError:
+        limits = self.factor_graph.limits
         worst = int((leanest.memory_bytes - limits).argmax())
+        device = self.factor_graph.classes[worst]
         return NoProgramFitsError(
             "no program was found that fits the memory: even the one that holds least needs "
-            f"{bytes_text(leanest.memory_bytes[worst])} on device {self.question.classes[worst]} "
+            f"{bytes_text(leanest.memory_bytes[worst])} on device {device} "
             "(parameters with gradients and optimizer state, and activations), which has "
             f"{bytes_text(limits[worst])}; use more or larger devices, a smaller batch, or an "
             "optimizer with less state"

@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from lightning_gpp.spmd.costs.share_cost import Vector
-from lightning_gpp.spmd.search.question import Answer, Question
+from lightning_gpp.spmd.search.factor_graph import FactorGraph, ProgramAnswer
 
 MOST_NODES = 10_000
 """Of the branch and bound."""
@@ -32,42 +32,42 @@ TOLERANCES = (0.0, 1e-5)
 """Part of the memory that is left, first none: HiGHS may take a millionth more than there is."""
 
 
-def num_columns(question: Question) -> int:
+def num_columns(factor_graph: FactorGraph) -> int:
     """Of the 0-1 program."""
-    return sum(len(factor.costs.seconds) for factor in question.factors)
+    return sum(len(factor.costs.seconds) for factor in factor_graph.factors)
 
 
-def cheapest(question: Question, byte_s: Vector) -> tuple[Answer, float]:
+def cheapest(factor_graph: FactorGraph, byte_s: Vector) -> tuple[ProgramAnswer, float]:
     """The cheapest program with bytes at a price per class, and what none costs less than.
 
     Raises:
         RuntimeError: none was found before the branch and bound was ended.
     """
-    found = _solved(question, byte_s, None)
+    found = _solved(factor_graph, byte_s, None)
     assert found is not None
     return found
 
 
-def cheapest_fitting(question: Question) -> tuple[Answer, float] | None:
+def cheapest_fitting(factor_graph: FactorGraph) -> tuple[ProgramAnswer, float] | None:
     """The cheapest program that fits, and what none that fits is below of; None if none fits.
 
     Raises:
         RuntimeError: none was found before the branch and bound was ended.
     """
-    nothing = np.zeros(len(question.limits))
+    nothing = np.zeros(len(factor_graph.limits))
     for left in TOLERANCES:
-        found = _solved(question, nothing, question.limits * (1 - left))
+        found = _solved(factor_graph, nothing, factor_graph.limits * (1 - left))
         if found is None or found[0].fits:
             return found
     raise AssertionError("more memory was taken than there is")
 
 
 def _solved(
-    question: Question, byte_s: Vector, limits: Vector | None
-) -> tuple[Answer, float] | None:
-    every = [factor.costs for factor in question.factors]
+    factor_graph: FactorGraph, byte_s: Vector, limits: Vector | None
+) -> tuple[ProgramAnswer, float] | None:
+    every = [factor.costs for factor in factor_graph.factors]
     seconds = np.concatenate([costs.priced(byte_s) for costs in every])
-    constraints = [_one_each(question)]
+    constraints = [_one_each(factor_graph)]
     if limits is not None:
         memory = np.concatenate([costs.memory_bytes for costs in every])
         constraints.append(LinearConstraint((memory / limits).T, ub=1.0))
@@ -88,19 +88,19 @@ def _solved(
         )
     ends = np.cumsum([len(costs.seconds) for costs in every])
     paid = np.flatnonzero(solved.x > 0.5) - np.array([0, *ends[:-1]])
-    values = [0] * len(question.sizes)
-    for factor, number in zip(question.factors, paid, strict=True):
+    values = [0] * len(factor_graph.sizes)
+    for factor, number in zip(factor_graph.factors, paid, strict=True):
         for variable, value in zip(factor.variables, factor.costs.places[number]):
             values[variable] = int(value)
-    return Answer.of(question, values, paid.tolist()), solved.mip_dual_bound * scale
+    return ProgramAnswer.of(factor_graph, values, paid.tolist()), solved.mip_dual_bound * scale
 
 
-def _one_each(question: Question) -> LinearConstraint:
+def _one_each(factor_graph: FactorGraph) -> LinearConstraint:
     """One cost of every factor, which agree on the values of variables."""
     first: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
     entries: list[tuple[NDArray[np.intp], NDArray[np.intp], float]] = []
-    num_rows, start = len(question.factors), 0
-    for number, factor in enumerate(question.factors):
+    num_rows, start = len(factor_graph.factors), 0
+    for number, factor in enumerate(factor_graph.factors):
         columns = start + np.arange(len(factor.costs.seconds))
         start += len(columns)
         entries.append((np.full(len(columns), number), columns, 1.0))
@@ -109,9 +109,9 @@ def _one_each(question: Question) -> LinearConstraint:
             if others is not columns:
                 entries.append((num_rows + places, columns, 1.0))
                 entries.append((num_rows + known, others, -1.0))
-                num_rows += question.sizes[variable]
+                num_rows += factor_graph.sizes[variable]
     rows, columns = (np.concatenate([entry[part] for entry in entries]) for part in (0, 1))
     signs = np.concatenate([np.full(len(entry[0]), entry[2]) for entry in entries])
-    right = (np.arange(num_rows) < len(question.factors)).astype(float)
+    right = (np.arange(num_rows) < len(factor_graph.factors)).astype(float)
     matrix = coo_array((signs, (rows, columns)), shape=(num_rows, start)).tocsr()
     return LinearConstraint(matrix, right, right)

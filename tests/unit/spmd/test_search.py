@@ -21,9 +21,9 @@ from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search import eliminate, find
+from lightning_gpp.spmd.search.factor_graph import FactorGraph
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.spmd.search.question import Question
 
 
 def question(seed: int):
@@ -152,7 +152,7 @@ def test_many_towers_are_searched_exactly() -> None:
     graph = towers(24)
     found = find_program(graph, machine, shares)
     assert found.least_s == pytest.approx(found.seconds)
-    search = Question(Theory(graph, 2), machine, shares, Allowed())
+    search = FactorGraph(Theory(graph, 2), machine, shares, Allowed())
     scopes = [factor.variables for factor in search.factors]
     sizes = [
         math.prod(search.sizes[each] for each in scope)

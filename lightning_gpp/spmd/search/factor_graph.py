@@ -25,7 +25,7 @@ from lightning_gpp.spmd.search.obtain import Obtained, ValueTable
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """One step of a program.
 
     Attributes:
@@ -40,8 +40,8 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
-    """Costs by the values of some variables; equal layers share one.
+class FactorCosts:
+    """FactorCosts by the values of some variables; equal layers share one.
 
     Attributes:
         shape: numbers of values of the variables.
@@ -66,7 +66,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Costs of variables.
+    """FactorCosts of variables.
 
     Attributes:
         variables: whose values they are by.
@@ -76,12 +76,12 @@ class Factor:
     """
 
     variables: tuple[int, ...]
-    costs: Costs
+    costs: FactorCosts
     step: int
     value: str = ""
 
 
-class Question:
+class FactorGraph:
     """Which program is cheapest.
 
     Args:
@@ -111,7 +111,7 @@ class Question:
         self.limits: Vector = machine.memory_bytes[list(self.classes)].astype(float)
         self._rules = {op.name: self._rules_of(op) for op in self.graph.operators}
         self._known_tables: dict[tuple[object, ...], ValueTable] = {}
-        self._known_costs: dict[tuple[object, ...], tuple[Costs, tuple[int, ...]]] = {}
+        self._known_costs: dict[tuple[object, ...], tuple[FactorCosts, tuple[int, ...]]] = {}
         self.tables = self._tables()
         self.steps = self._steps()
         self.sizes = [len(step.rules) for step in self.steps]
@@ -154,18 +154,18 @@ class Question:
         shards = self._theory.shards(value.name) if value.requires_grad else ()
         return self._allowed.storages(value, (R_SAME, *shards))
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[SearchStep]:
         returned = dict.fromkeys(self.graph.outputs)
         found = [self._return(n) for n in returned if is_given(self.graph.value_of[n])]
         for operator in self.graph.operators:
             reads = tuple(dict.fromkeys(operator.inputs))
-            found.append(Step(operator, reads, self._rules[operator.name]))
+            found.append(SearchStep(operator, reads, self._rules[operator.name]))
             found += [self._return(name) for name in operator.outputs if name in returned]
         return found
 
-    def _return(self, name: str) -> Step:
+    def _return(self, name: str) -> SearchStep:
         rules = [Rule((each,), (), note="returned") for each in self.tables[name].placements]
-        return Step(None, (name,), tuple(rules))
+        return SearchStep(None, (name,), tuple(rules))
 
     def _factors(self) -> Iterable[Factor]:
         last = {name: number for number, step in enumerate(self.steps) for name in step.reads}
@@ -187,24 +187,24 @@ class Question:
                 makes = [self.tables[name].placements.index(r.outputs[place]) for r in step.rules]
                 states[name] = (number,), tuple(1 << each for each in makes)
 
-    def _wanted(self, step: Step, rule: Rule, name: str) -> tuple[int, ...]:
+    def _wanted(self, step: SearchStep, rule: Rule, name: str) -> tuple[int, ...]:
         """Places of the placements in which a rule reads a value."""
         inputs = step.operator.inputs if step.operator else step.reads
         placements = dict.fromkeys(p for n, p in zip(inputs, rule.inputs) if n == name)
         return tuple(self.tables[name].placements.index(placement) for placement in placements)
 
-    def _own_costs(self, step: Step) -> Costs:
+    def _own_costs(self, step: SearchStep) -> FactorCosts:
         prices = [self._price(step, rule) for rule in step.rules]
         key = tuple(map(id, prices)) if step.operator else (step.reads,)
         if key not in self._known_costs:
             memory = np.array([price.memory_bytes[list(self.classes)] for price in prices])
             seconds = np.array([price.seconds for price in prices])
             places = np.arange(len(prices))[:, None]
-            costs = Costs((len(prices),), places, seconds, memory)
+            costs = FactorCosts((len(prices),), places, seconds, memory)
             self._known_costs[key] = costs, ()
         return self._known_costs[key][0]
 
-    def _price(self, step: Step, rule: Rule) -> Price:
+    def _price(self, step: SearchStep, rule: Rule) -> Price:
         if step.operator is not None:
             return self.prices.computation(step.operator, rule)
         return self.prices.given(self.graph.value_of[step.reads[0]], rule.inputs[0])
@@ -215,7 +215,7 @@ class Question:
         before: tuple[int, ...],
         wanted: tuple[tuple[int, ...], ...],
         is_last: bool,
-    ) -> tuple[Costs, tuple[int, ...]]:
+    ) -> tuple[FactorCosts, tuple[int, ...]]:
         """The costs of a read, and what may be there after it.
 
         Args:
@@ -238,7 +238,7 @@ class Question:
                 [(has, rule, number[way.placements]) for has, rule, way in found], dtype=np.intp
             )
             axes = slice(0 if before != (0,) else 1, 2 if is_last else 3)
-            costs = Costs(
+            costs = FactorCosts(
                 tuple([len(before), len(wanted), len(sets)][axes]),
                 places.reshape(-1, 3)[:, axes],
                 np.array([way.seconds for *_, way in found]),
@@ -259,7 +259,7 @@ def _alike(machine: Machine, parts: Parts, units: Sequence[int]) -> list[list[in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class ProgramAnswer:
     """A program, as the costs that it pays.
 
     Attributes:
@@ -279,19 +279,21 @@ class Answer:
     fits: bool
 
     @classmethod
-    def of(cls, question: Question, values: Sequence[int], paid: Sequence[int]) -> Answer:
+    def of(
+        cls, factor_graph: FactorGraph, values: Sequence[int], paid: Sequence[int]
+    ) -> ProgramAnswer:
         """The answer of the values of all variables, with the costs that they come to."""
-        pairs = [(factor.costs, number) for factor, number in zip(question.factors, paid)]
+        pairs = [(factor.costs, number) for factor, number in zip(factor_graph.factors, paid)]
         seconds = sum(float(costs.seconds[number]) for costs, number in pairs)
-        none = np.zeros(len(question.classes))
+        none = np.zeros(len(factor_graph.classes))
         memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
         return cls(
-            tuple(values[: len(question.steps)]),
+            tuple(values[: len(factor_graph.steps)]),
             tuple(paid),
             seconds,
             memory_bytes,
-            float(question.num_alike @ memory_bytes),
-            bool((memory_bytes <= question.limits).all()),
+            float(factor_graph.num_alike @ memory_bytes),
+            bool((memory_bytes <= factor_graph.limits).all()),
         )
 
     def cost_s(self, price: float) -> float:
