@@ -25,6 +25,7 @@ from lightning_gpp.capture.operators.normalize import (
     without_guard,
 )
 from lightning_gpp.capture.operators.observe import Observer
+from lightning_gpp.capture.operators.order import in_order
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -35,7 +36,7 @@ from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
-from lightning_gpp.capture.values.samples import first_sample
+from lightning_gpp.capture.values.samples import few_samples, first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 from lightning_gpp.capture.verified import Verified
 
@@ -101,7 +102,7 @@ def capture(
             )
         if verified is not None:
             return session.as_verified(leaf_modules, blocks, verified)
-        session.checks.begin()
+        session.begin()
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
         _note_effects(captured, session.checks.references)
@@ -176,7 +177,32 @@ class _Session:
             )
         self.flags = mode_flags(module, train_modes)
         self.weights = HostWeights(module, self.sample.device)
-        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags, self.weights)
+        self.checks = self._checks()
+
+    def _checks(self) -> TraceChecks:
+        return TraceChecks(self.module, self.arguments, self.sample, self.flags, self.weights)
+
+    def begin(self) -> None:
+        """Finds out what the module computes; with one sample twice if it does not train on one."""
+        try:
+            self.checks.begin()
+        except Exception:  # of the user's code
+            if self.sample.num_samples > 1 or self.sample.graphs is not None:
+                raise
+            first = self.sample
+            self._take_samples(2)
+            try:
+                self.checks.begin()
+            except Exception:
+                self.sample = first
+            else:
+                return
+            raise
+
+    def _take_samples(self, num_samples: int) -> None:
+        if num_samples != self.sample.num_samples:
+            self.sample = few_samples(self.sample, num_samples)
+            self.checks = self._checks()
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
@@ -218,6 +244,7 @@ class _Session:
         Raises:
             CaptureError: this is another model.
         """
+        self._take_samples(verified.num_samples)
         policy, tracer = next(
             (policy, tracer)
             for method, policy, tracer in self._attempts(leaf_modules, blocks)
@@ -226,17 +253,13 @@ class _Session:
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = dataclasses.replace(policy, types=(*policy.types, *kinds))
         traces = self._traces(policy, tracer)
+        traces = in_order(traces, verified.nodes)
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
-        names = {node.name for node in traces[True].graph.nodes if node.op != "output"}
-        if names != verified.cuts.batch_dims.keys():
-            raise CaptureError(
-                "this process captured another model than the one that was checked: all must "
-                "build the same model and take the same path through its forward"
-            )
         captured = self.checks.model(verified.method, traces, verified.cuts)
         captured.open_stacks, captured.whole = verified.open_stacks, verified.whole
-        captured.dropped, captured.steady = verified.dropped, verified.steady
+        captured.nodes_at_first, captured.dropped = verified.nodes, verified.dropped
+        captured.steady = verified.steady
         captured.reads, captured.is_random = verified.reads, verified.is_random
         return captured
 

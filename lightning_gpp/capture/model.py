@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.operators.cuts import Cuts
-from lightning_gpp.capture.operators.fingerprint import fingerprint
+from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
 from lightning_gpp.capture.operators.operators import model_graph
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
@@ -32,6 +32,7 @@ class CapturedModel:
         graph: the model as data.
         method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
         reads: plain attributes that forward read and that must not change.
+        num_samples: of the inputs that it was captured with.
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
             along a dimension.
         steady: names of the buffers that forward changes alike whatever its arguments are.
@@ -43,6 +44,7 @@ class CapturedModel:
         cuts: how values can be cut.
         open_stacks: as in :class:`~lightning_gpp.capture.verified.Verified`, as the rest.
         whole: likewise.
+        nodes_at_first: likewise, as ``nodes``.
         dropped: likewise.
     """
 
@@ -58,7 +60,7 @@ class CapturedModel:
         self.module, self.method, self.cuts = module, method, cuts
         self._arguments, self._traces, self._device = arguments, traces, device
         self.reads: Sequence[Read] = ()
-        self.takes_graphs = False
+        self.num_samples, self.takes_graphs = 1, False
         self.steady: frozenset[str] = frozenset()
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
@@ -66,6 +68,7 @@ class CapturedModel:
         self.is_random = False
         self.open_stacks = True
         self.whole: tuple[str, ...] = ()
+        self.nodes_at_first: tuple[NodeContent, ...] = ()
         self.dropped: tuple[str, ...] = ()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
@@ -88,9 +91,11 @@ class CapturedModel:
     def verified(self) -> Verified:
         """How another process captures the same without checking it."""
         return Verified(
+            self.num_samples,
             self.method,
             self.open_stacks,
             self.whole,
+            self.nodes_at_first,
             self.dropped,
             self.cuts,
             self.steady,
