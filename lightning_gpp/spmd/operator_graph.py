@@ -7,12 +7,15 @@ All sizes are fixed: another batch size is another graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import TypeVar
 
 from lightning_gpp.graph.tensor_spec import TensorSpec
+
+T = TypeVar("T")
 
 
 class ValueSource(Enum):
@@ -86,9 +89,9 @@ class SpmdOperator:
                 "names of arguments; give one for each"
             )
 
-    def input(self, argument: str) -> str | None:
-        """The tensor that is given as an argument, if one is."""
-        return dict(zip(self.arguments, self.inputs)).get(argument)
+    def operands(self, inputs: Sequence[T], outputs: Sequence[T]) -> tuple[tuple[str, T], ...]:
+        """Its tensors by name, each with what is given for it."""
+        return (*zip(self.inputs, inputs), *zip(self.outputs, outputs))
 
 
 @dataclass(frozen=True)

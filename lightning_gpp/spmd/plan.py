@@ -19,13 +19,7 @@ from lightning_gpp.spmd.placement import units_per_device
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.find import (
-    FoundProgram,
-    NoProgramFitsError,
-    SearchOptions,
-    find_program,
-)
-from lightning_gpp.spmd.search.fitting import find_fitting
+from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
 from lightning_gpp.without_collection import without_collection
 
@@ -45,14 +39,12 @@ class SpmdPlan:
         tried: all programs with shares that were met on the way and what they take, cheapest first.
         least_s: no program has a smaller price with these shares. None where the program was found
             with other shares.
-        expansions: labels that were continued in all searches.
     """
 
     program: SpmdProgram
     evaluation: ProgramEvaluation
     tried: tuple[tuple[SpmdProgram, ProgramEvaluation], ...]
     least_s: float | None
-    expansions: int
 
     @property
     def gap(self) -> float | None:
@@ -96,14 +88,12 @@ def _take_turns(pairs: _Pairs, shares: Shares, theory: Theory) -> NoProgramFitsE
         if not pairs.is_new(shares):
             return None
         try:
-            found = find_fitting(pairs.graph, pairs.machine, shares, SearchOptions(), theory)
+            found = find_program(pairs.graph, pairs.machine, shares, theory, limits_memory=True)
         except NoProgramFitsError as error:
             return error
-        program = found.program
-        pairs.add(program, found.least_s)
-        pairs.expansions += found.effort.expansions
+        pairs.add(found.program, found.least_s)
         # The next program may do without what the shares are for; this pair counts, too.
-        shares = pairs.add_with_best_shares(program)
+        shares = pairs.add_with_best_shares(found.program)
     return None
 
 
@@ -114,7 +104,6 @@ class _Pairs:
         self.graph = theory.graph
         self.machine = machine
         self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
-        self.expansions = 0
         self._units = theory.units
         self._met: set[tuple[tuple[int, ...], ...]] = set()
 
@@ -156,7 +145,6 @@ class _Pairs:
             evaluation,
             tuple((each, result) for each, result, _ in self.ranked),
             least_s,
-            self.expansions,
         )
 
 
@@ -180,11 +168,10 @@ def plan_baseline(
     limits, is_even = BASELINES[name]
     even = (1 / machine.num_devices,) * machine.num_devices
     shares = even if is_even else machine.speeds.shares
-    options = SearchOptions(allowed=limits(graph, theory), name=name)
-    found: FoundProgram = find_program(graph, machine, shares, options, theory)
+    allowed = limits(graph, theory)
+    found = find_program(graph, machine, shares, theory, allowed=allowed, name=name)
     evaluation = evaluate_program(found.program, graph, machine)
-    tried = ((found.program, evaluation),)
-    return SpmdPlan(found.program, evaluation, tried, found.least_s, found.effort.expansions)
+    return SpmdPlan(found.program, evaluation, ((found.program, evaluation),), found.least_s)
 
 
 BASELINES: dict[str, tuple[Callable[[SpmdGraph, Theory], Allowed], bool]] = {

@@ -21,7 +21,7 @@ from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.value_table import can_convert
+from lightning_gpp.spmd.search.obtain import can_convert
 
 Held = tuple[tuple[str, Placement], ...]
 

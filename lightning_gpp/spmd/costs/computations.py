@@ -70,7 +70,7 @@ class ComputationCosts:
     ) -> tuple[ShareCost, ...]:
         if operator.kind in FREE_KINDS:
             return ()
-        placed = list(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs)))
+        placed = operator.operands(inputs, outputs)
         sizes = [(self._graph.value_of[name].size_bytes, place) for name, place in placed]
         part = sum(size for size, place in sizes if place.is_shard)
         whole = sum(size for size, place in sizes if not place.is_shard)

@@ -87,8 +87,7 @@ class Price:
     """What something comes to with given shares.
 
     Attributes:
-        seconds: forwards and backwards, each cost on its slowest device, with what the memory
-            counts for.
+        seconds: forwards and backwards, each cost on its slowest device.
         memory_bytes: that stay on every device, shape ``(num_devices,)``.
         halves: its forward and its backward.
         method: the way forwards.
@@ -109,18 +108,9 @@ class PriceList:
         graph: the model.
         machine: the devices.
         shares: of the devices.
-        memory_price: seconds that a byte left on a device counts for, shape ``(num_devices,)``: a
-            search that is to save memory adds them to its prices. Nothing if not given.
     """
 
-    def __init__(
-        self,
-        graph: SpmdGraph,
-        machine: Machine,
-        shares: tuple[float, ...],
-        memory_price: Vector | None = None,
-    ) -> None:
-        self._memory_price = memory_price
+    def __init__(self, graph: SpmdGraph, machine: Machine, shares: tuple[float, ...]) -> None:
         self.graph = graph
         self.machine = machine
         self.parts = Parts(shares)
@@ -181,8 +171,7 @@ class PriceList:
         computed = self._computations.halves(operator, placed.inputs, placed.outputs, placed.option)
         moved: tuple[ShareCost, ...] = ()
         if placed.option is Option.SUFFICIENT_FACTORS:
-            names = (*operator.inputs, *operator.outputs)
-            places = dict(zip(names, (*placed.inputs, *placed.outputs)))
+            places = dict(operator.operands(placed.inputs, placed.outputs))
             ways = self._moves.factors(operator, self.graph.value_of, places)
             method = method or self._best(ways)
             moved = ways[method]
@@ -216,8 +205,6 @@ class PriceList:
         """What moves and what is computed, forwards and backwards each, as a price."""
         halves = self._half(moved[0], computed[0]), self._half(moved[1], computed[1])
         seconds = sum(self._total_s((*half.moved, *half.computed)) for half in halves)
-        if self._memory_price is not None:
-            seconds += float(self._memory_price @ memory_bytes)
         return Price(seconds, memory_bytes, halves, *methods)
 
     def _half(self, moved: tuple[ShareCost, ...], computed: tuple[ShareCost, ...]) -> Half:

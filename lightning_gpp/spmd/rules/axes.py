@@ -37,7 +37,7 @@ class Axes:
             for dim, length in enumerate(value.shape)
         }
         tensors = [
-            (spec, (*zip(op.inputs, spec.inputs), *zip(op.outputs, spec.outputs)))
+            (spec, op.operands(spec.inputs, spec.outputs))
             for op in graph.operators
             if (spec := specs.get(op.name)) is not None
         ]

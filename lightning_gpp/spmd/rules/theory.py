@@ -46,7 +46,7 @@ class Theory:
         spec = self.specs.get(operator.name)
         if spec is None:
             return tuple(replicated_rules(len(operator.inputs), len(operator.outputs), gradients))
-        operands = (*zip(operator.inputs, spec.inputs), *zip(operator.outputs, spec.outputs))
+        operands = operator.operands(spec.inputs, spec.outputs)
         cuts = self._axes.cuts(spec, operands, self.num_devices)
         return rules_of_spec(spec, cuts, gradients)
 

@@ -11,6 +11,7 @@ be exported while its real ones are divided over devices.
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -163,6 +164,13 @@ def _standing_in(module: nn.Module) -> Iterator[None]:
 
 
 def _error(module: nn.Module, error: Exception) -> ExportError:
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.name == "_detect_is_causal_mask" for frame in frames):
+        return ExportError(
+            f"the forward of {type(module).__name__} has torch look at the numbers of a mask, to "
+            "see whether it is a causal one: say so, with is_causal=True or is_causal=False beside "
+            "the mask of nn.TransformerEncoder or nn.TransformerDecoder (tgt_is_causal)"
+        )
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return ExportError(
         f"the forward of {type(module).__name__} cannot be captured at the level of operators "

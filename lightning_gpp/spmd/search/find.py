@@ -1,58 +1,51 @@
-"""The cheapest program for given shares."""
+"""The cheapest program for given shares.
+
+Without limits of memory variables are eliminated one by one, which is exact. Where the cheapest
+program does not fit, small models have memory counted exactly, by a 0-1 program. In large ones,
+where every parameter may be kept whole or in shards, memory gets a price instead (Lagrange
+multipliers; Everett, "Generalized Lagrange Multiplier Method", Operations Research 1963): with a
+price ``p`` per byte the cheapest program of ``seconds + p * bytes`` is found as fast as without,
+and ``its cost - p * limit`` is less than any program takes that fits. The next price is always the
+one at which the last program that fits and the last one that does not cost the same (Handler and
+Zang, "A dual algorithm for the constrained shortest path problem", Networks 1980); where none costs
+less there, no other price would help.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.blocks import BlockSearch
-from lightning_gpp.spmd.search.build import ProgramBuilder
-from lightning_gpp.spmd.search.labels import Effort, Label, LabelSearch, TooManyLabelsError
+from lightning_gpp.spmd.search.build import program_of
+from lightning_gpp.spmd.search.eliminate import (
+    Scope,
+    TooWideError,
+    cheapest_values,
+    elimination_order,
+    table_of,
+)
+from lightning_gpp.spmd.search.factor_graph import Factor, FactorGraph, ProgramAnswer
+from lightning_gpp.spmd.search.integer import cheapest, cheapest_fitting, num_columns
 from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.spmd.search.steps import StepBuilder
 from lightning_gpp.units_of_measure import bytes_text
 
-MOST_EXPANSIONS = 200_000
-"""Some minutes in Python; the searches of the published models take some hundreds or thousands."""
+MOST_COLUMNS = 5_000
+"""Of a 0-1 program with limits of memory, which takes a second or two then."""
 
+MOST_PRICES = 12
+"""Tried between one too low and one high enough; a few are enough."""
 
-MOST_LABELS = 600
-"""The published models have up to 600 at a position; a model with a dozen towers has thousands, as
-each may lie in one of several ways until they are joined, and a search takes minutes."""
+TOLERANCE = 1e-9
+"""Relative; costs that are equal but for the order of their sums."""
 
-BEAM = 100
-"""A second for a dozen towers. Where it was compared with an exact search it was up to 10 % off."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """How a search is done.
-
-    Attributes:
-        limits_memory: whether every device's memory has to be enough.
-        most_expansions: after which it gives up.
-        most_labels: at one position in an exact search. Where there are more, another search
-            continues only ``beam`` of them, the cheapest first: its program may not be the
-            cheapest, and ``least_s`` of what is found says how far from it at most.
-        beam: see ``most_labels``.
-        allowed: what it is limited to.
-        memory_price: seconds that a byte left on a device counts for, per device; empty for
-            nothing. The seconds found have them in.
-        name: of the program.
-    """
-
-    limits_memory: bool = False
-    most_expansions: int = MOST_EXPANSIONS
-    most_labels: int = MOST_LABELS
-    beam: int = BEAM
-    allowed: Allowed = field(default_factory=Allowed)
-    memory_price: tuple[float, ...] = ()
-    name: str = "hap"
+HIGHEST = 8**8
+"""Times the first price: then a step's seconds no longer count beside its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,12 @@ class FoundProgram:
     Attributes:
         program: the cheapest program.
         seconds: what it costs.
-        least_s: no program costs less; less than ``seconds`` only where labels were dropped.
-        effort: how much was searched.
+        least_s: no program costs less; less than ``seconds`` only where memory is short.
     """
 
     program: SpmdProgram
     seconds: float
     least_s: float
-    effort: Effort
 
 
 class NoProgramFitsError(ValueError):
@@ -80,8 +71,11 @@ def find_program(
     graph: SpmdGraph,
     machine: Machine,
     shares: tuple[float, ...],
-    options: SearchOptions | None = None,
     theory: Theory | None = None,
+    *,
+    allowed: Allowed | None = None,
+    limits_memory: bool = False,
+    name: str = "hap",
 ) -> FoundProgram:
     """The cheapest program of the theory, by the judge's prices.
 
@@ -89,54 +83,111 @@ def find_program(
         graph: the model.
         machine: the devices.
         shares: of the devices.
-        options: how it is searched.
         theory: of the graph, where it has been made before.
+        allowed: what the program is limited to.
+        limits_memory: whether every device's memory has to be enough.
+        name: of the program.
 
     Raises:
-        NoProgramFitsError: no program fits the memory.
-        TooManyExpansionsError: the limit ended the search.
+        NoProgramFitsError: no program fits the memory, or none was found that does.
     """
-    options = options or SearchOptions()
     theory = theory or Theory(graph, machine.num_devices)
-    memory_price = np.array(options.memory_price) if options.memory_price else None
-    prices = PriceList(graph, machine, shares, memory_price)
-    classes = _classes(machine, shares) if options.limits_memory else ()
-    builder = StepBuilder(theory, prices, options.allowed, classes)
-    steps = builder.steps()
-    limit = tuple(float(machine.memory_bytes[device]) for device in classes)
-
-    def searched(effort: Effort) -> tuple[LabelSearch, list[Label]]:
-        memory_limit = limit if options.limits_memory else None
-        search = LabelSearch(steps, builder.tables, effort, memory_limit)
-        none = (0.0,) * len(classes)
-        start = Label(0.0, none, 0, (0,) * (len(steps[0].live) if steps else 0))
-        return search, BlockSearch(search, none).best(start)
-
-    effort = Effort(options.most_expansions, most_labels=options.most_labels, drops_labels=False)
-    try:
-        search, found = searched(effort)
-    except TooManyLabelsError:
-        effort = Effort(options.most_expansions, effort.expansions, effort.made, options.beam)
-        search, found = searched(effort)
-    if not found:
-        raise NoProgramFitsError(f"no program fits {[bytes_text(most) for most in limit]}")
-    program = ProgramBuilder(graph, prices, builder.tables).program(
-        steps, found[0].choices(), options.name
-    )
-    return FoundProgram(
-        program,
-        found[0].seconds,
-        search.remaining_s[0] if effort.dropped else found[0].seconds,
-        effort,
-    )
+    search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()))
+    answer, least_s = search.at(0.0)
+    if limits_memory and not answer.fits:
+        answer, least_s = search.fitting(answer, least_s)
+    return FoundProgram(program_of(search.factor_graph, answer, name), answer.seconds, least_s)
 
 
-def _classes(machine: Machine, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """The first device of every class with the same shares and memory.
+class _PricedSearch:
+    """Answers at prices of memory.
 
-    Of devices with equal shares the first gets the most units.
+    Args:
+        factor_graph: the choice of a program.
     """
-    found: dict[tuple[float, float], int] = {}
-    for device in range(machine.num_devices):
-        found.setdefault((shares[device], float(machine.memory_bytes[device])), device)
-    return tuple(found.values())
+
+    def __init__(self, factor_graph: FactorGraph) -> None:
+        self.factor_graph = factor_graph
+        self._order: list[Scope] | None = None
+        with contextlib.suppress(TooWideError):
+            self._order = elimination_order(
+                factor_graph.sizes, map(self._scope, factor_graph.factors)
+            )
+
+    def _scope(self, factor: Factor) -> Scope:
+        """The variables of a factor that have a choice."""
+        return tuple(each for each in factor.variables if self.factor_graph.sizes[each] > 1)
+
+    def at(self, price: float) -> tuple[ProgramAnswer, float]:
+        """The cheapest program with a price per byte, and what none costs less than.
+
+        Args:
+            price: of a byte on any device with a limit.
+        """
+        factor_graph, byte_s = self.factor_graph, price * self.factor_graph.num_alike
+        if self._order is None:
+            return cheapest(factor_graph, byte_s)
+        every = {id(factor.costs): factor.costs for factor in factor_graph.factors}
+        tables = {key: table_of(costs, byte_s).squeeze() for key, costs in every.items()}
+        placed = [(self._scope(each), tables[id(each.costs)]) for each in factor_graph.factors]
+        values, total_s = cheapest_values(self._order, placed, len(factor_graph.sizes))
+        paid = []
+        for factor in factor_graph.factors:
+            own = [values[variable] for variable in factor.variables]
+            numbers = np.flatnonzero((factor.costs.places == own).all(axis=1))
+            paid.append(int(numbers[factor.costs.priced(byte_s)[numbers].argmin()]))
+        return ProgramAnswer.of(factor_graph, values, paid), total_s
+
+    def fitting(self, free: ProgramAnswer, least_s: float) -> tuple[ProgramAnswer, float]:
+        """The cheapest program that fits, or a cheap one, and what none is below of.
+
+        Args:
+            free: the cheapest program where memory costs nothing; it does not fit.
+            least_s: nothing is below of that.
+
+        Raises:
+            NoProgramFitsError: none fits, or none was found that does.
+        """
+        limit_bytes = float(self.factor_graph.num_alike @ self.factor_graph.limits)
+        price = free.seconds / limit_bytes
+        highest = price * HIGHEST
+        if self._order is None or num_columns(self.factor_graph) <= MOST_COLUMNS:
+            found = cheapest_fitting(self.factor_graph)
+            if found is None:
+                raise self._too_large(self.at(highest)[0])
+            return found
+        met = []
+
+        def at(price: float) -> ProgramAnswer:
+            nonlocal least_s
+            answer, total_s = self.at(price)
+            least_s = max(least_s, total_s - price * limit_bytes)
+            met.append(answer)
+            return answer
+
+        low = free
+        while not (high := at(price)).fits:
+            low, price = high, price * 8
+            if price >= highest:
+                raise self._too_large(high)
+        for _ in range(MOST_PRICES):
+            if low.held_bytes <= high.held_bytes:
+                break
+            price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
+            answer = at(price)
+            if answer.cost_s(price) >= high.cost_s(price) * (1 - TOLERANCE):
+                break
+            low, high = (low, answer) if answer.fits else (answer, high)
+        return min((each for each in met if each.fits), key=lambda each: each.seconds), least_s
+
+    def _too_large(self, leanest: ProgramAnswer) -> NoProgramFitsError:
+        limits = self.factor_graph.limits
+        worst = int((leanest.memory_bytes - limits).argmax())
+        device = self.factor_graph.classes[worst]
+        return NoProgramFitsError(
+            "no program was found that fits the memory: even the one that holds least needs "
+            f"{bytes_text(leanest.memory_bytes[worst])} on device {device} "
+            "(parameters with gradients and optimizer state, and activations), which has "
+            f"{bytes_text(limits[worst])}; use more or larger devices, a smaller batch, or an "
+            "optimizer with less state"
+        )

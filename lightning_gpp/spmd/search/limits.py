@@ -59,7 +59,7 @@ class DataParallel(Allowed):
         """Whether a rule divides an operator along the samples, and nothing else."""
         if rule.option is Option.SUFFICIENT_FACTORS:
             return False
-        placed = (*zip(operator.inputs, rule.inputs), *zip(operator.outputs, rule.outputs))
+        placed = operator.operands(rule.inputs, rule.outputs)
         shards = [(name, placement) for name, placement in placed if placement.is_shard]
         return bool(shards) and all(
             placement in self._samples.get(name, ()) for name, placement in shards
@@ -106,7 +106,7 @@ def sample_shards(graph: SpmdGraph, theory: Theory) -> Mapping[str, frozenset[Pl
         found[value.name] = set(first[:1])
     for operator in graph.operators:
         for rule in theory.rules(operator):
-            placed = (*zip(operator.inputs, rule.inputs), *zip(operator.outputs, rule.outputs))
+            placed = operator.operands(rule.inputs, rule.outputs)
             dealt = [(name, placement) for name, placement in placed if placement.is_shard]
             if any(placement in found.get(name, ()) for name, placement in dealt):
                 for name, placement in dealt:

@@ -16,8 +16,7 @@ from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.find import SearchOptions, find_program
-from lightning_gpp.spmd.search.fitting import find_fitting
+from lightning_gpp.spmd.search.find import find_program
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 
 
@@ -82,12 +81,16 @@ class HapPlanner:
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
         theory = Theory(graph, machine.num_devices)
-        options = SearchOptions(allowed=Allowed() if storage is None else Stored(storage))
-        if self.is_data_parallel:
-            options = SearchOptions(allowed=DataParallel(graph, theory), name="data parallel")
-        if storage is not None:
-            # What is divided already stays so, whether or not it fits.
-            return find_program(graph, machine, tuple(shares), options, theory).program
-        if not (self.has_shares or self.is_data_parallel):
+        if storage is None and not (self.has_shares or self.is_data_parallel):
             return plan_hap(graph, machine).program
-        return find_fitting(graph, machine, tuple(shares), options, theory).program
+        allowed, name = Allowed() if storage is None else Stored(storage), "hap"
+        if self.is_data_parallel:
+            allowed, name = DataParallel(graph, theory), "data parallel"
+        # What is divided already stays so, whether or not it fits.
+        limits_memory = storage is None
+        return find_program(
+            *(graph, machine, tuple(shares), theory),
+            allowed=allowed,
+            limits_memory=limits_memory,
+            name=name,
+        ).program

@@ -106,14 +106,35 @@ class Counts(nn.Module):
         return x * x.sum().item()
 
 
+class ChangesASlice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y[:, :2] += 1
+        return y
+
+
+class MaskedEncoder(nn.Module):
+    """torch looks whether the mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x, mask=torch.ones(3, 3, dtype=torch.bool).triu(1))
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
         (Decides(), r"Decides cannot be captured.*torch\.where"),
         (ChangesAView(), r"in place.*to a new name"),
+        (ChangesASlice(), r"in place.*to a new name"),
+        (MaskedEncoder(), r"MaskedEncoder.*is_causal=True or is_causal=False"),
         (Counts(), r"Counts"),
     ],
-    ids=["decides", "view", "number"],
+    ids=["decides", "view", "slice", "mask", "number"],
 )
 def test_what_cannot_be_captured_says_so(module: nn.Module, text: str) -> None:
     with pytest.raises(ExportError, match=text):

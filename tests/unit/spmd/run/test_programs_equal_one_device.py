@@ -73,6 +73,24 @@ class Towers(nn.Module):
         return self.out(both).softmax(-1) + both.sum(-1, keepdim=True)
 
 
+class Masked(nn.Module):
+    """torch's encoder with a mask of padding, which is summed with a causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor, is_padding: Tensor) -> Tensor:
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.encoder(x, mask=causal, src_key_padding_mask=is_padding, is_causal=False)
+
+
+def padded(batch: int) -> tuple[Tensor, ...]:
+    lengths = torch.randint(1, 6, (batch, 1))
+    return torch.randn(batch, 5, 8, dtype=torch.float64), torch.arange(5) >= lengths
+
+
 def images(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 3, 7, 7, dtype=torch.float64),)
 
@@ -85,6 +103,7 @@ def again(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 MODULES = {
     "perceptron": (Perceptron, lambda n: (torch.randn(n, 6, dtype=torch.float64),)),
     "attention": (Attention, lambda n: (torch.randint(0, 12, (n, 5)),)),
+    "masked": (Masked, padded),
     "convolutional": (Convolutional, images),
     "towers": (
         Towers,

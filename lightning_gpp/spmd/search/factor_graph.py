@@ -1,0 +1,301 @@
+"""The choice of a program as variables and costs of some of them together.
+
+A variable is the rule of an operator (or the placement in which an output is returned), or, of a
+value that several operators read, in which placements it is there after one of them. Every read is
+a cost of the rules that make and read a value and of what is there before and after. Conversions
+are only made where a rule reads their result: one that is made earlier could as well wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_gpp.spmd.costs.prices import Machine, Price, PriceList, is_given
+from lightning_gpp.spmd.costs.share_cost import Parts, Vector
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
+from lightning_gpp.spmd.rules.rule import Rule
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.limits import Allowed
+from lightning_gpp.spmd.search.obtain import Obtained, ValueTable
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """One step of a program.
+
+    Attributes:
+        operator: the operator; None for a return.
+        reads: names of the values that it reads; of a return the value that is returned.
+        rules: what may be done; a return has a rule per placement.
+    """
+
+    operator: SpmdOperator | None
+    reads: tuple[str, ...]
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FactorCosts:
+    """FactorCosts by the values of some variables; equal layers share one.
+
+    Attributes:
+        shape: numbers of values of the variables.
+        places: values of the variables that each cost is of, a row each. There may be several
+            costs of the same values, of which one has to be paid, and none where it cannot be.
+        seconds: of each cost.
+        memory_bytes: of each, a column per class of devices.
+        ways: of each of a read; empty for an operator's own.
+    """
+
+    shape: tuple[int, ...]
+    places: NDArray[np.intp]
+    seconds: Vector
+    memory_bytes: NDArray[np.float64]
+    ways: tuple[Obtained, ...] = ()
+
+    def priced(self, byte_s: Vector) -> Vector:
+        """Seconds of each, with bytes at a price per class."""
+        found: Vector = self.seconds + self.memory_bytes @ byte_s
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """FactorCosts of variables.
+
+    Attributes:
+        variables: whose values they are by.
+        costs: of them.
+        step: that pays.
+        value: the name of what is read; empty for an operator's own costs.
+    """
+
+    variables: tuple[int, ...]
+    costs: FactorCosts
+    step: int
+    value: str = ""
+
+
+class FactorGraph:
+    """Which program is cheapest.
+
+    Args:
+        theory: what may be done.
+        machine: the devices.
+        shares: of the devices.
+        allowed: what the program is limited to.
+
+    Attributes:
+        steps: of the program, in order.
+        sizes: number of values of every variable; the first are the rules of the steps.
+        factors: costs, by step and in the order of its reads.
+        classes: of devices with a limit of memory that hold alike the first each.
+        tables: conversions of every value.
+    """
+
+    def __init__(
+        self, theory: Theory, machine: Machine, shares: tuple[float, ...], allowed: Allowed
+    ) -> None:
+        self.graph: SpmdGraph = theory.graph
+        self.prices = PriceList(self.graph, machine, shares)
+        self._theory = theory
+        self._allowed = allowed
+        alike = _alike(machine, self.prices.parts, theory.units)
+        self.classes = tuple(devices[0] for devices in alike)
+        self.num_alike = np.array([float(len(devices)) for devices in alike])
+        self.limits: Vector = machine.memory_bytes[list(self.classes)].astype(float)
+        self._rules = {op.name: self._rules_of(op) for op in self.graph.operators}
+        self._known_tables: dict[tuple[object, ...], ValueTable] = {}
+        self._known_costs: dict[tuple[object, ...], tuple[FactorCosts, tuple[int, ...]]] = {}
+        self.tables = self._tables()
+        self.steps = self._steps()
+        self.sizes = [len(step.rules) for step in self.steps]
+        self.factors = list(self._factors())
+
+    def _rules_of(self, operator: SpmdOperator) -> tuple[Rule, ...]:
+        found = self._theory.rules(operator)
+        return tuple(rule for rule in found if self._allowed.rule(operator, rule)) or found[:2]
+
+    def _tables(self) -> dict[str, ValueTable]:
+        """Of every value, for what a rule reads or makes, and all that conversions may pass."""
+        found = {v.name: dict.fromkeys(self._theory.placements(v.name)) for v in self.graph.values}
+        for operator in self.graph.operators:
+            for rule in self._rules[operator.name]:
+                for name, placement in operator.operands(rule.inputs, rule.outputs):
+                    found[name][placement] = None
+        return {
+            value.name: self._table(value, tuple(found[value.name])) for value in self.graph.values
+        }
+
+    def _table(self, value: SpmdValue, placements: tuple[Placement, ...]) -> ValueTable:
+        stored = self._storages(value)
+        placements = tuple(dict.fromkeys((*placements, *stored)))
+        key = (value.size_bytes, value.requires_grad, value.source, placements, stored)
+        if key not in self._known_tables:
+            begun = [(placement, self.prices.stored(value, placement)) for placement in stored]
+            if value.source is ValueSource.INPUT:
+                begun = [(p, self.prices.received(value, p)) for p in placements if p != PARTIAL]
+            self._known_tables[key] = ValueTable(
+                value, placements, self.prices, self.classes, begun, self._allowed.conversion
+            )
+        return self._known_tables[key]
+
+    def _storages(self, value: SpmdValue) -> tuple[Placement, ...]:
+        """How a parameter or buffer may be kept."""
+        if value.source is ValueSource.BUFFER:
+            return (R_SAME,)
+        if value.source is not ValueSource.PARAMETER:
+            return ()
+        shards = self._theory.shards(value.name) if value.requires_grad else ()
+        return self._allowed.storages(value, (R_SAME, *shards))
+
+    def _steps(self) -> list[SearchStep]:
+        returned = dict.fromkeys(self.graph.outputs)
+        found = [self._return(n) for n in returned if is_given(self.graph.value_of[n])]
+        for operator in self.graph.operators:
+            reads = tuple(dict.fromkeys(operator.inputs))
+            found.append(SearchStep(operator, reads, self._rules[operator.name]))
+            found += [self._return(name) for name in operator.outputs if name in returned]
+        return found
+
+    def _return(self, name: str) -> SearchStep:
+        rules = [Rule((each,), (), note="returned") for each in self.tables[name].placements]
+        return SearchStep(None, (name,), tuple(rules))
+
+    def _factors(self) -> Iterable[Factor]:
+        last = {name: number for number, step in enumerate(self.steps) for name in step.reads}
+        states: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        for number, step in enumerate(self.steps):
+            yield Factor((number,), self._own_costs(step), number)
+            for name in step.reads:
+                variables, before = states.get(name, ((), (0,)))
+                wanted = tuple(self._wanted(step, rule, name) for rule in step.rules)
+                is_last = last[name] == number
+                costs, after = self._reading(self.tables[name], before, wanted, is_last)
+                variables = (*variables, number)
+                if not is_last:
+                    states[name] = (len(self.sizes),), after
+                    variables = (*variables, len(self.sizes))
+                    self.sizes.append(len(after))
+                yield Factor(variables, costs, number, name)
+            for place, name in enumerate(step.operator.outputs if step.operator else ()):
+                makes = [self.tables[name].placements.index(r.outputs[place]) for r in step.rules]
+                states[name] = (number,), tuple(1 << each for each in makes)
+
+    def _wanted(self, step: SearchStep, rule: Rule, name: str) -> tuple[int, ...]:
+        """Places of the placements in which a rule reads a value."""
+        inputs = step.operator.inputs if step.operator else step.reads
+        placements = dict.fromkeys(p for n, p in zip(inputs, rule.inputs) if n == name)
+        return tuple(self.tables[name].placements.index(placement) for placement in placements)
+
+    def _own_costs(self, step: SearchStep) -> FactorCosts:
+        prices = [self._price(step, rule) for rule in step.rules]
+        key = tuple(map(id, prices)) if step.operator else (step.reads,)
+        if key not in self._known_costs:
+            memory = np.array([price.memory_bytes[list(self.classes)] for price in prices])
+            seconds = np.array([price.seconds for price in prices])
+            places = np.arange(len(prices))[:, None]
+            costs = FactorCosts((len(prices),), places, seconds, memory)
+            self._known_costs[key] = costs, ()
+        return self._known_costs[key][0]
+
+    def _price(self, step: SearchStep, rule: Rule) -> Price:
+        if step.operator is not None:
+            return self.prices.computation(step.operator, rule)
+        return self.prices.given(self.graph.value_of[step.reads[0]], rule.inputs[0])
+
+    def _reading(
+        self,
+        table: ValueTable,
+        before: tuple[int, ...],
+        wanted: tuple[tuple[int, ...], ...],
+        is_last: bool,
+    ) -> tuple[FactorCosts, tuple[int, ...]]:
+        """The costs of a read, and what may be there after it.
+
+        Args:
+            table: of the value.
+            before: in which placements it may be there, a set each.
+            wanted: by every rule.
+            is_last: whether nothing reads it later.
+        """
+        key = (table, before, wanted, is_last)
+        if key not in self._known_costs:
+            found = [
+                (has, rule, way)
+                for has, placements in enumerate(before)
+                for rule, targets in enumerate(wanted)
+                for way in table.ways(placements, targets)
+            ]
+            sets = sorted({way.placements for *_, way in found})
+            number = {placements: place for place, placements in enumerate(sets)}
+            places = np.array(
+                [(has, rule, number[way.placements]) for has, rule, way in found], dtype=np.intp
+            )
+            axes = slice(0 if before != (0,) else 1, 2 if is_last else 3)
+            costs = FactorCosts(
+                tuple([len(before), len(wanted), len(sets)][axes]),
+                places.reshape(-1, 3)[:, axes],
+                np.array([way.seconds for *_, way in found]),
+                np.array([way.memory for *_, way in found]).reshape(len(found), -1),
+                tuple(way for *_, way in found),
+            )
+            self._known_costs[key] = costs, tuple(sets)
+        return self._known_costs[key]
+
+
+def _alike(machine: Machine, parts: Parts, units: Sequence[int]) -> list[list[int]]:
+    """Devices with a limit of memory, those together that have equal limits and parts."""
+    found: dict[tuple[float, ...], list[int]] = {}
+    for device in np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist():
+        key = (machine.memory_bytes[device], *(parts.of(each)[device] for each in units))
+        found.setdefault(key, []).append(device)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramAnswer:
+    """A program, as the costs that it pays.
+
+    Attributes:
+        rules: the rule of every step.
+        paid: of every factor the number of the cost that is paid.
+        seconds: all of them.
+        memory_bytes: likewise, per class of devices.
+        held_bytes: on all devices with a limit together.
+        fits: whether it fits every one of them.
+    """
+
+    rules: tuple[int, ...]
+    paid: tuple[int, ...]
+    seconds: float
+    memory_bytes: Vector
+    held_bytes: float
+    fits: bool
+
+    @classmethod
+    def of(
+        cls, factor_graph: FactorGraph, values: Sequence[int], paid: Sequence[int]
+    ) -> ProgramAnswer:
+        """The answer of the values of all variables, with the costs that they come to."""
+        pairs = [(factor.costs, number) for factor, number in zip(factor_graph.factors, paid)]
+        seconds = sum(float(costs.seconds[number]) for costs, number in pairs)
+        none = np.zeros(len(factor_graph.classes))
+        memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
+        return cls(
+            tuple(values[: len(factor_graph.steps)]),
+            tuple(paid),
+            seconds,
+            memory_bytes,
+            float(factor_graph.num_alike @ memory_bytes),
+            bool((memory_bytes <= factor_graph.limits).all()),
+        )
+
+    def cost_s(self, price: float) -> float:
+        """Seconds, with its memory at a price per byte."""
+        return self.seconds + price * self.held_bytes
