@@ -16,7 +16,7 @@ executes, and takes their durations from :class:`~lightning_gpp.simulate.Program
 
 Of the files beside this one, ``compile_program`` turns actions into numbers, ``events`` plays them,
 ``tasks`` and ``memory`` tell what happened. An operation takes some microseconds to simulate
-(``benchmarks/simulator.py``).
+(``docs/prediction.md``).
 """
 
 from __future__ import annotations
