@@ -25,6 +25,7 @@ from lightning_gpp.capture.operators.normalize import (
     without_guard,
 )
 from lightning_gpp.capture.operators.observe import Observer
+from lightning_gpp.capture.operators.order import in_order
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -226,17 +227,13 @@ class _Session:
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = dataclasses.replace(policy, types=(*policy.types, *kinds))
         traces = self._traces(policy, tracer)
+        traces = in_order(traces, verified.nodes)
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
-        names = {node.name for node in traces[True].graph.nodes if node.op != "output"}
-        if names != verified.cuts.batch_dims.keys():
-            raise CaptureError(
-                "this process captured another model than the one that was checked: all must "
-                "build the same model and take the same path through its forward"
-            )
         captured = self.checks.model(verified.method, traces, verified.cuts)
         captured.open_stacks, captured.whole = verified.open_stacks, verified.whole
-        captured.dropped, captured.steady = verified.dropped, verified.steady
+        captured.nodes_at_first, captured.dropped = verified.nodes, verified.dropped
+        captured.steady = verified.steady
         captured.reads, captured.is_random = verified.reads, verified.is_random
         return captured
 

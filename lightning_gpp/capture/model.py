@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.operators.cuts import Cuts
-from lightning_gpp.capture.operators.fingerprint import fingerprint
+from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
 from lightning_gpp.capture.operators.operators import model_graph
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
@@ -43,6 +43,7 @@ class CapturedModel:
         cuts: how values can be cut.
         open_stacks: as in :class:`~lightning_gpp.capture.verified.Verified`, as the rest.
         whole: likewise.
+        nodes_at_first: likewise, as ``nodes``.
         dropped: likewise.
     """
 
@@ -66,6 +67,7 @@ class CapturedModel:
         self.is_random = False
         self.open_stacks = True
         self.whole: tuple[str, ...] = ()
+        self.nodes_at_first: tuple[NodeContent, ...] = ()
         self.dropped: tuple[str, ...] = ()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
@@ -91,6 +93,7 @@ class CapturedModel:
             self.method,
             self.open_stacks,
             self.whole,
+            self.nodes_at_first,
             self.dropped,
             self.cuts,
             self.steady,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_gpp.capture.operators.cuts import Cuts
+from lightning_gpp.capture.operators.fingerprint import NodeContent
 from lightning_gpp.capture.tracing.reads import Read
 
 
@@ -16,6 +17,7 @@ class Verified:
         method: how it was captured.
         open_stacks: whether transformer stacks were looked into.
         whole: names of modules whose types stay whole because their own Python decides.
+        nodes: of the first trace in training, in this order.
         dropped: names of guards that were taken out, in this order.
         cuts: how values can be cut.
         steady: as in :class:`~lightning_gpp.capture.model.CapturedModel`, as the rest.
@@ -26,6 +28,7 @@ class Verified:
     method: str
     open_stacks: bool
     whole: tuple[str, ...]
+    nodes: tuple[NodeContent, ...]
     dropped: tuple[str, ...]
     cuts: Cuts
     steady: frozenset[str] = frozenset()

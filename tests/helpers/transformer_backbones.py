@@ -65,6 +65,7 @@ BACKBONES: dict[str, dict[str, Any]] = {
     "fnet": ENCODER,
     "layoutlm": {**ENCODER, "max_2d_position_embeddings": 64},
     "mobilebert": {**EVEN, "intra_bottleneck_size": 8, "true_hidden_size": 8},
+    "modernbert": ENCODER,
     "mpnet": ENCODER,
     "roberta": ENCODER,
     "roformer": EVEN,

@@ -29,6 +29,7 @@ from lightning_gpp.capture.checks.rollback import rollback, seeded, training_fla
 from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.cuts import Cuts
+from lightning_gpp.capture.operators.fingerprint import node_contents
 from lightning_gpp.capture.operators.normalize import observation, without_guard
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.trace import Trace, guard
@@ -87,7 +88,7 @@ class TraceChecks:
         """
         fit = self._fitting(method, traces)
         captured = self._model(method, fit)
-        captured.dropped = fit.dropped
+        captured.nodes_at_first, captured.dropped = node_contents(traces[True]), fit.dropped
         second = None if fit.is_compared else fit.second
         for run in self.references.passes(second, gradients=not fit.is_compared):
             self._check(captured, run)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.operators.normalize import function_name
-from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.tracing.trace import Call, Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
 
 
@@ -25,6 +25,40 @@ def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
         digest.update(f"{trace.output}\n".encode())
     digest.update(constant_text(rest).encode())
     return digest.hexdigest()[:16]
+
+
+class NodeContent(NamedTuple):
+    """What tells a node from others of the same trace, in whatever order they are.
+
+    Attributes:
+        name: of the node.
+        content: a hash of all that its value is computed from.
+        reads: names of the nodes among its arguments.
+        calls: of modules that were running.
+    """
+
+    name: str
+    content: str
+    reads: tuple[str, ...]
+    calls: tuple[Call, ...]
+
+
+def node_contents(trace: Trace) -> tuple[NodeContent, ...]:
+    """Of all nodes, the output included."""
+    contents: dict[str, NodeContent] = {}
+    for node in trace.graph.nodes:
+        reads = list[str]()
+
+        def read(arg: fx.Node, reads: list[str] = reads) -> str:
+            reads.append(arg.name)
+            return f"%{contents[arg.name].content}"
+
+        given = constant_text(fx.node.map_arg([node.args, node.kwargs], read))
+        text = f"{node.op} {function_name(node)} {given}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        calls = node.meta.get("calls", ())
+        contents[node.name] = NodeContent(node.name, digest, tuple(reads), calls)
+    return tuple(contents.values())
 
 
 def constant_text(value: Any) -> str:

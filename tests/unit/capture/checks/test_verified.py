@@ -31,6 +31,26 @@ class ByData(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
+class ThroughASet(nn.Module):
+    """Goes through names in an order that each process has for itself, as ModernBERT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = ["local", "global", "none"]
+        self.layer, self.drop, self.angles = nn.Linear(3, 3), nn.Dropout(0.5), Angles()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tables = {name: self.angles(x, len(name)) for name in self.order}
+        return self.layer(self.drop(x) * tables["local"] + tables["global"]) - tables["none"]
+
+
+class Angles(nn.Module):
+    """The same operators for another constant."""
+
+    def forward(self, x: Tensor, period: int) -> Tensor:
+        return torch.cos(torch.arange(3, dtype=x.dtype) / period)
+
+
 MODELS = {
     "counted": Counted,
     "idle decision": Expands,
@@ -63,6 +83,23 @@ def test_it_runs_once_in_each_mode() -> None:
     before = next(module.runs)
     capture(module, args, verified=verified)
     assert next(module.runs) - before - 1 == 2
+
+
+def test_nodes_are_in_the_order_of_the_process_that_checked() -> None:
+    module, args = ThroughASet(), (torch.randn(4, 3),)
+    captured = capture(module, args)
+    module.order.reverse()
+    assert capture(module, args).fingerprint != captured.fingerprint
+    again = capture(module, args, verified=captured.verified)
+    assert again.fingerprint == captured.fingerprint
+    assert again.graph == captured.graph
+    names = [operator.name for operator in captured.graph]
+    stages = [each.stage(names, ["x"], each.graph.outputs) for each in (captured, again)]
+    results = []
+    for stage in stages:
+        torch.manual_seed(0)
+        results.append(stage([args[0]], training=True)[0])
+    assert torch.equal(*results)
 
 
 def test_another_model_is_refused() -> None:

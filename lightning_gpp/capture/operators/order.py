@@ -1,0 +1,61 @@
+"""The order in which one process found the nodes, in another that goes through sets otherwise.
+
+Python draws the order of a set of strings anew in every process, so that a forward which goes
+through one (ModernBERT computes a table per kind of attention so) calls the same in another order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from torch import fx
+
+from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.capture.operators.fingerprint import NodeContent, node_contents
+from lightning_gpp.capture.tracing.trace import Trace
+
+
+def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict[bool, Trace]:
+    """The traces of both modes with the order and the names of the nodes of another process.
+
+    Args:
+        traces: normalized; are left as they are.
+        nodes: of its trace in training.
+
+    Raises:
+        CaptureError: it has other nodes.
+    """
+    own = node_contents(traces[True])
+    if own == tuple(nodes):
+        return dict(traces)
+    if Counter(node.content for node in own) != Counter(node.content for node in nodes):
+        raise CaptureError(
+            "this process captured another model than the one that was checked: all must "
+            "build the same model and take the same path through its forward"
+        )
+    alike = defaultdict[str, deque[str]](deque)
+    for node in own:
+        alike[node.content].append(node.name)
+    names = [alike[node.content].popleft() for node in nodes]
+    return {mode: _in_order(trace, nodes, names) for mode, trace in traces.items()}
+
+
+def _in_order(trace: Trace, nodes: Sequence[NodeContent], names: Sequence[str]) -> Trace:
+    """A copy with ``nodes``, which are alike to those of ``names``."""
+    found = {node.name: node for node in trace.graph.nodes}
+    graph, copied = fx.Graph(), dict[str, fx.Node]()
+    for node, name in zip(nodes, names, strict=True):
+        like, reads = found[name], map(copied.__getitem__, node.reads)
+        args, kwargs = fx.node.map_arg((like.args, like.kwargs), partial(_next, reads))
+        copy = graph.create_node(like.op, like.target, args, kwargs, name=node.name)
+        copy.meta.update(like.meta)
+        if "calls" in copy.meta:
+            copy.meta["calls"] = node.calls
+        copied[node.name] = copy
+    return Trace(graph, trace.output, trace.calls)
+
+
+def _next(reads: Iterator[fx.Node], _: fx.Node) -> fx.Node:
+    return next(reads)
