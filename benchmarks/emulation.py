@@ -26,14 +26,16 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 from helpers.threads.emulate import EmulatedRun
 from helpers.threads.shapes import emulate_shapes
+from measuring import least_slipped, quiet, slip
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
@@ -54,6 +56,8 @@ FORWARD_S, BACKWARD_S = 0.010, 0.020
 BANDWIDTH = 1e9
 BUCKETS = 4
 BUCKET_BYTES = 6_000_000
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -165,30 +169,6 @@ CASES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What came out for a case; seconds of the emulated devices, but for ``wall_s``."""
-
-    name: str
-    devices: int
-    stages: int
-    microbatches: int
-    schedule: str
-    actions: int
-    predicted_s: float
-    emulated_s: float
-    slip: float
-    worst_slip: str
-    runs: int
-    time_scale: float
-    wall_s: float
-
-    @property
-    def error(self) -> float:
-        """How much longer the emulated step was, as part of the predicted one."""
-        return self.emulated_s / self.predicted_s - 1
-
-
 def main() -> None:
     """Runs the cases and prints the table."""
     parser = argparse.ArgumentParser(
@@ -200,13 +180,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="most runs of a case")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    quiet()
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}\n")
     rows = [measured(case, given) for case in CASES if given.only in case.name]
     print(render(rows))
     if given.json:
-        found = [asdict(row) | {"error": row.error} for row in rows]
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
 def measured(case: Case, given: argparse.Namespace) -> Row:
@@ -215,7 +194,8 @@ def measured(case: Case, given: argparse.Namespace) -> Row:
     predicted = simulate(program, costs, num_steps=case.num_steps, prefetch=case.prefetch)
     start_s = time.monotonic()
     runs: list[EmulatedRun] = []
-    while len(runs) < given.runs and (not runs or slipped(runs[-1]) > given.slip):
+
+    def emulate() -> EmulatedRun:
         runs.append(
             emulate_shapes(
                 program,
@@ -228,28 +208,27 @@ def measured(case: Case, given: argparse.Namespace) -> Row:
                 timeout_s=300.0,
             )
         )
-    run = min(runs, key=slipped)
+        return runs[-1]
+
+    run = least_slipped(emulate, given.slip, given.runs)
     worst = run.slip.worst
-    return Row(
-        case.name,
-        len(program.actions),
-        program.num_stages,
-        case.microbatches,
-        case.schedule,
-        sum(map(len, program.actions)),
-        predicted.step_s,
-        run.step_s,
-        slipped(run),
-        "" if worst is None else f"{worst.what} on rank {worst.rank}",
-        len(runs),
-        run.time_scale,
-        time.monotonic() - start_s,
-    )
-
-
-def slipped(run: EmulatedRun) -> float:
-    """Slip as part of the step."""
-    return run.slip.total_s / run.step_s
+    what = "" if worst is None else f"{worst.what} on rank {worst.rank}"
+    return {
+        "case": case.name,
+        "devices": len(program.actions),
+        "stages": program.num_stages,
+        "m": case.microbatches,
+        "schedule": case.schedule,
+        "actions": sum(map(len, program.actions)),
+        "predicted": predicted.step_s,
+        "emulated": run.step_s,
+        "error": run.step_s / predicted.step_s - 1,
+        "slip": slip(run),
+        "worst slip": what,
+        "runs": len(runs),
+        "scale": run.time_scale,
+        "real": time.monotonic() - start_s,
+    }
 
 
 def problem(case: Case) -> tuple[ModelGraph, Program, ProgramCosts]:
@@ -344,30 +323,19 @@ def cluster_of(case: Case, num_devices: int) -> Cluster:
     return Cluster(devices, inside, between)
 
 
-HEADER = (
-    *("case", "devices", "stages", "m", "schedule", "actions", "predicted", "emulated", "error"),
-    *("slip", "runs", "scale", "real"),
-)
+FORMATS = {"predicted": ".4f", "emulated": ".4f", "error": "+.2%", "slip": ".2%"}
+FORMATS |= {"scale": ".2f", "real": ".1f"}
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The table, and the errors in one line."""
-    table = [
-        [
-            *(row.name, str(row.devices), str(row.stages), str(row.microbatches), row.schedule),
-            *(str(row.actions), f"{row.predicted_s:.4f} s", f"{row.emulated_s:.4f} s"),
-            *(f"{row.error:+.2%}", f"{row.slip:.2%}", str(row.runs)),
-            f"{row.time_scale:.2f}",
-            f"{row.wall_s:.1f} s",
-        ]
-        for row in rows
-    ]
-    errors = [abs(row.error) for row in rows]
-    worst = max(rows, key=lambda row: abs(row.error))
+    """The table, and the errors in one line; seconds of the emulated devices, but for real ones."""
+    table = [[format(value, FORMATS.get(key, "")) for key, value in row.items()] for row in rows]
+    left = {"case", "schedule", "worst slip"}
+    errors = {abs(row["error"]): row["case"] for row in rows}
     return (
-        text_table(HEADER, table, left={"case", "schedule"}, max_width=200)
-        + f"\n\n{len(rows)} configurations: mean error {statistics.mean(errors):.2%}, worst "
-        f"{max(errors):.2%} ({worst.name}), in {sum(row.wall_s for row in rows):.0f} s"
+        f"{text_table([*rows[0]], table, left=left, max_width=200)}\n\n{len(rows)} configurations: "
+        f"mean error {statistics.mean(abs(row['error']) for row in rows):.2%}, worst "
+        f"{max(errors):.2%} ({errors[max(errors)]}), in {sum(row['real'] for row in rows):.0f} s"
     )
 
 

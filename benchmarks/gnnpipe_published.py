@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import numpy as np
 from helpers.threads.emulate import EmulatedRun
 from helpers.threads.shapes import emulate_plan
+from measuring import least_slipped, slip
 from scipy.optimize import least_squares
 
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
@@ -51,9 +52,6 @@ KIND = "NVIDIA RTX A5000"
 SHEET_FLOPS, SHEET_BYTES_PER_S, MEMORY_BYTES = 27.8e12, 768e9, 24 * 10**9
 LINK_BITS_PER_S = 58.5e9
 """The middle of what their layer communication measured, 56 to 61 Gb/s per GPU."""
-
-NUM_TRIES, MOST_SLIP = 3, 0.01
-"""An epoch that slips by more is emulated again, so often."""
 
 WAYS = {"pipeline": 1, "hybrid": 2, "graph": 8}
 NETWORKS = ("gcn", "sage", "gcn2", "resgcn")
@@ -230,6 +228,9 @@ def predicted(workload: FullGraphWorkload, cluster: Cluster, ways: int, *, emula
 
 
 def _cell(found: WaysAnswer, *, emulates: bool) -> Cell:
+    def emulate() -> EmulatedRun:
+        return emulate_plan(found.plan, found.question.request)
+
     simulation = simulate_plan(found.plan, found.question.request)
     transfers = [task for task in simulation.tasks if task.kind is TaskKind.TRANSFER]
     return Cell(
@@ -237,21 +238,8 @@ def _cell(found: WaysAnswer, *, emulates: bool) -> Cell:
         sum(task.size_bytes or 0 for task in transfers) / GIB,
         1e3 * sum(task.duration_s for task in transfers) / NUM_GPUS,
         found.evaluation.peak_memory_bytes / 1e9,
-        emulated(found) if emulates else None,
+        least_slipped(emulate) if emulates else None,
     )
-
-
-def emulated(found: WaysAnswer) -> EmulatedRun:
-    """The same epoch on emulated devices; of some tries the one that slipped least."""
-    runs: list[EmulatedRun] = []
-    while len(runs) < NUM_TRIES and (not runs or slipped(runs[-1]) > MOST_SLIP):
-        runs.append(emulate_plan(found.plan, found.question.request))
-    return min(runs, key=slipped)
-
-
-def slipped(run: EmulatedRun) -> float:
-    """Slip as part of the epoch: what this machine did not do in its emulated time."""
-    return run.slip.total_s / run.step_s
 
 
 def main() -> None:
@@ -315,7 +303,7 @@ def _rows(data_set: str, index: int, cells: list[Cell], is_same: bool) -> list[l
         )
         if (run := cell.emulated) is not None:
             off = run.step_s / cell.epoch_s - 1
-            rows[-1] += [f"{run.step_s:.4f} s", f"{off:+.2%}", f"{slipped(run):.2%}"]
+            rows[-1] += [f"{run.step_s:.4f} s", f"{off:+.2%}", f"{slip(run):.2%}"]
     return rows
 
 

@@ -4,6 +4,11 @@ Sizes are those of the paper's release: VGG19 and ViT on CIFAR-10 (ViT: 4x4 patc
 class token), BERT-Base and BERT with a top-2 mixture of experts in every other layer on WikiText-2;
 12 layers of width 768 with 12 heads, sequences of 128, 32 samples per device, two experts per
 device. The loss is a part of the forward, as in the release.
+
+The cluster: 2 machines of 8 V100 and 6 of 8 P100, joined at 10.4 Gb/s. Sustained speeds are those
+in the paper's release (3.86 and 2.15 Tflop/s in float32). Not published, and assumed: 10 GB/s
+between the devices of a machine (PCIe), latencies of 10 and 20 us, memory bandwidths of the data
+sheets (900 and 732 GB/s) at 85 %.
 """
 
 from __future__ import annotations
@@ -11,12 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_gpp.cluster import Cluster, ClusterLayout, DeviceKind, HostGroup, Link
+from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.speeds import device_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.run.export import ExportedForward, export_forward
+from lightning_gpp.spmd.run.export import export_forward
 
 WIDTH, HEADS, SEQUENCE, VOCABULARY = 768, 12, 128, 33278
 SAMPLES_PER_DEVICE = 32
@@ -202,14 +212,36 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Batch]]] = {
 """Name -> module and batch, by the number of devices (samples)."""
 
 
-def hap_export(name: str, num_devices: int) -> ExportedForward:
-    """A model for so many devices, 32 samples each: its operators and how they are called."""
+def hap_graph(name: str, num_devices: int) -> SpmdGraph:
+    """The operators of a model for so many devices, 32 samples each."""
     module, batch = MODELS[name]
     with torch.device("meta"):
         built = module(num_devices)
-    return export_forward(built.train(), batch(SAMPLES_PER_DEVICE * num_devices))
+    return export_forward(built.train(), batch(SAMPLES_PER_DEVICE * num_devices)).graph
 
 
-def hap_graph(name: str, num_devices: int) -> SpmdGraph:
-    """The operators of such a model."""
-    return hap_export(name, num_devices).graph
+KINDS = (
+    DeviceKind("V100", {"float32": 3.86e12}, 900e9, 16 * 10**9, memory_efficiency=0.85),
+    DeviceKind("P100", {"float32": 2.15e12}, 732e9, 16 * 10**9, memory_efficiency=0.85),
+)
+
+
+def hap_cluster(num_v100_machines: int = 2, num_p100_machines: int = 6) -> Cluster:
+    """So many machines of 8 devices each."""
+    numbers = (("V100", num_v100_machines), ("P100", num_p100_machines))
+    return ClusterLayout(
+        tuple(HostGroup(kind, 8, number) for kind, number in numbers if number),
+        host_link=Link(10e9, 10e-6),
+        rack_link=Link(10.4e9 / 8, 20e-6, is_shared=True),
+        device_kinds=KINDS,
+    ).cluster()
+
+
+def hap_machine(cluster: Cluster, *, has_limits: bool = True) -> Machine:
+    """Speeds, collectives and memory of the cluster's devices."""
+    memory = [device.memory_bytes or np.inf for device in cluster.devices]
+    return Machine(
+        device_speeds(cluster),
+        collective_times(cluster),
+        np.array(memory, dtype=float) if has_limits else np.full(len(memory), np.inf),
+    )

@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
-import warnings
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 
 import lightning.pytorch as pl
 import torch
+from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -44,22 +38,6 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "even shares": {"planner": "data_parallel", "shares": [0.5, 0.5]},
     "HAP": {"planner": "hap"},
 }
-
-
-class StepTimes(pl.Callback):
-    """When steps begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[float] = []
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        """A step begins where the one before ends."""
-        self.begun.append(time.perf_counter())
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of every step after those that warm up."""
-        return [b - a for a, b in zip(self.begun, self.begun[1:])][WARM_UP:]
 
 
 def task(name: str) -> tuple[pl.LightningModule, list[Any]]:
@@ -79,41 +57,32 @@ def task(name: str) -> tuple[pl.LightningModule, list[Any]]:
     return module, [(given, torch.randint(10, (SAMPLES,)))]
 
 
-def fit(model: str, way: str, folder: Path) -> None:
+def fit(model: str, way: str, folder: str) -> None:
     """Trains in the way that is asked for, and writes what it saw; all ranks come here."""
     cores = json.loads(os.environ[_CORES])
     os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", 0))]})
     module, batches = task(model)
-    times, options = StepTimes(), WAYS[way]
+    options = WAYS[way]
     strategy: Any = "auto"
     if options is not None:
         strategy = HAPStrategy(cache=False, start_method="popen", **options)
-    trainer = pl.Trainer(
-        strategy=strategy,
-        devices=1 if options is None else 2,
-        accelerator="cpu",
+    trainer(
+        strategy,
+        1 if options is None else 2,
         max_steps=STEPS,
-        callbacks=[times],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, DataLoader(batches * STEPS, batch_size=None))
-    if trainer.is_global_zero:
-        shares = [] if options is None else strategy.program.shares
-        text = json.dumps({"seconds": times.seconds, "shares": shares})
-        (folder / "seen").write_text(text, encoding="ascii")
+        callbacks=[Shares(WARM_UP, folder)],
+    ).fit(module, DataLoader(batches * STEPS, batch_size=None))
 
 
-def seen(model: str, way: str) -> tuple[float, list[float]]:
-    """The median step of a fit in processes of its own, and its shares."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *sys.argv, "--fit", model, way, "--folder", folder]
-        if subprocess.run(command, check=False).returncode:
-            raise SystemExit("a fit failed")
-        found = json.loads((Path(folder) / "seen").read_text("ascii"))
-    return statistics.median(found["seconds"]), found["shares"]
+class Shares(StepTimes):
+    """Rank 0 leaves the shares, too."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leaves the steps and the shares."""
+        self.on_train_batch_start()
+        is_ours = isinstance(trainer.strategy, HAPStrategy)
+        shares = trainer.strategy.program.shares if is_ours else []
+        leave(self.folder, trainer.global_rank, (statistics.median(self.steps()), shares))
 
 
 def compare(model: str, rounds: int) -> list[list[str]]:
@@ -121,7 +90,8 @@ def compare(model: str, rounds: int) -> list[list[str]]:
     found: dict[str, list[tuple[float, list[float]]]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way in WAYS:
-            found[way].append(seen(model, way))
+            (left,) = of_ranks(["--fit", model, way])
+            found[way].append(left)
     even = [seconds for seconds, _ in found["even shares"]]
     rows = []
     for way, each in found.items():
@@ -132,7 +102,7 @@ def compare(model: str, rounds: int) -> list[list[str]]:
                 model,
                 way,
                 f"{1000 * statistics.median(seconds for seconds, _ in each):.0f} ms",
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                spread(ratios),
                 " : ".join(f"{share:.2f}" for share in shares),
             ]
         )
@@ -146,15 +116,11 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--fit", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fit", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet()
     if options.fit is not None:
-        fit(*options.fit, options.folder)
+        fit(*options.fit)
         return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -1,31 +1,36 @@
 """What a step costs beside its arithmetic, by modules, logged values, micro-batches and ranks.
 
-The model is tiny, so nearly all of a step is overhead. Every line is a training of its own in fresh
-processes: the step's processor time on rank 0 (and on the rank that needs most of the others), the
-tenth percentile of its steps, which other work on the machine disturbs least. ``plain`` is
-Lightning without a strategy on one process.
+The model is tiny, so nearly all of a step is overhead; of ``width`` it is not: there a chain of
+layers of that width trains on 512 samples (2,048 of the widest). Every line is a training of its
+own in fresh processes, with plain Lightning on one process in turn: the step's processor time on
+rank 0 (and on the rank that needs most of the others), the tenth percentile of its steps, which
+other work on the machine disturbs least; and the ratio to plain Lightning, the median of the rounds
+and between which values it lies, of processor and wall-clock time (medians of steps). ``recorded``
+compares with the same ranks of which no step is recorded.
 
     python benchmarks/overhead.py                  # all curves, some minutes
     python benchmarks/overhead.py modules logged
+    python benchmarks/overhead.py width --rounds 7
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
-import subprocess
+import statistics
 import sys
-import tempfile
-import time
-import warnings
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from measuring import StepTimes, of_ranks, quiet, spread, trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-DEFAULTS = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1, "emulated": 0}
+from lightning_gpp import GraphPipeStrategy
+
+DEFAULTS = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1, "width": 0}
+DEFAULTS |= {"emulated": 0, "recorded": 0}
 CURVES: dict[str, list[dict[str, int]]] = {
     "modules": [{"modules": n} for n in (10, 100, 1000, 10000)],
     "modules, two ranks": [{"ranks": 2, "modules": n} for n in (10, 100, 1000, 10000)],
@@ -34,117 +39,124 @@ CURVES: dict[str, list[dict[str, int]]] = {
     "microbatches": [{"ranks": 2, "microbatches": n} for n in (1, 4, 16, 64)],
     "ranks": [{"ranks": n} for n in (1, 2, 4)],
     "ranks, emulated": [{"ranks": n, "emulated": 1} for n in (1, 2, 4, 8)],
+    "width": [{"width": n} for n in (192, 1024)],
+    "recorded": [{"ranks": 2, "microbatches": 8, "recorded": 1}],
 }
-NUM_STEPS, NUM_WARMUP = 120, 30
+STEPS = {0: (120, 30), 192: (150, 30), 1024: (6, 1)}
+"""Width -> steps, and how many of them do not count."""
 
 
-def train(
-    folder: str, ranks: int, modules: int, logged: int, microbatches: int, emulated: int
-) -> None:
-    """Trains; every rank leaves its processor seconds of each step in a file.
+class Unused(nn.Module):
+    """A module that no step uses, with a parameter and an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.rate = nn.Parameter(torch.ones(2)), 0.5
+
+
+class Chain(LightningModule):
+    """Layers, of which every rank has at least one."""
+
+    def __init__(self, asked: dict[str, int]) -> None:
+        super().__init__()
+        width, count = (asked["width"], 8) if asked["width"] else (16, max(1, asked["ranks"]))
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(count)))
+        self.unused = nn.ModuleList(Unused() for _ in range(asked["modules"]))
+        self.num_logged = asked["logged"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: ``(samples, width)`` to the same."""
+        return self.layers(x)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The mean square, logged as often as asked for."""
+        loss = self(batch).square().mean()
+        for number in range(self.num_logged):
+            self.log(f"loss {number}", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Recorded(StepTimes):
+    """Records every step, as ``TimelineCallback`` does; gathering comes after a step."""
+
+    def on_train_batch_start(self, trainer: Trainer | None = None, *_: Any) -> None:
+        """A step begins."""
+        super().on_train_batch_start()
+        if trainer is not None:
+            trainer.strategy.session.run.recorder.start()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """It ends."""
+        trainer.strategy.session.run.recorder.stop()
+
+
+def train(asked: dict[str, int], folder: str) -> None:
+    """Trains; every rank leaves its seconds of each step.
 
     Args:
-        folder: for the files.
-        ranks: processes; 0 for plain Lightning.
-        modules: beside those that are used, each with a parameter and an attribute.
-        logged: calls of ``self.log`` in a step.
-        microbatches: of a mini-batch.
-        emulated: whether devices are GPUs of Summit, emulated.
+        asked: see ``DEFAULTS``; no ranks are plain Lightning on one process.
+        folder: for what ranks leave.
     """
-    import torch
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader
-
-    from lightning_gpp import GraphPipeStrategy
-
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.rate = nn.Parameter(torch.ones(2)), 0.5
-
-    class Chain(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(max(1, ranks))))
-            self.unused = nn.ModuleList(Unused() for _ in range(modules))
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layers(x)
-            return y
-
-        def training_step(self, batch: Tensor) -> Tensor:
-            loss = self(batch).square().mean()
-            for number in range(logged):
-                self.log(f"loss {number}", loss)
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    class Times(Callback):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
-        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-            self.ends.append(time.process_time())
-            if len(self.ends) == NUM_STEPS:
-                steps = [b - a for a, b in zip(self.ends[NUM_WARMUP:], self.ends[NUM_WARMUP + 1 :])]
-                file = Path(folder, f"{trainer.global_rank}.json")
-                file.write_text(json.dumps(sorted(steps)[len(steps) // 10]))
-
-    plan = [[f"layers.{number}"] for number in range(ranks)]
-    cluster = "summit" if emulated else None
-    ours = GraphPipeStrategy(num_microbatches=microbatches, plan=plan, cluster=cluster)
-    trainer = Trainer(
-        strategy=ours if ranks else "auto",
-        accelerator="emulated" if ranks and emulated else "cpu",
-        devices=max(1, ranks),
-        max_steps=NUM_STEPS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Times()],
-    )
-    batches = [torch.randn(64, 16)] * NUM_STEPS
-    trainer.fit(Chain(), DataLoader(batches, batch_size=None))
+    quiet()
+    ranks, width = asked["ranks"], asked["width"]
+    num_steps, num_warmup = STEPS[width]
+    plan = None if width else [[f"layers.{number}"] for number in range(ranks)]
+    strategy: Any = "auto"
+    if ranks:
+        cluster = "summit" if asked["emulated"] else None
+        strategy = GraphPipeStrategy(asked["microbatches"], plan=plan, cluster=cluster)
+    accelerator = "emulated" if ranks and asked["emulated"] else "cpu"
+    times = (Recorded if ranks and asked["recorded"] else StepTimes)(num_warmup, folder)
+    num_samples = {0: 64, 1024: 2048}.get(width, 512)
+    batches = [torch.randn(num_samples, width or 16)] * num_steps
+    trainer(
+        strategy, max(1, ranks), accelerator=accelerator, max_steps=num_steps, callbacks=[times]
+    ).fit(Chain(asked), DataLoader(batches, batch_size=None))
 
 
-def measured(asked: dict[str, int]) -> list[float]:
-    """Processor seconds of a step on every rank, from a training in processes of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--here", folder, *map(str, asked.values())]
-        subprocess.run(command, check=True, capture_output=True)
-        found = [Path(folder, f"{rank}.json") for rank in range(max(1, asked["ranks"]))]
-        return [json.loads(file.read_text()) for file in found]
+def measured(asked: dict[str, int]) -> tuple[list[float], float]:
+    """A training in processes of its own: processor seconds of every rank, rank 0's wall-clock."""
+    left = of_ranks(["--here", json.dumps(asked)], max(1, asked["ranks"]))
+    cpu_s = [sorted(cpu)[len(cpu) // 10] for _, cpu in left]
+    return cpu_s, statistics.median(left[0][0])
+
+
+def line(asked: dict[str, int], rounds: int) -> str:
+    """A training beside plain Lightning (or beside one that is not recorded), in turn."""
+    other = asked | ({"recorded": 0} if asked["recorded"] else {"ranks": 0, "microbatches": 1})
+    both = [(measured(other), measured(asked)) for _ in range(rounds)]
+    plain_s = statistics.median(cpu[0] for (cpu, _), _ in both)
+    ours = [statistics.median(each) for each in zip(*(cpu for _, (cpu, _) in both))]
+    seconds = [plain_s, ours[0], *([max(ours[1:])] if ours[1:] else [])]
+    shown = "".join(f"{1e3 * second:8.2f}" for second in seconds)
+    cpu = spread([own[0] / plain[0] for (plain, _), (own, _) in both])
+    wall = spread([own / plain for (_, plain), (_, own) in both])
+    return f"{shown:24}  {cpu}  {wall}"
 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("curves", nargs="*", help=f"of {', '.join(CURVES)}; by default all")
-    parser.add_argument("--here", nargs=1 + len(DEFAULTS), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.here:
-        train(arguments.here[0], *map(int, arguments.here[1:]))
-        return
-    if unknown := [name for name in arguments.curves if name not in CURVES]:
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    if unknown := [name for name in given.curves if name not in CURVES]:
         parser.error(f"no curve {', '.join(unknown)}; there are {', '.join(CURVES)}")
-    for name in arguments.curves or CURVES:
-        print(f"{name:>20}   plain  rank 0  others (ms of processor time, a step)")
+    for name in given.curves or CURVES:
+        print(f"{name:>20}   plain  rank 0  others (ms of processor time)  ratio  of wall-clock")
         for options in CURVES[name]:
-            asked = DEFAULTS | options
-            ours_s, plain_s = measured(asked), measured(asked | {"ranks": 0})
-            seconds = [plain_s[0], ours_s[0], *([max(ours_s[1:])] if ours_s[1:] else [])]
-            shown = " ".join(f"{1e3 * second:7.2f}" for second in seconds)
-            print(f"{options[name.partition(',')[0]]:>20} {shown}", flush=True)
-        print(flush=True)
+            found = line(DEFAULTS | options, given.rounds)
+            print(f"{options[name.partition(',')[0]]:>20}{found}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--here"]:
+        train(json.loads(sys.argv[2]), sys.argv[3])
+    else:
+        main()

@@ -16,18 +16,15 @@ its recorded steps cost besides left out.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import statistics
 import tempfile
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
-
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, seed_everything
+from measuring import StepTimes, leave, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -82,33 +79,21 @@ class Head(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
-class StepTimes(Callback):
-    """Writes what rank 0 saw into a file: seconds of a step, the prediction, the plan."""
+class Planned(StepTimes):
+    """Rank 0 also leaves the predicted step and the plan."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.ends_s: list[float] = []
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        """Notes the time."""
-        self.ends_s.append(time.perf_counter())
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file."""
-        if not trainer.is_global_zero:
-            return
-        ends_s = self.ends_s[WARM_UP:]
-        steps_s = [b - a for a, b in zip(ends_s, ends_s[1:])]
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Leaves them."""
+        self.on_train_batch_start()
         predicted_s, text = 0.0, ""
-        if isinstance(trainer.strategy, GraphPipeStrategy):
+        if isinstance(trainer.strategy, GraphPipeStrategy) and trainer.is_global_zero:
             planned = trainer.strategy.session.run.pipeline.planned
             predicted_s = evaluate_plan(planned.plan, planned.request).step_s
             text = ", ".join(
                 f"{len(stage.operators)} operators on {list(stage.devices)}"
                 for stage in planned.plan.stages
             )
-        line = f"{statistics.median(steps_s)}\t{predicted_s}\t{text}"
-        self.path.write_text(line, encoding="utf-8")
+        leave(self.folder, trainer.global_rank, (self.steps(), predicted_s, text))
 
 
 def fit(strategy: Any, num_devices: int, num_steps: int) -> tuple[float, float, str]:
@@ -117,25 +102,17 @@ def fit(strategy: Any, num_devices: int, num_steps: int) -> tuple[float, float, 
     batch = [torch.randn(NUM_SAMPLES, WIDTH) for _ in range(NUM_TOWERS)]
     replicas = num_devices if strategy == "ddp_spawn" else getattr(strategy, "num_pipelines", 1)
     batch = [part[: NUM_SAMPLES // replicas] for part in batch]  # its share of the mini-batch
+    count = num_steps + WARM_UP
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "steps.txt"
-        trainer = Trainer(
-            strategy=strategy,
-            accelerator="cpu",
-            devices=num_devices,
-            max_steps=num_steps + WARM_UP + 1,
-            max_epochs=-1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+        trainer(
+            strategy,
+            num_devices,
+            max_steps=count,
             use_distributed_sampler=False,
-            callbacks=[StepTimes(path)],
-        )
-        batches = [batch] * (num_steps + WARM_UP + 1)
-        trainer.fit(Towers(), DataLoader(batches, batch_size=None))
-        step, predicted, plan = path.read_text(encoding="utf-8").split("\t")
-    return float(step), float(predicted), plan
+            callbacks=[Planned(WARM_UP, folder)],
+        ).fit(Towers(), DataLoader([batch] * count, batch_size=None))
+        steps_s, predicted_s, plan = json.loads(Path(folder, "0.json").read_text())
+    return statistics.median(steps_s), predicted_s, plan
 
 
 def main() -> None:
@@ -144,8 +121,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
+    quiet()
     found: dict[str, list[tuple[float, float, str]]] = {}
     for _ in range(arguments.rounds):
         ours = {"start_method": "spawn", "cache": False}
@@ -163,8 +139,7 @@ def main() -> None:
         steps_s = [step_s for step_s, _, _ in rows]
         ratios = [one / step_s for one, step_s in zip(alone_s, steps_s)]
         line = f"{name:10} {1e3 * statistics.median(steps_s):6.1f} ms"
-        line += f"  {statistics.median(ratios):.2f} times one device"
-        line += f" ({min(ratios):.2f} to {max(ratios):.2f})"
+        line += f"  {spread(ratios)} times one device"
         if name == "planned":
             errors = [predicted_s / step_s - 1 for step_s, predicted_s, _ in rows]
             line += f"  predicted {1e3 * rows[-1][1]:.1f} ms, {statistics.median(errors):+.0%}"

@@ -13,7 +13,7 @@ executes, and takes their durations from :class:`~lightning_gpp.simulate.Program
 
 Of the files beside this one, ``compile_program`` turns actions into the work that
 :mod:`lightning_gpp.engine` plays, ``tasks`` and ``memory`` tell what happened. An action takes some
-microseconds to simulate (``benchmarks/simulator.py``).
+microseconds to simulate (``docs/prediction.md``).
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class TimelineCallback(pl.Callback):
     Steps that are not recorded cost a comparison per batch. A recorded one took 1.07 times the time
     of its unrecorded neighbour in the median of 100 pairs (quartiles 0.90 to 1.21: within the noise
     of the machine, two busy CPU cores; two ranks, eight micro-batches, steps of 21 ms;
-    ``benchmarks/recording.py``). After it the clocks are compared and rank 0 draws the picture.
+    ``benchmarks/overhead.py recorded``). After it the clocks are compared and rank 0 draws the
+    picture.
 
     Args:
         steps: which optimizer steps, by the steps done before them (``trainer.global_step``), all

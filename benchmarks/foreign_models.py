@@ -1,35 +1,29 @@
-"""Planners on models of other people's shapes, captured by our own tracer: nobody tuned on them.
+"""Models that nobody tuned a planner on, as workloads: other people's shapes, and random costs.
 
-Written here with ``torch.nn`` alone, as their papers describe them, and captured on the ``meta``
-device, so that no weights are held: an Inception-like network, a residual one, a U-Net, a
-transformer with an encoder and a decoder, two towers of transformers (CLIP-like), a mixture of
-experts, and a network with an exit of its own behind every part. Costs are estimates for the
-cluster; all plans are judged by the same step time.
-
-    python benchmarks/foreign_graphs.py                          # on 4, 8 and 16 GPUs of Summit
-    python benchmarks/foreign_graphs.py --models unet --devices 8
-
-Columns are the step over that of ``graphpipe``; ``none``: no plan, or none that fits into memory.
+Written with ``torch.nn`` alone, as their papers describe them, and captured by our own tracer on
+the ``meta`` device, so that no weights are held: an Inception-like network, a residual one, a
+U-Net, a transformer with an encoder and a decoder, two towers of transformers (CLIP-like), a
+mixture of experts, and a network with an exit of its own behind every part. Beside them chains and
+towers of any number of operators, with times drawn once.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.cluster import cluster_preset
-from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import PLANNERS, PlanRequest, evaluate_plan, plan_request
-from lightning_gpp.text_table import text_table
+from lightning_gpp.cost import Costs, OpProfile, Profile, graph_work
+from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
+from lightning_gpp.workloads import Workload
 
-OTHERS = ("graphpipe_exclusive", "sequential", "data_parallel", "balanced")
 SAMPLES = 8
 """Of the micro-batch that is captured, and of a mini-batch for every device."""
+
+TOWERS = {"chain": 1, "towers": 4}
 
 
 def conv(channels: int, out: int, size: int = 3, stride: int = 1) -> nn.Sequential:
@@ -230,61 +224,37 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 }
 
 
-def graph_of(name: str) -> ModelGraph:
-    """A model as the tracer sees it."""
+def foreign_workload(name: str) -> Workload:
+    """A model as the tracer sees it, with estimated costs."""
     make, arguments = MODELS[name]
     with torch.device("meta"):
         module = make()
-    return capture(module, arguments()).graph
+    graph = capture(module, arguments()).graph
+    return Workload(name, graph, graph_work(graph), SAMPLES, "foreign")
 
 
-def question(graph: ModelGraph, num_devices: int, cluster: str) -> PlanRequest:
-    """What every planner is asked."""
-    devices = cluster_preset(cluster, num_devices)
-    return plan_request(graph, devices, minibatch_size=SAMPLES * num_devices)
+def random_workload(name: str, num_operators: int) -> Workload:
+    """A chain, or four towers that join: linear layers, activations and sums, always the same.
 
-
-def step_s(planner: str, request: PlanRequest) -> tuple[float | None, int]:
-    """Seconds of the step of a planner's plan, and its stages; None where it has none that fits."""
-    try:
-        found = evaluate_plan(PLANNERS[planner](request), request)
-    except ValueError:
-        return None, 0
-    return (found.step_s if found.is_feasible else None), len(found.stages)
-
-
-def row(name: str, graph: ModelGraph, num_devices: int, cluster: str) -> list[str]:
-    """One line of the table."""
-    request = question(graph, num_devices, cluster)
-    start_s = time.process_time()
-    best_s, num_stages = step_s("graphpipe", request)
-    search_s = time.process_time() - start_s
-    if best_s is None:
-        return [name, f"{len(graph)}", f"{num_devices}", "none"]
-    others = [step_s(planner, question(graph, num_devices, cluster))[0] for planner in OTHERS]
-    texts = ["none" if other_s is None else f"{other_s / best_s:.3f}" for other_s in others]
-    head = [name, f"{len(graph)}", f"{num_devices}", f"{1e3 * best_s:.2f} ms", f"{num_stages}"]
-    return [*head, f"{search_s:.1f} s", *texts]
-
-
-def main(names: Sequence[str], counts: Sequence[int], cluster: str) -> None:
-    """The command."""
-    table = []
-    for name in names:
-        graph = graph_of(name)
-        for count in counts:
-            table.append(row(name, graph, count, cluster))
-            print(" ".join(table[-1]), flush=True)
-    header = ["model", "operators", "devices", "step", "stages", "search", *OTHERS]
-    print(f"\n{text_table(header, table, left=['model'], max_width=200)}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
-    parser.add_argument("--devices", nargs="+", type=int, default=(4, 8, 16))
-    parser.add_argument("--cluster", default="summit", help="a preset")
-    given = parser.parse_args()
-    main(given.models, given.devices, given.cluster)
+    Half, once or twice the time of its kind is drawn for every operator.
+    """
+    rng, spec = random.Random(num_operators), (TensorSpec((1, 1024), "float32", 0),)
+    nodes: list[OpNode] = []
+    parameters, profile, ends = [], {}, []
+    for tower in range(TOWERS[name]):
+        reads = "x"
+        for depth in range((num_operators - 1) // TOWERS[name]):
+            node, weights = f"t{tower}_{depth}", ()
+            if depth % 3 == 0:
+                parameters.append(Parameter(f"{node}.weight", 4 * 1024**2))
+                weights = (parameters[-1].name,)
+            target = ("torch.nn.Linear", "torch.tanh", "torch.add")[depth % 3]
+            nodes.append(OpNode(node, target, "", (reads,), (Value(f"{node}_out", spec),), weights))
+            forward_s = (100e-6, 5e-6, 5e-6)[depth % 3] * rng.choice((0.5, 1.0, 2.0))
+            profile[node] = OpProfile(forward_s, 2 * forward_s, 4096)
+            reads = f"{node}_out"
+        ends.append(reads)
+    nodes.append(OpNode("join", "torch.add", "", tuple(ends), (Value("y", spec),)))
+    profile["join"] = OpProfile(5e-6, 10e-6, 4096)
+    graph = ModelGraph((GraphInput(Value("x", spec)),), tuple(nodes), ("y",), tuple(parameters))
+    return Workload(name, graph, Costs((Profile(profile, 1, "any"),)), SAMPLES, "random")
