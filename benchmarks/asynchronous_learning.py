@@ -34,9 +34,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.runtime.stage_run import StageCall
 from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
-from lightning_gpp.text_table import text_table
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Policy
 from lightning_gpp.weights.versions import StageWeights

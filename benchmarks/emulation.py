@@ -38,6 +38,7 @@ from helpers.threads.shapes import emulate_shapes
 from measuring import least_slipped, quiet, slip
 
 from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.schedule import Program
@@ -50,7 +51,6 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.text_table import text_table
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 BANDWIDTH = 1e9

@@ -33,11 +33,11 @@ from memory import LEAST, Counter
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.gnn import partition
 from lightning_gpp.gnn.chunks import EdgeSet
 from lightning_gpp.recipes.gnn import BlockModel, NodeNetwork
 from lightning_gpp.strategy import GNNPipeStrategy
-from lightning_gpp.text_table import text_table
 
 WARM_UP = 2
 _NO_MEMORY = re.compile("can't allocate memory|MemoryError")

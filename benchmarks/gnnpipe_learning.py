@@ -33,9 +33,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.gnn import Techniques, partition
 from lightning_gpp.recipes.gnn import BlockModel, FullGraphData, NodeNetwork, Planetoid
-from lightning_gpp.text_table import text_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -37,13 +37,13 @@ from measuring import least_slipped, slip
 from scipy.optimize import least_squares
 
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.roofline import roofline
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.ways.answers import WaysAnswer, WaysQuestion, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
-from lightning_gpp.text_table import text_table
 from lightning_gpp.workloads import FullGraphWorkload, full_graph
 
 GIB = 2**30

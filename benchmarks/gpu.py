@@ -36,7 +36,7 @@ from gpu_processes import Case, Failure, Outcome, Place, outcomes
 from gpu_table import FLOAT32, LINKS, ONE, PAIRS, PLAIN, POOL, TWO, Key, Row, filled, rows
 from gpu_trainings import MICROBATCHES
 
-from lightning_gpp.text_table import text_table
+from lightning_gpp.common.text_table import text_table
 
 PRECISIONS = {FLOAT32: "32-true", "bf16": "bf16-mixed"}
 

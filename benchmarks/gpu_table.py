@@ -9,7 +9,7 @@ from typing import Any
 from gpu_processes import Failure, Outcome
 from gpu_trainings import WATCHED
 
-from lightning_gpp.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 
 Key = tuple[str, str]
 """Names of a place and of a case."""

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from hap_models import MODELS, hap_cluster, hap_graph, hap_machine
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
 from lightning_gpp.spmd.search.find import find_program
-from lightning_gpp.text_table import text_table
 
 NAMES = ("VGG19", "ViT", "BERT-Base", "BERT-MoE")
 CLUSTERS = {

@@ -25,10 +25,10 @@ from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.recipes.dlrm import DLRM
 from lightning_gpp.recipes.multimodal import MultimodalClassifier
 from lightning_gpp.strategy import HAPStrategy
-from lightning_gpp.text_table import text_table
 
 STEPS, WARM_UP, SAMPLES = 12, 3, 512
 MODELS = ("dlrm", "multimodal")

@@ -41,10 +41,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_gpp import GraphPipeStrategy
+from lightning_gpp.common.text_table import text_table
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.runtime.transport.shared_slots import SlotMemory
-from lightning_gpp.text_table import text_table
-from lightning_gpp.units_of_measure import bytes_text
 from lightning_gpp.weights.policies import POLICIES
 
 SCHEDULES = ("default", "gpipe", "1f1b", "1f1b-async")

@@ -30,12 +30,12 @@ from helpers.threads.shapes import emulate_plan
 from measuring import least_slipped, quiet, slip
 from planners import question, workload
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, answer
 from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
 from lightning_gpp.simulate.plan_costs import simulate_plan
-from lightning_gpp.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,11 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
+from lightning_gpp.common.text_table import text_table
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.jobs.problem.workload_problem import workload_of
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest, answer, evaluate_plan, plan_request
-from lightning_gpp.text_table import text_table
-from lightning_gpp.units_of_measure import seconds_text
 from lightning_gpp.workloads import Workload
 
 REFERENCE = "graphpipe"

@@ -3,7 +3,8 @@
 It runs the job that the configuration group ``job`` names (:mod:`lightning_gpp.jobs`), and leaves
 in the Hydra run folder ``config.yaml`` (the resolved configuration) and what the job writes.
 
-In a sweep (``-m``) every job has a folder of its own; :mod:`lightning_gpp.sweep` makes the report.
+In a sweep (``-m``) every job has a folder of its own;
+:mod:`lightning_gpp.jobs.sweeps.sweep_report` makes the report.
 
 Torch and Lightning are imported when a job needs them, so that ``graphpipe --help``, a mistyped
 override and a plan of a published workload answer at once.
@@ -23,9 +24,9 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.did_you_mean import suggestions
-from lightning_gpp.job_scope import is_sweep, job_scope
+from lightning_gpp.jobs.did_you_mean import suggestions
 from lightning_gpp.jobs.files import save_config
+from lightning_gpp.jobs.job_scope import is_sweep, job_scope
 
 BROKEN_PIPE = 141
 """What shells take for "ended as nobody read its output"."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lightning_gpp.checks import LARGEST, check_whole, is_number
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
+from lightning_gpp.common.checks import LARGEST, check_whole, is_number
 
 UNSPECIFIED_KIND = "device"
 """Kind of devices of which nothing is said: of whatever kind the costs are."""

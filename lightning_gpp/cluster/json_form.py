@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import Cluster
 from lightning_gpp.cluster.layout import ClusterLayout
-from lightning_gpp.data_file import read_data_file
-from lightning_gpp.strict_json import JsonFormat, JsonFormError
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.data_file import read_data_file
+from lightning_gpp.common.strict_json import JsonFormat, JsonFormError
 
 FORMAT = JsonFormat("lightning_gpp.cluster", version=2, older=(1,))
 LAYOUT_FORMAT = JsonFormat("lightning_gpp.cluster_layout", version=1)

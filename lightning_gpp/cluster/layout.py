@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster, Device, HostLink, Link
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS
+from lightning_gpp.common.checks import check_whole
 
 MOST_DEVICES = 100_000
 """A cluster lists all its devices; so many are far more than any plan here has been made for."""

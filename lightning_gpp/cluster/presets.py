@@ -14,12 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, UNSPECIFIED_KIND, Cluster, Link
 from lightning_gpp.cluster.json_form import load_cluster
 from lightning_gpp.cluster.known_kinds import A100_80GB, H100_80GB, V100_16GB
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
 from lightning_gpp.cluster.this_machine import cpu_cluster
+from lightning_gpp.common.checks import check_whole
 
 NVLINK_EFFICIENCY = 0.85
 INFINIBAND_EFFICIENCY = 0.88

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from functools import cache, partial
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
+from lightning_gpp.common.checks import check_whole
 
 CPU = "cpu"
 """Kind of the devices of a CPU."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from lightning_gpp.common.data_file import read_data_file
+from lightning_gpp.common.strict_json import JsonFormat, JsonFormError
 from lightning_gpp.cost.costs import Costs
 from lightning_gpp.cost.profile import Profile
-from lightning_gpp.data_file import read_data_file
-from lightning_gpp.strict_json import JsonFormat, JsonFormError
 
 FORMAT = JsonFormat("lightning_gpp.profile", version=2, older=(1,))
 COSTS_FORMAT = JsonFormat("lightning_gpp.costs", version=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_gpp.checks import LARGEST
+from lightning_gpp.common.checks import LARGEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import number_text, seconds_text
 from lightning_gpp.emulation.clock import Slip, SlipReport
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.schedule import Kind, Program, most_ahead
 from lightning_gpp.simulate import ProgramCosts, simulate
 from lightning_gpp.simulate.engine.message_costs import compute_s
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import number_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.graph.graph_parallel import VertexShares
-from lightning_gpp.num_changes import num_changes
 
 
 @dataclass(frozen=True, slots=True)

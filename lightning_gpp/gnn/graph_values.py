@@ -18,11 +18,11 @@ from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
+from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.gnn.chunks import ChunkRows, EdgeSet
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.message_passing import Mixing, is_layer
 from lightning_gpp.gnn.node_kinds import NodeKind, Surroundings
-from lightning_gpp.num_changes import num_changes
 
 
 class GraphValues:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.checks import check_whole
+from lightning_gpp.common.checks import check_whole
 from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows
 
 REFRESH_EVERY = 23

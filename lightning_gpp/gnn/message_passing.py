@@ -24,8 +24,8 @@ from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.leaves import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn.errors import GraphTrainingError
-from lightning_gpp.instance_attribute import instance_attribute
 
 MIXING_METHODS = ("propagate", "edge_updater")
 

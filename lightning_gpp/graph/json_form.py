@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.graph.model_graph import ModelGraph
-from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.model_graph", version=2, older=(1,))
 

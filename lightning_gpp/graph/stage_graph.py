@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.checks import short_list
+from lightning_gpp.common.checks import short_list
 from lightning_gpp.graph.model_graph import ModelGraph
 
 FEED = -1

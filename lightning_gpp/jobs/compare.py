@@ -8,7 +8,6 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lightning_gpp.job_scope import is_sweep
 from lightning_gpp.jobs.comparison import (
     compared,
     describe_comparison,
@@ -17,6 +16,7 @@ from lightning_gpp.jobs.comparison import (
 )
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
+from lightning_gpp.jobs.job_scope import is_sweep
 from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.policies import compare_policies
 from lightning_gpp.jobs.problem.full_graph_problem import full_graph_planner

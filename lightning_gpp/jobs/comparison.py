@@ -7,12 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import (
+    bytes_text,
+    number_text,
+    samples_text,
+    seconds_text,
+)
 from lightning_gpp.jobs.search.searched import Searched
 from lightning_gpp.jobs.table_files import cell, save_rows
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
 from lightning_gpp.reports.plan.explain import does_not_fit
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import bytes_text, number_text, samples_text, seconds_text
 
 LONGER = "than\nbest"
 """Column: how much longer a step is than the shortest one of the same question."""

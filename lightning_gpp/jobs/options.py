@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_gpp.checks import is_number, is_whole
+from lightning_gpp.common.checks import is_number, is_whole
 
 
 def as_list(name: str, value: Any) -> list[Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster.this_machine import CPU, num_cores
+from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
@@ -36,7 +37,6 @@ from lightning_gpp.reports.plan.explain import (
     describe_device_columns,
     describe_devices,
 )
-from lightning_gpp.text_table import wrapped
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""

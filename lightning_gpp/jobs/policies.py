@@ -12,6 +12,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import bytes_text, number_text, seconds_text
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.options import as_flag, as_list
@@ -21,8 +23,6 @@ from lightning_gpp.jobs.problem.problem_of import problem_without_policy
 from lightning_gpp.jobs.table_files import cell, save_rows
 from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.simulate.usage import usage
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import bytes_text, number_text, seconds_text
 from lightning_gpp.weights.policies import POLICIES, Policy, find_policy
 
 COLUMNS = (

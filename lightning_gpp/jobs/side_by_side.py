@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_gpp.common.text_table import text_table
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.side_by_side import (
@@ -12,8 +14,6 @@ from lightning_gpp.planner.side_by_side import (
     pipeline_request,
     side_by_side,
 )
-from lightning_gpp.text_table import text_table
-from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 
 def compared_side_by_side(question: PlanQuestion, limit_s: float | None = None) -> list[SideBySide]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
@@ -40,7 +41,6 @@ from lightning_gpp.simulate.ssgd.program import Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.levers import levers
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
-from lightning_gpp.text_table import wrapped
 
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
 """What the lever means."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.jobs.comparison import SPMD, ComparedPlan
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
@@ -17,7 +18,6 @@ from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone, pieces_alone
-from lightning_gpp.text_table import wrapped
 
 if TYPE_CHECKING:
     from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
@@ -114,8 +114,7 @@ def program_within(problem: SpmdProblem, name: str, limit_s: float | None) -> Sp
 def search_program(problem: SpmdProblem, name: str) -> SpmdPlan | str:
     """The program of a planner, or why there is none: errors do not go from process to process."""
     from lightning_gpp.spmd.plan import plan_baseline, plan_hap
-    from lightning_gpp.spmd.search.find import MOST_EXPANSIONS, NoProgramFitsError
-    from lightning_gpp.spmd.search.labels import TooManyExpansionsError
+    from lightning_gpp.spmd.search.find import NoProgramFitsError
 
     baseline = SPMD_PLANNERS[name]
     try:
@@ -124,8 +123,6 @@ def search_program(problem: SpmdProblem, name: str) -> SpmdPlan | str:
         return plan_baseline(problem.graph, problem.machine, baseline)
     except NoProgramFitsError as error:
         return str(error)
-    except TooManyExpansionsError:
-        return f"no program was found among {MOST_EXPANSIONS} partial ones: use fewer devices"
 
 
 def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:

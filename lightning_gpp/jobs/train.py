@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.files import save_metrics, written_to
+from lightning_gpp.jobs.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.options import as_seed, check_names
 
 if TYPE_CHECKING:

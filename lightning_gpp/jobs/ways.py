@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import bytes_text, count_text, number_text, seconds_text
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_json, written_to
 from lightning_gpp.jobs.problem.full_graph_problem import FullGraphProblem
 from lightning_gpp.planner.ways.answers import WaysAnswer, numbers_of_ways
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import bytes_text, count_text, number_text, seconds_text
 
 COLUMNS = (
     "Ways: devices that divide the vertices of every chunk among themselves; groups: of layers. "

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lightning_gpp.checks import check_whole, short_list
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.common.checks import check_whole, short_list
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan.plan import Plan

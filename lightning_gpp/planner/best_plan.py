@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_FEW, DoesNotFitError
 from lightning_gpp.planner.plan.plan import Plan
@@ -14,7 +15,6 @@ from lightning_gpp.planner.plan.validate import check_cuts
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, plan_devices
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import stage_compute
-from lightning_gpp.units_of_measure import bytes_text
 
 WITHOUT_REPLICAS = ", without replicas"
 """Behind the name of a planner whose plans with replicas cannot run."""

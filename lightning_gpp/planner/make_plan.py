@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
@@ -27,7 +28,6 @@ from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.sequential import search_chains, sequential
-from lightning_gpp.without_collection import without_collection
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""

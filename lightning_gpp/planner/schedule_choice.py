@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import (
     HOLDS_ALL,
@@ -21,7 +22,6 @@ from lightning_gpp.planner.does_not_fit import (
 from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import plan_devices
-from lightning_gpp.units_of_measure import bytes_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
@@ -31,7 +32,6 @@ from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
-from lightning_gpp.torch_device import synchronize
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.host_copies import to_host
+from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.runtime.arrival import Arrival
 
 

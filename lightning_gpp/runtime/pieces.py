@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.graph import Variation
-from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.payload import Payload
 
 Column = Sequence[Tensor | None]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from lightning_gpp.host_copies import to_host
-from lightning_gpp.num_changes import num_changes
+from lightning_gpp.common.host_copies import to_host
+from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.runtime.payload import Payload
 
 

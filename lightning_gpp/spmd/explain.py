@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import (
+    bytes_text,
+    indices_text,
+    percent_text,
+    seconds_text,
+)
 from lightning_gpp.spmd.costs.message_bytes import message_bytes
 from lightning_gpp.spmd.costs.moves import FORWARD
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
@@ -23,8 +30,6 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import bytes_text, indices_text, percent_text, seconds_text
 
 MOST_ALTERNATIVES = 5
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from lightning_gpp.checks import is_whole
+from lightning_gpp.common.checks import is_whole
 
 
 class PlacementKind(Enum):

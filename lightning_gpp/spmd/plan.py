@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
@@ -21,7 +22,6 @@ from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
-from lightning_gpp.without_collection import without_collection
 
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from lightning_gpp.common.strict_json import JsonFormat, to_data
 from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
-from lightning_gpp.strict_json import JsonFormat, to_data
 
 FORMAT = JsonFormat("lightning_gpp.spmd_program", version=4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from lightning_gpp.checks import check_whole
+from lightning_gpp.common.checks import check_whole
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.planner import BALANCED

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
-from lightning_gpp.checks import check_whole
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.processes.rank_devices import device_backend

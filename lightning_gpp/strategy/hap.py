@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
-from lightning_gpp.checks import is_number
+from lightning_gpp.common.checks import is_number
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram

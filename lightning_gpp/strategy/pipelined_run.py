@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from lightning_gpp.host_copies import to_device
-from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
+from lightning_gpp.common.host_copies import to_device
+from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
+from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
@@ -52,7 +53,6 @@ from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
-from lightning_gpp.without_collection import collecting_only_new
 
 
 class PipelinedRun:

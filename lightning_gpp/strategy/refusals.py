@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lightning_gpp.checks import check_whole, is_number
+from lightning_gpp.common.checks import check_whole, is_number
 from lightning_gpp.planner import PLANNERS
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.devices_at_hand import check_cluster

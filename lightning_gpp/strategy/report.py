@@ -11,8 +11,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_gpp.cluster import num_cores
+from lightning_gpp.common.progress import doing
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import bytes_text, count_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.progress import doing
 from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
 from lightning_gpp.strategy.between_bars import between_bars
 from lightning_gpp.strategy.planning.plan_cache import (
@@ -23,8 +25,6 @@ from lightning_gpp.strategy.planning.plan_cache import (
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text, stages_text
 
 WIDEST = 100
 """Columns."""

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import nn
 
-from lightning_gpp.tensor_places import exchange_tensors
+from lightning_gpp.common.tensor_places import exchange_tensors
 
 META = torch.device("meta")
 

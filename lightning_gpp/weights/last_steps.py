@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from lightning_gpp.host_copies import KnownNumbers, to_host
+from lightning_gpp.common.host_copies import KnownNumbers, to_host
 
 Group = Mapping[str, Any]
 

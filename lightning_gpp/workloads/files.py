@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from lightning_gpp.checks import LARGEST, check_whole
+from lightning_gpp.common.checks import LARGEST, check_whole
 from lightning_gpp.graph import TensorSpec, Value
 
 ITEM_BYTES = 4

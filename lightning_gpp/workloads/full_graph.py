@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from lightning_gpp.checks import check_counts
+from lightning_gpp.common.checks import check_counts
 from lightning_gpp.cost import Line, OpWork
 from lightning_gpp.graph.graph_parallel import VertexShares, WaysGraph, in_ways
 from lightning_gpp.workloads.layers import FLOAT_BYTES, INDEX_BYTES, ModelBuilder

@@ -1,6 +1,6 @@
 """Looking up fields of a JSON document of a foreign format, with errors that name the place.
 
-Unlike our own documents (:mod:`lightning_gpp.strict_json`) these may hold more than we read.
+Unlike our own documents (:mod:`lightning_gpp.common.strict_json`) these may hold more than we read.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_gpp.checks import is_number, short_repr
-from lightning_gpp.strict_json import parse_json
+from lightning_gpp.common.checks import is_number, short_repr
+from lightning_gpp.common.strict_json import parse_json
 
 
 @dataclass(frozen=True, slots=True)

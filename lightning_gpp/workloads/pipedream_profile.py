@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_gpp.checks import short_list
+from lightning_gpp.common.checks import short_list
+from lightning_gpp.common.data_file import read_text
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
-from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, Value
 from lightning_gpp.workloads.files import (
     batch_value,

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lightning_gpp.checks import is_number
-from lightning_gpp.data_file import read_text
+from lightning_gpp.common.checks import is_number
+from lightning_gpp.common.data_file import read_text
 from lightning_gpp.workloads.files import execution_order
 from lightning_gpp.workloads.json_fields import JsonObject, load_object
 from lightning_gpp.workloads.piper_instance import (

@@ -7,7 +7,7 @@ example). Products are in float32: the published rates stay below half of a V100
 
 from __future__ import annotations
 
-from lightning_gpp.checks import check_counts, check_whole
+from lightning_gpp.common.checks import check_counts, check_whole
 from lightning_gpp.workloads.layers import ModelBuilder
 from lightning_gpp.workloads.workload import Workload
 

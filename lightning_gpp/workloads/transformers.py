@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from lightning_gpp.checks import check_counts
+from lightning_gpp.common.checks import check_counts
 from lightning_gpp.workloads.layers import ModelBuilder
 from lightning_gpp.workloads.workload import Workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.common.checks import check_whole
 from lightning_gpp.cost import Costs, OpWork, Profile, powers_of_two, roofline_costs
 from lightning_gpp.graph import ModelGraph
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.training import Result, Training, make_trainer, quiet, real_tensors, train
-from lightning_gpp import mapped_tensor
+from lightning_gpp.common import mapped_tensor
 
 
 class _First(lp.Callback):

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCN2Conv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn import Chunks, Techniques
 from lightning_gpp.gnn.history import UNBIASED
-from lightning_gpp.instance_attribute import instance_attribute
 
 with warnings.catch_warnings():  # torch says once per process that compressed matrices are new
     warnings.simplefilter("ignore")

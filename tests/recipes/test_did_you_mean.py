@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gpp import cli
-from lightning_gpp.did_you_mean import Known, known_names, suggestion, suggestions
+from lightning_gpp.jobs.did_you_mean import Known, known_names, suggestion, suggestions
 
 JOBS_THAT_PLAN = "job=compare, job=plan and job=simulate"
 

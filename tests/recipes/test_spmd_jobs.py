@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS
-from lightning_gpp.units_of_measure import seconds_text
 
 Run = Callable[..., str]
 RECIPE = ["hydra.run.dir=run", "cluster=dgx_a100", "cluster.num_devices=2", "strategy.cache=false"]

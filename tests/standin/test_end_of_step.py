@@ -12,8 +12,8 @@ import torch.distributed as dist
 from helpers.workers import WorkerPool
 from torch import nn
 
+from lightning_gpp.common.host_copies import KnownNumbers, to_device, to_host
 from lightning_gpp.graph import Variation
-from lightning_gpp.host_copies import KnownNumbers, to_device, to_host
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.staying_inputs import StayingInputs

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from helpers import transport_contract as contract
 from helpers.workers import WorkerPool
 
+from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.payload import pack, unpack
 from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
-from lightning_gpp.torch_device import synchronize
 
 TAG = (0, 1, 0, 0)
 BIG = 100_000

@@ -23,7 +23,7 @@ from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
-from lightning_gpp.mapped_tensor import is_mapped, mapped
+from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 
 _OF_FLOAT32 = 1e-5
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.mapped_tensor import is_mapped, mapped
+from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 
 
 @dataclass(frozen=True, slots=True)

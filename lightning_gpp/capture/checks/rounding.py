@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lightning_gpp.torch_device import types_in_use
+from lightning_gpp.common.torch_device import types_in_use
 
 COARSE = 2e-2
 """In half precision (a unit in the last place of bfloat16 is 0.8 %)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.torch_device import widened
+from lightning_gpp.common.torch_device import widened
 
 
 class ParameterState(NamedTuple):

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
-from lightning_gpp.torch_device import synchronize
 
 MOST_REPEATS = 9
 """Measured runs of an operator whose times do not settle (a loaded machine)."""

@@ -16,8 +16,8 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.profiling.shared_work import SharedWork
 from lightning_gpp.capture.values.samples import Sample, first_sample, resized
+from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.cost import Costs, Profile
-from lightning_gpp.torch_device import device_name
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""

@@ -35,7 +35,7 @@ from lightning_gpp.capture.tracing.whole_functions import whole_functions
 from lightning_gpp.capture.values.adjacency import in_edges
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.withheld import withhold
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 
 # fmt: off
 _METADATA = frozenset({

@@ -22,8 +22,8 @@ from lightning_gpp.capture.errors import GuardError, user_location
 from lightning_gpp.capture.tracing.keep_whole import HostDraws
 from lightning_gpp.capture.values.host_weights import original
 from lightning_gpp.capture.values.structure import Structure
-from lightning_gpp.tensor_places import tensor_places
-from lightning_gpp.torch_device import types_in_use
+from lightning_gpp.common.tensor_places import tensor_places
+from lightning_gpp.common.torch_device import types_in_use
 
 
 @dataclass(frozen=True, slots=True)

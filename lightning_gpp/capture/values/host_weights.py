@@ -28,7 +28,7 @@ from torch.nn.modules.module import (
 
 from lightning_gpp.capture.checks.unchanged_parameters import ParameterState
 from lightning_gpp.capture.values.placed import on_device
-from lightning_gpp.tensor_places import tensor_places
+from lightning_gpp.common.tensor_places import tensor_places
 
 _ORIGINAL = "_lightning_gpp_original"
 

@@ -10,11 +10,11 @@ import lightning.pytorch as pl
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.progress import doing
 from lightning_gpp.jobs.problem.first_call import SeenError, on_one_device
 from lightning_gpp.jobs.problem.problem import strategy_option
 from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
-from lightning_gpp.progress import doing
 from lightning_gpp.reports import BatchTimes
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.recording.batch_clock import (

@@ -10,8 +10,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from lightning_gpp.console import QuietConsole
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.problem.problem import strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.strategy.pipeline import pipelined_module

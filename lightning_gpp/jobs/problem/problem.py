@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.checks import check_whole
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.options import as_text
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import count_text
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:

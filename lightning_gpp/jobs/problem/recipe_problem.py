@@ -16,6 +16,7 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
+from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
@@ -28,7 +29,6 @@ from lightning_gpp.jobs.problem.problem import (
 )
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.progress import doing
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,

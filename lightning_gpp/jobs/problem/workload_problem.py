@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.data_file import read_text
+from lightning_gpp.common.strict_json import parse_json
 from lightning_gpp.cost import Costs, graph_work, load_costs
-from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem.problem import PlanningProblem, refitted, schedule_of
 from lightning_gpp.planner import plan_request
-from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import WORKLOADS, Workload, read_pipedream_profile, read_piper_workload
 
 if TYPE_CHECKING:

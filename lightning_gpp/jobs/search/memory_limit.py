@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
 from lightning_gpp.jobs.search.searched import Searched, search
 from lightning_gpp.planner import PLANNERS, PlanEvaluation
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.units_of_measure import bytes_text, percent_text, seconds_text
 
 WORTH_ASKING = 0.4
 """Micro-batches of twice the size may need twice the memory: below this part of a device's nothing

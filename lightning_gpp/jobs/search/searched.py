@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from lightning_gpp.common.progress import doing
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.message_bytes import message_bytes
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
-from lightning_gpp.progress import doing
 from lightning_gpp.reports.plan.explain import Alternative
 
 NUM_NEXT = 3

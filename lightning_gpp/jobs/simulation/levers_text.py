@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import number_text, seconds_text
 from lightning_gpp.jobs.simulation.simulated import Simulated
 from lightning_gpp.jobs.simulation.speedup import Speedups
 from lightning_gpp.simulate.what_if.levers import Lever
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import number_text, seconds_text
 
 LEAST_GAIN = 5e-4
 """Gains below this part of the throughput would read +0.0 %."""

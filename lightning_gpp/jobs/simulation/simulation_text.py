@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from lightning_gpp.jobs.simulation.simulated import Simulated
-from lightning_gpp.reports.plan.explain import joined_rows
-from lightning_gpp.simulate.simulation import TaskKind
-from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import (
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import (
     bytes_text,
     count_text,
     indices_text,
@@ -18,6 +14,10 @@ from lightning_gpp.units_of_measure import (
     percent_text,
     seconds_text,
 )
+from lightning_gpp.jobs.simulation.simulated import Simulated
+from lightning_gpp.reports.plan.explain import joined_rows
+from lightning_gpp.simulate.simulation import TaskKind
+from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage
 
 MOST_CHANNELS = 6
 """Channels that the table shows."""

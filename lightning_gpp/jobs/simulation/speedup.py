@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.plan.by_rank import in_plan_order
@@ -14,7 +15,6 @@ from lightning_gpp.simulate.ssgd.layers import model_layers
 from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
-from lightning_gpp.units_of_measure import count_text
 
 FILE = "speedup.png"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lightning_gpp.checks import short_list
+from lightning_gpp.common.checks import short_list
 from lightning_gpp.graph import ModelGraph, OpNode
 from lightning_gpp.planner.plan.plan import Plan
 

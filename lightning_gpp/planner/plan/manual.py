@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.checks import short_list
+from lightning_gpp.common.checks import short_list
+from lightning_gpp.common.strict_json import from_data
 from lightning_gpp.graph import ModelGraph, stage_graph
 from lightning_gpp.planner.plan.module_names import claim_operators, is_module
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_data
 from lightning_gpp.planner.plan.stage_order import ordered_stages
 from lightning_gpp.planner.plan.whole_shares import MOST_PARTS, least_parts, whole_shares
-from lightning_gpp.strict_json import from_data
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
 """What :func:`resolve_plan` takes."""

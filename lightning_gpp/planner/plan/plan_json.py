@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.data_file import read_text
+from lightning_gpp.common.data_file import read_text
+from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.plan", version=1)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import (
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import (
     bytes_text,
     devices_text,
     percent_text,
@@ -12,6 +11,7 @@ from lightning_gpp.units_of_measure import (
     seconds_text,
     stages_text,
 )
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:

@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import (
+    bytes_text,
+    count_text,
+    devices_text,
+    indices_text,
+    number_text,
+    percent_text,
+    samples_text,
+    seconds_text,
+)
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
@@ -23,17 +34,6 @@ from lightning_gpp.reports.plan.bounds import describe_bounds
 from lightning_gpp.reports.plan.describe_shares import describe_shares
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_text import draw_stage_graph
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import (
-    bytes_text,
-    count_text,
-    devices_text,
-    indices_text,
-    number_text,
-    percent_text,
-    samples_text,
-    seconds_text,
-)
 
 LABEL_WIDTH = 60
 """Characters for the operators in a box of the picture."""

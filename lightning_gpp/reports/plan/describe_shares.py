@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import (
+    devices_text,
+    percent_text,
+    samples_text,
+    seconds_text,
+)
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import devices_text, percent_text, samples_text, seconds_text
 
 
 def describe_shares(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.device_time import DeviceTime, device_times
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
-from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import (
+from lightning_gpp.common.text_table import text_table, wrapped
+from lightning_gpp.common.units_of_measure import (
     bytes_text,
     indices_text,
     percent_text,
     samples_text,
     seconds_text,
 )
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.step_time.device_time import DeviceTime, device_times
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 EQUAL = 1e-6
 """Differences below this part of a number are none."""

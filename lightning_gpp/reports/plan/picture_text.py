@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.reports.plan.picture_layout import (
     EdgeSegment,
@@ -26,7 +27,6 @@ from lightning_gpp.reports.plan.picture_layout import (
     edge_of,
     lay_out,
 )
-from lightning_gpp.units_of_measure import bytes_text
 
 TEXT_WIDTHS = (40, 32, 26, 22, 18, 15, 12, 10)
 """Widths to which the text in the boxes is wrapped, until the picture is narrow enough."""

@@ -6,15 +6,7 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.graph.operator_names import summarize_operators
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
-from lightning_gpp.reports.plan.describe_shares import shares_text
-from lightning_gpp.reports.plan.message_sizes import sized_stages
-from lightning_gpp.reports.plan.picture_png import write_png
-from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
-from lightning_gpp.units_of_measure import (
+from lightning_gpp.common.units_of_measure import (
     bytes_text,
     count_text,
     devices_text,
@@ -24,6 +16,14 @@ from lightning_gpp.units_of_measure import (
     seconds_text,
     stages_text,
 )
+from lightning_gpp.graph import FEED, StageGraph
+from lightning_gpp.graph.operator_names import summarize_operators
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.reports.plan.describe_shares import shares_text
+from lightning_gpp.reports.plan.message_sizes import sized_stages
+from lightning_gpp.reports.plan.picture_png import write_png
+from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
 
 TEXT_WIDTH = 30
 """Characters in a box where there are few side by side."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.does_not_fit import HOLDS_FEW
-from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import (
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import (
     bytes_text,
     count_text,
     number_text,
     percent_text,
     seconds_text,
 )
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.does_not_fit import HOLDS_FEW
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
 
 AS_FAST = 1.05
 """Gains below this factor are called none: predictions are not closer than that."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lightning_gpp.common.units_of_measure import count_text, percent_text
 from lightning_gpp.reports.step.paint import (
     ABOVE_COLOUR,
     IDLE_COLOUR,
@@ -27,7 +28,6 @@ from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
 from lightning_gpp.simulate.timeline.versions import Met, met_by_backwards
 from lightning_gpp.simulate.timeline.words import words_of
-from lightning_gpp.units_of_measure import count_text, percent_text
 
 WHOLE_ROW = -1
 """Instead of the number of a stage's lane within the row of its rank."""

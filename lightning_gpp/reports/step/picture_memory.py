@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.reports.step.paint import ABOVE_COLOUR, IDLE_COLOUR, MEMORY_COLOUR
 from lightning_gpp.reports.step.picture_rows import Rows
 from lightning_gpp.reports.step.picture_step import RowTexts, style_axes
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
-from lightning_gpp.units_of_measure import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lightning_gpp.common.units_of_measure import percent_text
 from lightning_gpp.reports.step.paint import IDLE_COLOUR, PAINT_OF, PAINTS, PATH_COLOUR, Paint
 from lightning_gpp.reports.step.path_line import path_pieces
 from lightning_gpp.reports.step.picture_rows import NUMBER_PT, VERSION_PT, Rows
@@ -17,7 +18,6 @@ from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
 from lightning_gpp.simulate.timeline.versions import met_by_backwards, version_text
-from lightning_gpp.units_of_measure import percent_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

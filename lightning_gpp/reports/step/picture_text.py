@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_gpp.common.units_of_measure import count_text, number_text, percent_text
 from lightning_gpp.simulate.timeline.shares import path_shares, shares
 from lightning_gpp.simulate.timeline.span import SpanKind
 from lightning_gpp.simulate.timeline.timeline import LOSS, Timeline, TimelineStage
-from lightning_gpp.units_of_measure import count_text, number_text, percent_text
 
 
 def title(timeline: Timeline, measured: Timeline | None = None) -> str:

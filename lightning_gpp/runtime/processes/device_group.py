@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.processes.rank_devices import (
     RankDevice,
     Wire,
@@ -30,7 +31,6 @@ from lightning_gpp.runtime.processes.rank_devices import (
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.transport.device_copies import DeviceCopies
 from lightning_gpp.runtime.transport.transport import TransportError
-from lightning_gpp.torch_device import synchronize
 
 log = logging.getLogger(__name__)
 

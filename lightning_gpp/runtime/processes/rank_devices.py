@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lightning_gpp.common.torch_device import device_uuid, is_accelerator
 from lightning_gpp.runtime.processes.rank_sockets import host_identity
-from lightning_gpp.torch_device import device_uuid, is_accelerator
 
 
 class Wire(enum.Enum):

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
+from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program, last_backward
 

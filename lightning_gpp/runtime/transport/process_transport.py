@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.arrival import Arrival
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.processes.device_group import abort_group
@@ -64,7 +65,6 @@ from lightning_gpp.runtime.transport.message import (
     piece_bytes,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late, not_taken
-from lightning_gpp.torch_device import is_accelerator, set_current, synchronize
 
 SMALL_BYTES = 1 << 17
 """Messages of tensors on CPUs of up to so many bytes go over sockets."""

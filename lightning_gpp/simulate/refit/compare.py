@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.common.text_table import text_table
 from lightning_gpp.simulate.timeline.span import SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline
-from lightning_gpp.text_table import text_table
 
 PARTS: Mapping[str, tuple[SpanKind, ...]] = {
     "data": (SpanKind.DATA,),

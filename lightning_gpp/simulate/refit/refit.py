@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, Link
+from lightning_gpp.common.data_file import read_data_file
+from lightning_gpp.common.strict_json import JsonFormat
+from lightning_gpp.common.units_of_measure import count_text, seconds_text
 from lightning_gpp.cost import Costs
-from lightning_gpp.data_file import read_data_file
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.refit.corrected_costs import corrected_costs
 from lightning_gpp.simulate.refit.fit import Point, fit_overhead
 from lightning_gpp.simulate.refit.records import DeviceRecord, StageRecord, devices_of
-from lightning_gpp.strict_json import JsonFormat
-from lightning_gpp.units_of_measure import count_text, seconds_text
 
 FORMAT = JsonFormat("lightning_gpp.refit", 2, older=(1,))
 

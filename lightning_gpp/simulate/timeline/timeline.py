@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.transfer import Transfer
-from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.timeline", 2, older=(1,))
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from lightning_gpp.checks import LARGEST
 from lightning_gpp.cluster import Cluster, HostLink, Link
+from lightning_gpp.common.checks import LARGEST
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.simulate.program_costs import MessageBytes, ProgramCosts, StepCosts

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lightning_gpp.common.torch_device import forked_random
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
@@ -30,7 +31,6 @@ from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
 from lightning_gpp.spmd.run.program_run import Key, LocalGraph, ProgramRun, cut
 from lightning_gpp.spmd.run.shards import Shards
-from lightning_gpp.torch_device import forked_random
 
 _DRAWING = threading.Lock()
 """Devices that are threads of one process share its generator of random numbers."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
@@ -33,7 +34,6 @@ from lightning_gpp.spmd.search.eliminate import (
 from lightning_gpp.spmd.search.factor_graph import Factor, FactorGraph, ProgramAnswer
 from lightning_gpp.spmd.search.integer import cheapest, cheapest_fitting, num_columns
 from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.units_of_measure import bytes_text
 
 MOST_COLUMNS = 5_000
 """Of a 0-1 program with limits of memory, which takes a second or two then."""

@@ -17,11 +17,11 @@ from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_toler
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.host_copies import to_host
+from lightning_gpp.common.host_copies import to_host
+from lightning_gpp.common.torch_device import widened
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import mean_over_samples
-from lightning_gpp.torch_device import widened
 
 _FEW_ROUNDINGS = 4
 _DEPENDS = "output {!r} of a sample depends on the other samples of its batch"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.host_copies import to_device, to_host
+from lightning_gpp.common.host_copies import to_device, to_host
 from lightning_gpp.runtime.pieces import Slices
 
 _ADDED = frozenset({"batch", "ptr", "num_nodes"})

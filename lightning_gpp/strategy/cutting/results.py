@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.host_copies import to_device
+from lightning_gpp.common.host_copies import to_device
 
 
 def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:

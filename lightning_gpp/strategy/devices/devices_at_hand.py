@@ -23,8 +23,8 @@ from lightning_gpp.cluster import (
     host_memory_bytes,
     load_cluster,
 )
+from lightning_gpp.common.torch_device import memory_bytes
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
-from lightning_gpp.torch_device import memory_bytes
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
 """Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 
+from lightning_gpp.common.torch_device import is_accelerator
 from lightning_gpp.strategy.devices.accelerators import OurAccelerator
-from lightning_gpp.torch_device import is_accelerator
 
 _EXPECTED = (
     'accelerator="pool" takes the list of its devices, one rank per entry: '

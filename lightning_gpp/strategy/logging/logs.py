@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.results import mean_over_samples
 from lightning_gpp.strategy.logging.metrics import MetricRef, reference
 from lightning_gpp.strategy.state.held_elsewhere import lifted

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_gpp.host_copies import to_device
+from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
 
 _PLAIN = (bool, int, float, str, type(None))

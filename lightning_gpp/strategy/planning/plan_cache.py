@@ -22,14 +22,14 @@ import torch
 from lightning_gpp import _version
 from lightning_gpp.capture import CapturedModel, device_kind, module_content
 from lightning_gpp.cluster import cluster_to_json
+from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
+from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.cost import Costs, costs_to_json
-from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
 from lightning_gpp.reports import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.planning.timed_costs import TimedCosts
-from lightning_gpp.strict_json import JsonFormat
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""

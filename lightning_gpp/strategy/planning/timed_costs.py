@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
-from lightning_gpp.units_of_measure import number_text
 
 BUSY = 1.5
 """Times as long as the thread computed: less than two thirds of a processor were left for it."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports import write_step
 from lightning_gpp.simulate import Timeline, shares
 from lightning_gpp.simulate.timeline.windows import pace_s
@@ -14,8 +16,6 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.step_reports import StepReport
 from lightning_gpp.strategy.report import show, width
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import percent_text, seconds_text
 
 
 class ShownSteps:

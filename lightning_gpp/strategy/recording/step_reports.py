@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import Plan
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
@@ -18,7 +19,6 @@ from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recording.prediction import StepQuestion
 from lightning_gpp.strategy.recording.windows_prediction import WindowsQuestion
-from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.torch_device import synchronize
 
 SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 1 << 12, 1 << 22, 1 << 26
 """Hardly more than latency; enough for the bandwidth to show of a wire (30 ms by 1 Gbit/s); and of

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from lightning_gpp.common.torch_device import is_accelerator, synchronize
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
-from lightning_gpp.torch_device import is_accelerator, synchronize
 
 _SIDE = 384
 """Side of the matrices whose product a CPU is timed with: some milliseconds on a slow core."""

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
-from lightning_gpp.instance_attribute import taken_away
+from lightning_gpp.common.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
 from lightning_gpp.spmd.run.node_reader import ExportError
 from lightning_gpp.strategy.ranks.messages import Autocast, Build

@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import averages_kept_by
 from lightning_gpp.strategy.state.partition import Partition
 

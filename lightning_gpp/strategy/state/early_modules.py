@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.tensor_places import tensor_places
 
 
 class EarlyModules:

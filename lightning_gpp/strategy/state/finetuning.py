@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch.overrides import TorchFunctionMode
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 
 

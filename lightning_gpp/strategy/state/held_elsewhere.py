@@ -24,9 +24,9 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.common.tensor_places import tensor_places
+from lightning_gpp.common.torch_device import is_accelerator
 from lightning_gpp.strategy.torch_private import innermost_function_mode
-from lightning_gpp.tensor_places import tensor_places
-from lightning_gpp.torch_device import is_accelerator
 
 _FACTORIES = frozenset(
     {

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gpp.host_copies import KnownNumbers
+from lightning_gpp.common.host_copies import KnownNumbers
 from lightning_gpp.strategy.logging.metrics import MetricStates
 from lightning_gpp.strategy.state.attribute_watch import AttributeWatch
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere

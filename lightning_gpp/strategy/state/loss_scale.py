@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_gpp.host_copies import to_host
+from lightning_gpp.common.host_copies import to_host
 
 
 class AgreedScaler(GradScaler):

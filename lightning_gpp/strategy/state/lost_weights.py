@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from lightning_gpp.tensor_places import has_meta, own_places
+from lightning_gpp.common.tensor_places import has_meta, own_places
 
 _lost: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 """Parts that were left with meta tensors, and why."""

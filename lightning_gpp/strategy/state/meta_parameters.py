@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.mapped_tensor import empty_mapped
-from lightning_gpp.tensor_places import exchange_tensors, has_meta
+from lightning_gpp.common.mapped_tensor import empty_mapped
+from lightning_gpp.common.tensor_places import exchange_tensors, has_meta
 
 
 def give_values(module: nn.Module) -> None:

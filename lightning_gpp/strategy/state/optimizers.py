@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.mapped_tensor import in_memory
+from lightning_gpp.common.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
 
 

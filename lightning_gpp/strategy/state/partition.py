@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
+from lightning_gpp.common.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
+from lightning_gpp.common.tensor_places import TensorPlace, tensor_places
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.tensor_places import TensorPlace, tensor_places
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from lightning.pytorch.plugins import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gpp.common.torch_device import widest_float
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
 from lightning_gpp.strategy.torch_private import foreach_norm
-from lightning_gpp.torch_device import widest_float
 
 
 class HoldsParameters(Protocol):

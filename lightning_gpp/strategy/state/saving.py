@@ -15,7 +15,7 @@ from typing import Any, Literal
 from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO
 from torch.optim import Optimizer
 
-from lightning_gpp.mapped_tensor import is_mapped
+from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
 from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.pipelines_strategy import PipelinesStrategy

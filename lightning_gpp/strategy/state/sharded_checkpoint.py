@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.mapped_tensor import empty_mapped
+from lightning_gpp.common.mapped_tensor import empty_mapped
 from lightning_gpp.strategy.state.replacing import (
     ReplacingCheckpointIO,
     being_written,

@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.aside import Aside

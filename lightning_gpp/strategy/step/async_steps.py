@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.host_copies import to_device
+from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord

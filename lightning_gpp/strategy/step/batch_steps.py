@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import ModuleState
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun

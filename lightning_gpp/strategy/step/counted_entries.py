@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.host_copies import to_host
+from lightning_gpp.common.host_copies import to_host
 
 _MOST_VALUES = 8
 """Of a tensor's largest or most common values: with more of them they mean nothing special."""

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.common.instance_attribute import taken_away
 from lightning_gpp.gnn import ChunkedModel
-from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
 from lightning_gpp.strategy.pipelined_run import PipelinedRun

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.step.asides import ON_EVERY_RANK, as_aside

@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rounding import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.common.torch_device import widened
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
 from lightning_gpp.strategy.step.counted_entries import CountedEntries
-from lightning_gpp.torch_device import widened
 
 _ROUNDINGS = 16
 """Units of the last place by which the same gradients may differ, relative to all of them: rows

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import LightningOptimizer, do_nothing_closure
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.suspend import (
     Paused,

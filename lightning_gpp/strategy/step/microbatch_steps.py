@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.host_copies import to_device
-from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.common.host_copies import to_device
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,

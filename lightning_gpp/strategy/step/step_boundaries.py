@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
@@ -15,7 +16,6 @@ from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.step.losses import loss_in, with_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.torch_device import set_current
 
 Step = Callable[[Any], Any]
 

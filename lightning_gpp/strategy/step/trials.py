@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.handover import NothingCameError
@@ -36,7 +37,6 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Trial
 from lightning_gpp.strategy.report import show, waiting_for
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
-from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_gpp.mapped_tensor import is_mapped
+from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy import unshard_checkpoint
 from lightning_gpp.strategy.state.meta_parameters import give_values
 

@@ -8,14 +8,14 @@ import pytest
 
 from lightning_gpp.jobs.spmd import NoProgramError, program_within
 from lightning_gpp.spmd import plan
-from lightning_gpp.spmd.search.labels import TooManyExpansionsError
+from lightning_gpp.spmd.search.find import NoProgramFitsError
 
 
-def test_a_search_with_too_many_programs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan_hap(*_: Any) -> None:
-        raise TooManyExpansionsError
+        raise NoProgramFitsError("16 GB are too little")
 
     monkeypatch.setattr(plan, "plan_hap", plan_hap)
     problem: Any = type("Problem", (), {"graph": None, "machine": None})
-    with pytest.raises(NoProgramError, match="no program was found among 200000 partial ones"):
+    with pytest.raises(NoProgramError, match="16 GB are too little"):
         program_within(problem, "hap", None)

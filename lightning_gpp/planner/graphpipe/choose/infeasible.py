@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_FEW, DoesNotFitError
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.units_of_measure import bytes_text
 
 
 def infeasible_error(request: PlanRequest) -> DoesNotFitError:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp import mapped_tensor
 from lightning_gpp.capture import capture
 from lightning_gpp.capture.checks import trace_checks
 from lightning_gpp.capture.checks.check import Result, in_float64, replay
 from lightning_gpp.capture.checks.large_gradients import Digest
 from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.common import mapped_tensor
 
 
 class Net(nn.Module):

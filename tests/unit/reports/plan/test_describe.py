@@ -8,6 +8,7 @@ import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.planner import (
     Plan,
     PlanRequest,
@@ -29,7 +30,6 @@ from lightning_gpp.reports.plan.explain import (
     describe_devices,
     why_it_lost,
 )
-from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 GRAPH = literal_graph(
     {

@@ -15,6 +15,13 @@ from lightning_gpp.capture import device_kind
 from lightning_gpp.capture.checks.rollback import seeded
 from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.tracing.trace import autocast_state
+from lightning_gpp.common.torch_device import (
+    forked_random,
+    set_current,
+    synchronize,
+    widened,
+    widest_float,
+)
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.processes.rank_devices import RankDevice, device_backend
 from lightning_gpp.schedule import Action
@@ -22,13 +29,6 @@ from lightning_gpp.simulate import SpanKind
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues
-from lightning_gpp.torch_device import (
-    forked_random,
-    set_current,
-    synchronize,
-    widened,
-    widest_float,
-)
 
 CPU, META, XPU, MPS = map(torch.device, ("cpu", "meta", "xpu:1", "mps:0"))
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from lightning_gpp.checks import is_number, is_whole, short_repr
+from lightning_gpp.common.checks import is_number, is_whole, short_repr
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gpp.document_cache import DocumentCache, default_folder
+from lightning_gpp.common.document_cache import DocumentCache, default_folder
 
 KEY = {"model": "m", "size": 4}
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.num_changes import num_changes
-from lightning_gpp.torch_device import synchronize
+from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.torch_device import synchronize
 
 _NO_DEVICE = ("cpu", "meta")
 

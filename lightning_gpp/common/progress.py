@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tqdm.std import tqdm
 
-from lightning_gpp.units_of_measure import seconds_text
+from lightning_gpp.common.units_of_measure import seconds_text
 
 PATIENCE_S = 2.0
 """Seconds that nobody wonders about."""

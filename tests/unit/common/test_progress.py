@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lightning_gpp.progress import doing
+from lightning_gpp.common.progress import doing
 
 
 class FakeClock:

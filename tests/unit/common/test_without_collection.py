@@ -8,9 +8,9 @@ import sys
 import pytest
 from helpers.graphs import literal_graph
 
+from lightning_gpp.common.without_collection import collecting_only_new, without_collection
 from lightning_gpp.planner import Plan, PlanRequest, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
-from lightning_gpp.without_collection import collecting_only_new, without_collection
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.strict_json import JsonFormError, parse_json
+from lightning_gpp.common.strict_json import JsonFormError, parse_json
 
 YAML_SUFFIXES = (".yaml", ".yml")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gpp.text_table import MOST_LINES, text_table
+from lightning_gpp.common.text_table import MOST_LINES, text_table
 
 
 def table(text: str, max_width: int) -> list[str]:

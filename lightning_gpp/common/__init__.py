@@ -1,0 +1,1 @@
+"""The ground floor: small modules of no field, which every room may import."""
