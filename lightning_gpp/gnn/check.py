@@ -16,7 +16,7 @@ from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
 from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import DROPOUTS
 from lightning_gpp.graph import OpNode
@@ -116,14 +116,8 @@ def _tried(operator: OpNode, model: ChunkedModel, run: Callable[[], Any]) -> Any
     except Exception as error:  # the code of a layer may raise anything
         raise GraphTrainingError(
             f"{_named(operator, model)} does not run on a chunk of vertices "
-            f"({type(error).__name__}: {error}); {_REMEDY}"
+            f"({type(error).__name__}: {error}); {REMEDY}"
         ) from error
-
-
-_REMEDY = (
-    "give GNNPipeStrategy(mode='exact'), which runs every layer on the whole graph, or use another "
-    "layer (LayerNorm in the place of BatchNorm or GraphNorm)"
-)
 
 
 def _compare(
@@ -134,7 +128,7 @@ def _compare(
         if isinstance(one, Tensor) and not _is_close(one, other):
             raise GraphTrainingError(
                 f"{_named(operator, model)} computes something else {how}: what it gives a vertex "
-                f"depends on others beside those that edges lead from; {_REMEDY}"
+                f"depends on others beside those that edges lead from; {REMEDY}"
             )
 
 

@@ -25,7 +25,7 @@ from lightning_gpp.capture.tracing.leaves import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
 
 MIXING_METHODS = ("propagate", "edge_updater")
 
@@ -132,7 +132,7 @@ def open_layer(
     except CaptureError as error:
         raise GraphTrainingError(
             f"the layer {name} ({type(layer).__name__}) cannot run on chunks of vertices: "
-            f"{describe(error)}"
+            f"{describe(error)}; {REMEDY}"
         ) from error
     if not isinstance(trace.outputs[0], fx.Node):
         raise GraphTrainingError(f"the layer {name} ({type(layer).__name__}) returns a constant")

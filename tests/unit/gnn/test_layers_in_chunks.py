@@ -123,7 +123,8 @@ class Bad(nn.Module):
 
     def __init__(self, what: str) -> None:
         super().__init__()
-        self.what, self.stem, self.conv = what, nn.Linear(3, H), pyg.GCNConv(H, H)
+        self.what, self.stem = what, nn.Linear(3, H)
+        self.conv = (pyg.SuperGATConv if what == "super" else pyg.GCNConv)(H, H)
         self.norm = {"batch": nn.BatchNorm1d(H), "graph": pyg.GraphNorm(H)}.get(what)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -143,10 +144,11 @@ class Bad(nn.Module):
 MIXED = {
     "batch": r"the layer norm \(BatchNorm1d\) computes something else in chunks.*LayerNorm",
     "graph": r"the layer norm \(GraphNorm\) computes something else in chunks",
-    "mean": "computes something else in chunks.*mode='exact'",
+    "mean": r"computes something else in chunks.*mode='exact', ways=1\)",
     "by_hand": "does not run on a chunk of vertices|computes something else in chunks",
     "pooled": "computes something else in chunks",
     "dropped": "draws random numbers for the graph as a whole",
+    "super": r"\(SuperGATConv\) cannot run on chunks of vertices: .*mode='exact', ways=1\)",
 }
 
 
