@@ -82,6 +82,6 @@ def plan_to_run(
     if question.uses_all_devices and (full := fuller(plan, request)) != plan:
         notes += (why_fuller(plan, full, request),)
         plan = full
-    plan = with_loss_on(plan, request.num_devices - 1)
+    plan = with_loss_on(plan, request.num_devices - 1, request)
     ranks = rank_of_device(plan, request.num_devices)
     return PlanToRun(*by_rank(plan, request), ranks, answered.result, notes)

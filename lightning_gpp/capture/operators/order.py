@@ -6,7 +6,7 @@ through one (ModernBERT computes a table per kind of attention so) calls the sam
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -35,10 +35,20 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
             "this process captured another model than the one that was checked: all must "
             "build the same model and take the same path through its forward"
         )
-    alike = defaultdict[str, deque[str]](deque)
+    alike = defaultdict[str, list[NodeContent]](list)
     for node in own:
-        alike[node.content].append(node.name)
-    names = [alike[node.content].popleft() for node in nodes]
+        alike[node.content].append(node)
+    by_name, found = {node.name: node for node in own}, dict[str, NodeContent]()
+    for node in reversed(nodes):  # who reads a node tells it from others that are alike
+        like = found.get(node.name)
+        if like is None:
+            like = found[node.name] = alike[node.content].pop()
+        for read, own_read in zip(node.reads, like.reads, strict=True):
+            other = by_name[own_read]
+            if read not in found and other in alike[other.content]:
+                found[read] = other
+                alike[other.content].remove(other)
+    names = [found[node.name].name for node in nodes]
     return {mode: _in_order(trace, nodes, names) for mode, trace in traces.items()}
 
 

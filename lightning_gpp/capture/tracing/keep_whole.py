@@ -94,20 +94,47 @@ def only_raises(location: str) -> bool:
     >>> only_raises("unknown line")
     False
     """
-    filename, _, line = location.rpartition(":")
-    if not line.isdecimal():
-        return False
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except SyntaxError:  # no Python file, or not as it was
-        return False
     return any(
         isinstance(node, ast.Assert | ast.If)
-        and node.test.lineno <= int(line) <= (node.test.end_lineno or node.test.lineno)
+        and _is_at(node.test, line)
         and (isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise))
         and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
-        for node in ast.walk(tree)
+        for line, node in _nodes_of(location)
     )
+
+
+@functools.cache
+def only_shows(location: str) -> bool:
+    """Whether the statement at ``file:line`` prints or logs, and does nothing else.
+
+    >>> only_shows("unknown line")
+    False
+    """
+    return any(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and _is_at(node, line)
+        and ast.unparse(node.value.func).rpartition(".")[2] in _SHOW
+        for line, node in _nodes_of(location)
+    )
+
+
+_SHOW = frozenset({"print", "debug", "info", "warning", "error", "warn"})
+
+
+def _nodes_of(location: str) -> Iterator[tuple[int, ast.AST]]:
+    """The line of a ``file:line``, with every node of the file."""
+    filename, _, line = location.rpartition(":")
+    if line.isdecimal():
+        try:
+            tree = ast.parse("".join(linecache.getlines(filename)))
+        except SyntaxError:  # no Python file, or not as it was
+            return
+        yield from ((int(line), node) for node in ast.walk(tree))
+
+
+def _is_at(node: ast.expr | ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def line_of_draw(forward: Callable[[], Any]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises, only_shows
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
     Names,
@@ -32,6 +32,7 @@ from lightning_gpp.capture.values.structure import Step, Structure, flatten
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
+_READS = frozenset({"item", "tolist"})
 _CUTTERS = frozenset(
     {
         "chunk",
@@ -118,6 +119,10 @@ class Recording:
                 )
             self._node("call_function", guard, (node, value, on_data, location), {})
 
+    def may_show(self, node: fx.Node) -> bool:
+        """Whether a number may become text: it is of sizes alone, or is printed or logged."""
+        return is_of_sizes(node) or only_shows(user_location())
+
     def record(
         self,
         op: str,
@@ -192,15 +197,16 @@ class Recording:
             self.know(leaf, origin)
             return leaf
         if isinstance(leaf, bool) or not isinstance(leaf, int | float | complex | str):
-            is_decision = name in _DECISIONS and not origin.node.meta["is_constant"]
-            if is_decision or (isinstance(leaf, bool) and name is None):
+            is_data = not origin.node.meta["is_constant"]
+            is_read = name is None or (name in _READS and is_data)
+            if (name in _DECISIONS and is_data) or (isinstance(leaf, bool) and is_read):
                 self.guard(self._node_at(origin), leaf)
             if name in _ARRAYS and not origin.node.meta["is_constant"]:
                 raise self._frozen(name)
             return leaf
         if origin.node.meta["is_constant"]:
             return leaf
-        is_number = name in _SIZES or name in (None, "item") or origin.path
+        is_number = name in _SIZES or name is None or name in _READS or origin.path
         if is_number and isinstance(leaf, int):
             return TracedInt(self, self._node_at(origin), leaf)
         if is_number and isinstance(leaf, float):

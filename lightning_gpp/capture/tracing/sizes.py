@@ -29,6 +29,9 @@ class NumberTracer(Protocol):
     def guard(self, node: fx.Node, value: Any) -> None:
         """Records that ``node`` must be ``value`` at run time too."""
 
+    def may_show(self, node: fx.Node) -> bool:
+        """Whether a number may become text: it is of sizes alone, or is printed or logged."""
+
 
 class _TracedNumber:
     """Operators shared by the integer and the real kind; ``value`` is what the trace saw."""
@@ -56,14 +59,18 @@ class _TracedNumber:
     def __hash__(self) -> int:
         return hash(self._frozen())
 
+    def _shown(self) -> Any:
+        """The number as text, by which something may be chosen: of data it is a decision."""
+        return self.value if self.tracer.may_show(self.fx_node) else self._frozen()
+
     def __repr__(self) -> str:
-        return repr(self.value)
+        return repr(self._shown())
 
     def __str__(self) -> str:
-        return str(self.value)
+        return str(self._shown())
 
     def __format__(self, specification: str) -> str:
-        return format(self.value, specification)
+        return format(self._shown(), specification)
 
     def __round__(self, digits: int | None = None) -> Any:
         return self.tracer.call(round, self) if digits is None else round(self._frozen(), digits)

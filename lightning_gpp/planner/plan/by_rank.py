@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
 
 def in_plan_order(cluster: Cluster) -> Cluster:
@@ -32,17 +33,30 @@ def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
     return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
 
 
-def with_loss_on(plan: Plan, device: int) -> Plan:
-    """The plan with the loss on a device, if that has a replica of the last stage.
+def with_loss_on(plan: Plan, device: int, request: PlanRequest) -> Plan:
+    """The plan with the loss on a device, where that is as good a plan.
 
-    Planners put it beside the first of these replicas. Where devices are of several kinds, it
-    matters which of them is rank 0.
+    Planners put the loss beside the first replica of the last stage. A device that is like the
+    other one changes places with it in all stages. Where devices are of several kinds, it matters
+    which of them is rank 0: a replica there takes the loss, if the plan still fits into memory.
     """
+    devices, at = request.cluster.devices, plan.stages[-1].devices[0]
+    if device == at:
+        return plan
+    if _alike(devices[device]) == _alike(devices[at]):
+        other = {device: at, at: device}
+        return replace(plan, stages=tuple(_renumbered(stage, other) for stage in plan.stages))
     *stages, last = plan.stages
     if device not in last.devices:
         return plan
     places = sorted(range(len(last.devices)), key=lambda place: last.devices[place] != device)
-    return replace(plan, stages=(*stages, _in_order(last, places)))
+    moved = replace(plan, stages=(*stages, _in_order(last, places)))
+    still_fits = evaluate_plan(moved, request).is_feasible
+    return moved if still_fits or not evaluate_plan(plan, request).is_feasible else plan
+
+
+def _alike(device: Device) -> Device:
+    return replace(device, name="")
 
 
 def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
@@ -54,7 +68,7 @@ def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
     ranks = rank_of_device(plan, request.num_devices)
     devices = [request.cluster.devices[ranks.index(rank)] for rank in range(len(ranks))]
     cluster = replace(request.cluster, devices=tuple(devices))
-    stages = tuple(_renumbered(stage, ranks) for stage in plan.stages)
+    stages = tuple(_renumbered(stage, dict(enumerate(ranks))) for stage in plan.stages)
     return replace(plan, stages=stages), replace(request, cluster=cluster)
 
 
@@ -71,10 +85,9 @@ def with_devices_of(plan: Plan, request: PlanRequest) -> PlanRequest:
     return replace(request, cluster=replace(request.cluster, devices=devices))
 
 
-def _renumbered(stage: Stage, ranks: Sequence[int]) -> Stage:
-    renumbered = replace(stage, devices=tuple(ranks[device] for device in stage.devices))
-    places = sorted(range(len(stage.devices)), key=lambda place: renumbered.devices[place])
-    return _in_order(renumbered, places)
+def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
+    """A stage with its replicas in the same order, as it says who takes which samples."""
+    return replace(stage, devices=tuple(numbers.get(each, each) for each in stage.devices))
 
 
 def _in_order(stage: Stage, places: Sequence[int]) -> Stage:

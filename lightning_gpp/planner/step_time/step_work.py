@@ -128,7 +128,7 @@ class StepWork(Numbering):
         """Adds the messages with activations; returns those of the feed by its items."""
         edges = self.graph.stages.edges
         feeds: list[tuple[int, float, int, Send]] = []
-        if self.has_halves:
+        if self.has_halves and not self.ways:
             edges = self.graph.path_lengths.forward_sends(edges)
         for rank, edge in enumerate(edges):
             target, messages = self.first[edge.target], self.edge_messages(edge)[0]
@@ -150,7 +150,7 @@ class StepWork(Numbering):
     def backwards(self, work: Work) -> None:
         """Adds the messages with gradients."""
         edges = self.graph.stages.edges
-        if self.has_halves:
+        if self.has_halves and not self.ways:
             edges = self.graph.path_lengths.backward_sends(edges)
         for edge in edges:
             if not edge.has_backward:
@@ -286,6 +286,15 @@ class StepWork(Numbering):
         edges = self.graph.stages.edges
         return any(e.target == self.num_stages != e.source + 1 and e.source != FEED for e in edges)
 
+    @property
+    def starts_apart(self) -> bool:
+        """Whether replicas of the last stage begin a micro-batch at different times.
+
+        Stages before it take smaller ones, which arrive one after the other.
+        """
+        *before, last = self.graph.multiples[: self.num_stages]
+        return any(multiple < last for multiple in before)
+
     def lines(self) -> list[list[int]]:
         """The work of every device in order."""
         graph, loss_device = self.graph, self.graph.devices[FEED][0]
@@ -293,7 +302,7 @@ class StepWork(Numbering):
         if not self.order.flushes:
             return endless_lines(self, 1 + max(used))
         has_loss = self.num_stages < len(self.shares)
-        is_late = has_loss and (self.is_uneven or self.loss_reads_others)
+        is_late = has_loss and (self.is_uneven or self.loss_reads_others or self.starts_apart)
         if len(set(used)) < len(used) or self.num_feed_backwards or is_late:
             lines = merged_lines(self, 1 + max(used))
         else:
@@ -316,9 +325,9 @@ class StepWork(Numbering):
     def with_loss(self, steps: Steps) -> Iterator[int]:
         """The order of the first replica of the last stage, which computes the loss, too.
 
-        As merging by unit times has it where the loss reads that stage alone and its shares are
-        equal: all replicas end the forward of a micro-batch at the same time, and what can start
-        then is a backward first, and the lower micro-batch.
+        As merging by unit times has it where the loss reads that stage alone, its shares are equal
+        and its inputs arrive together: all replicas end the forward of a micro-batch at the same
+        time, and what can start then is a backward first, and the lower micro-batch.
         """
         stage = self.num_stages - 1
         own, loss = self.first[stage], self.first[stage + 1]

@@ -39,7 +39,7 @@ from lightning_gpp.strategy.step.chunk_calls import (
 from lightning_gpp.strategy.step.counted_entries import CountedEntries
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, PipelinedCall
-from lightning_gpp.strategy.step.trials import few_of, find_out, holds_for
+from lightning_gpp.strategy.step.trials import find_out, holds_for
 
 
 class BeginAnewError(BaseException):
@@ -157,16 +157,15 @@ class ForwardCalls:
         run = self._run
         key = holds_for(run, units, is_trained=is_trained)
         if self._is_separable.get(key, True):
-            few, sizes = few_of(captured, inputs, units)
             numbers = [
                 tensor.detach().reshape(len(tensor), -1)
-                for tensor in few.values()
-                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(sizes)
+                for tensor in inputs.values()
+                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(units)
             ]
             first = self._first.setdefault(key, numbers)
             both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
             num_first = len(first[0]) if first else 0
-            is_new = bool(self._kinds[key].new_pairs(both, [num_first, *sizes]))
+            is_new = bool(both) and bool(self._kinds[key].new_pairs(both, [num_first, *units]))
             if is_new or key not in self._is_separable:
                 self._is_separable[key] = find_out(
                     run, inputs, units, is_trained=is_trained, said=self._said

@@ -41,6 +41,9 @@ class ThroughASet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tables = {name: self.angles(x, len(name)) for name in self.order}
+        for name in self.order:
+            copy = x.clone()
+            tables[name] = tables[name] * copy.mul_(len(name))
         return self.layer(self.drop(x) * tables["local"] + tables["global"]) - tables["none"]
 
 

@@ -84,7 +84,13 @@ def _seeds(m: Trap, x: Tensor) -> Tensor:
     return m.a(x) + torch.randn(len(x), 6)
 
 
+def _printed(m: Trap, x: Tensor) -> Tensor:
+    print(f"{x.mean().item()}")  # noqa: T201
+    return m.a(x)
+
+
 FOLLOWS = {
+    "printed": _printed,
     "divided by the size": lambda m, x: m.a(x) / x.shape[0],
     "divided by len": lambda m, x: m.a(x).sum(0) / len(x) + m.a(x),
     "arange": lambda m, x: m.a(x) + torch.arange(x.size(0))[:, None],
@@ -129,6 +135,9 @@ GUARDED = {
 }
 
 REFUSED = {
+    "flag of data": Row(lambda m, x: m.a(x) * (x > 0).any().item(), "decides by what is in"),
+    "flags of data": Row(lambda m, x: m.a(x) * (x > 0)[0].tolist()[0], "decides by what is in"),
+    "name of data": Row(lambda m, x: m.a(x) * len(f"{x.sum().item()}"), "decides by what is in"),
     "int of data": Row(lambda m, x: m.a(x) * int(x.max()), "reads a number"),
     "float of data": Row(lambda m, x: m.a(x) * float(x.max()), "reads a number"),
     "slice by data": Row(lambda m, x: m.a(x)[: int(x.abs().max()) + 1], "reads a number"),

@@ -9,13 +9,14 @@ from helpers.graphs import literal_graph, profile_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
 from lightning_gpp.planner.plan.by_rank import (
     by_rank,
     note_of_ranks,
     rank_of_device,
     with_devices_of,
+    with_loss_on,
 )
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
@@ -71,3 +72,14 @@ def test_a_plan_by_hand_says_which_device_is_which_rank() -> None:
     assert note_of_ranks(Plan((replace(stage, devices=(0,)),)), 3) == ()
     (note,) = note_of_ranks(Plan((stage,)), 3)
     assert note.endswith("0 is rank 1, 1 is rank 0, 2 is rank 2.")
+
+
+def test_the_loss_goes_to_rank_0_where_that_costs_nothing() -> None:
+    """The last stage has replicas, of which each takes samples of one of the stage before."""
+    request = replace(question(), cluster=uniform_cluster(4, Link(1e6)))
+    stages = Stage(0, ("a", "b"), (0, 2), 2), Stage(1, ("cat",), (1, 3), 2)
+    plan = Plan(stages, num_microbatches=6)
+    moved = with_loss_on(plan, 3, request)
+    assert [stage.devices for stage in moved.stages] == [(0, 2), (3, 1)]
+    by_ranks, renumbered = by_rank(moved, request)
+    assert evaluate_plan(by_ranks, renumbered).step_s == evaluate_plan(plan, request).step_s

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import cluster_preset, cluster_to_json, host_memory_bytes
-from lightning_gpp.planner import Plan, Stage
+from lightning_gpp.planner import Plan, Stage, plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order, rank_of_device, with_loss_on
 from lightning_gpp.strategy.devices.devices_at_hand import (
     BESIDE_TENSORS_BYTES,
@@ -73,14 +74,18 @@ def test_replicas_on_all_devices_leave_every_rank_where_it_is(recwarn):
     """A GPU and a CPU take shares by speed, whichever of them is rank 0."""
     for at_hand in ([GPU, CPU], [CPU, GPU]):
         ordered = in_plan_order(cluster_at_hand(at_hand))  # ranks 1, 0
-        plan = with_loss_on(Plan((Stage(0, ("a",), (0, 1), 4, shares=(3, 1)),)), 1)
+        graph = literal_graph({"a": "x"})
+        request = plan_request(
+            graph, ordered, costs=profile_of(graph), minibatch_size=4, num_microbatches=4
+        )
+        plan = with_loss_on(Plan((Stage(0, ("a",), (0, 1), 4, shares=(3, 1)),)), 1, request)
         ranks = rank_of_device(plan, 2)
         warn_of_misplaced(ordered, ranks)
         assert ranks == (1, 0)
         assert dict(zip(plan.stages[0].devices, plan.stages[0].shares)) == {0: 3, 1: 1}
     assert not recwarn.list
-    elsewhere = Plan((Stage(0, ("a",), (0, 1), 4), Stage(1, ("b",), (2,))))
-    assert with_loss_on(elsewhere, 1) == elsewhere
+    elsewhere = Plan((Stage(0, ("a",), (1,), 4), Stage(1, ("b",), (0,))))
+    assert with_loss_on(elsewhere, 1, request) == elsewhere
 
 
 def test_a_rank_on_a_device_of_another_kind_is_reported(recwarn):
