@@ -1,1 +1,1 @@
-"""The cheapest program of a theory: A* over what the devices hold."""
+"""The cheapest program of a theory: operators eliminated one by one, or a 0-1 program."""
