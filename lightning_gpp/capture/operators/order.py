@@ -33,7 +33,8 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
     if Counter(node.content for node in own) != Counter(node.content for node in nodes):
         raise CaptureError(
             "this process captured another model than the one that was checked: all must "
-            "build the same model and take the same path through its forward"
+            "build the same model and take the same path through its forward (a set of strings has "
+            "another order in every process: go through it sorted)"
         )
     alike = defaultdict[str, list[NodeContent]](list)
     for node in own:
