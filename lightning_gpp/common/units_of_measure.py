@@ -79,11 +79,11 @@ def stages_text(stages: Sequence[int]) -> str:
 def indices_text(indices: Sequence[int]) -> str:
     """Indices with runs of consecutive ones joined.
 
-    >>> indices_text([4, 5, 6, 7]), indices_text([0, 2]), indices_text([3])
+    >>> indices_text([5, 4, 6, 7]), indices_text([0, 2]), indices_text([3])
     ('4-7', '0,2', '3')
     """
     runs: list[list[int]] = []
-    for index in indices:
+    for index in sorted(indices):
         if runs and index == runs[-1][-1] + 1:
             runs[-1].append(index)
         else:
