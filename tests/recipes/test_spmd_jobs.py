@@ -48,11 +48,13 @@ def test_a_program_is_explained(graphpipe: Run, run_folder: Path) -> None:
 
 @pytest.mark.usefixtures("restored_logging")
 def test_mini_batches_are_as_large_as_asked_for(graphpipe: Run, run_folder: Path) -> None:
-    """Smaller and larger ones than the recipe's: what is held and sent goes with them."""
+    """Smaller and larger ones than the recipe's: what is held and sent goes with them.
+
+    The program is given, as of two that are nearly as fast the measured seconds choose.
+    """
     found = {}
-    known = "cluster=dgx_a100", "cluster.num_devices=2"  # speeds measured here change the shares
     for size in (16, 64, 256):
-        graphpipe("job=plan", "planner=hap", *RECIPE, *known, f"minibatch_size={size}")
+        graphpipe("job=plan", "planner=even_shares", *RECIPE, f"minibatch_size={size}")
         found[size] = json.loads((run_folder / "run/metrics.json").read_text())
         assert found[size]["samples_per_s"] == pytest.approx(size / found[size]["step_s"])
     memory = {size: one["peak_memory_bytes"] for size, one in found.items()}
