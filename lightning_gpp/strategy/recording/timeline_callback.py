@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import percent_text, seconds_text
+from lightning_gpp.reports import write_step
 from lightning_gpp.runtime.clock import measure_offset
-from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
-from lightning_gpp.simulate import SpanKind, Timeline
+from lightning_gpp.runtime.measured import RankRecord, measured_timeline
+from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.recording.shown_steps import ShownSteps
-from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
-from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
-from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.recording.step_reports import (
+    StepReport,
+    StepReports,
+    timeline_stages,
+)
+from lightning_gpp.strategy.report import show, width
 
 TYPICAL_OF = (3, 6, 9, 12, 15)
 """Steps of which the median is shown: few, after the warm-up of allocators and optimizers, and with
@@ -27,6 +34,26 @@ others between, as the step behind a recorded one is longer."""
 
 OVERLAPPING = (3, 4, 5, 6, 7)
 """Where the pipeline does not drain: in a row, as they are shown together."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step, or steps that overlap.
+
+    Attributes:
+        timeline: of the step.
+        report: how it compares with its prediction, or why it does not.
+        num_samples: of its last mini-batch.
+    """
+
+    timeline: Timeline
+    report: StepReport | str
+    num_samples: int
+
+    @property
+    def is_refitted(self) -> bool:
+        """Whether it is shown beside a refit of those before it."""
+        return isinstance(self.report, StepReport) and self.report.source == "refit"
 
 
 class TimelineCallback(pl.Callback):
@@ -98,15 +125,13 @@ class TimelineCallback(pl.Callback):
                 f"steps must name at least one optimizer step, counted from 0; got {steps}"
             )
         self.dirpath = None if dirpath is None else Path(dirpath)
-        self.picture = picture
-        self.page = page
-        self.trace = trace
+        self.writes = {"picture": picture, "page": page, "trace": trace}
         self.predict = predict
         self.timelines: dict[int, Timeline] = {}
         self.reports: dict[int, StepReport] = {}
         self._is_typical = steps is None
         self._reports = StepReports()
-        self._shown: ShownSteps | None = None
+        self._recorded: list[_Recorded] = []
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
@@ -128,14 +153,6 @@ class TimelineCallback(pl.Callback):
             self.steps = tuple(trainer.global_step + step for step in chosen)
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
-        self._shown = ShownSteps(
-            trainer,
-            self._run,
-            self.dirpath,
-            {"picture": self.picture, "page": self.page, "trace": self.trace},
-            num_to_choose_from=len(self.steps) if self._is_typical else None,
-            are_in_one_timeline=self._are_in_one_timeline,
-        )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What was read before belongs to no step."""
@@ -192,27 +209,109 @@ class TimelineCallback(pl.Callback):
         with run.failures.guard():
             timeline = _gather(run, record, self._step)
             if timeline is not None:
-                windows = [each.window for each in record.runs if each.window is not None]
-                self._take(run, timeline, windows)
+                self._take(run, timeline, record)
+                self._show_recorded(trainer, run, is_over=False)
 
-    def _take(self, run: PipelinedRun, timeline: Timeline, windows: Sequence[WindowRecord]) -> None:
-        """Rank 0: keeps a timeline, and shows it beside its prediction.
-
-        Args:
-            run: that was recorded.
-            timeline: of the step.
-            windows: where the pipeline was, if it does not drain.
-        """
+    def _take(self, run: PipelinedRun, timeline: Timeline, record: RankRecord) -> None:
+        """Rank 0: keeps the timeline of a run's last step, beside its prediction."""
+        windows = [each.window for each in record.runs if each.window is not None]
         self.timelines[self._step] = timeline
         report: StepReport | str = ""
-        if self.predict and windows:
-            report = self._reports.report_windows(run.built, timeline, windows)
-        elif self.predict:
-            report = self._reports.report(run.built, timeline)
+        if self.predict:
+            report = self._reports.report(run.built, timeline, windows)
         if isinstance(report, StepReport):
             self.reports[self._step] = report
-        assert self._shown is not None, "training has begun"
-        self._shown.take(timeline, report, len(windows))
+        self._recorded.append(_Recorded(timeline, report, sum(run.built.last_sizes)))
+
+    def _show_recorded(self, trainer: pl.Trainer, run: PipelinedRun, *, is_over: bool) -> None:
+        """Rank 0: shows what was recorded and not shown; a typical step once all are there.
+
+        That is the step of median length of those with a whole mini-batch and a refit of others,
+        which the first has not.
+        """
+        if not self._recorded:
+            return
+        last = self._recorded[-1]
+        what, count = f"Step {last.timeline.step}", last.timeline.num_minibatches
+        if self._overlaps and count > 1:
+            what = f"{count} mini-batches that overlap, from step {last.timeline.step} on,"
+        if self._is_typical and not self._overlaps:
+            if len(self._recorded) < len(self.steps) and not is_over:
+                return
+            most = max(each.num_samples for each in self._recorded)
+            whole = [each for each in self._recorded if each.num_samples == most]
+            chosen = [each for each in whole if each.is_refitted] or whole
+            chosen.sort(key=lambda each: each.timeline.step_s)
+            typical = chosen[len(chosen) // 2]
+            what = f"Step {typical.timeline.step}, the median of {len(chosen)},"
+            self._show(trainer, run, typical, whole[-1].report, what)
+        else:
+            self._show(trainer, run, last, last.report, what)
+        self._recorded.clear()
+
+    def _show(
+        self,
+        trainer: pl.Trainer,
+        run: PipelinedRun,
+        shown: _Recorded,
+        last_report: StepReport | str,
+        what: str,
+    ) -> None:
+        """Rank 0: files, loggers, and a line on the console.
+
+        Args:
+            trainer: of the fit.
+            run: that was recorded.
+            shown: the step.
+            last_report: of the last such step recorded, which has the refit to all of them.
+            what: the step in words.
+        """
+        assert self.dirpath is not None
+        timeline, report = shown.timeline, shown.report
+        self.dirpath.mkdir(parents=True, exist_ok=True)
+        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
+        is_only_one = self._is_typical or len(self.steps) == 1 or (self._overlaps and are_in_a_row)
+        suffix = "" if is_only_one else f"-step{timeline.step}"
+        timelines = [report.predicted, timeline] if isinstance(report, StepReport) else [timeline]
+        written = write_step(timelines, self.dirpath, suffix=suffix, **self.writes)
+        found = shares(timeline)
+        metrics = found.metrics()
+        if (one_s := pace_s(timeline)) is not None:
+            metrics["timeline/minibatch_s"] = one_s
+        predicted = ""
+        if isinstance(report, StepReport):
+            metrics |= report.comparison.metrics()
+            predicted = f", {seconds_text(report.predicted.step_s)} by the {report.source}"
+        if isinstance(last_report, StepReport):
+            written += self._keep(run, last_report)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=timeline.step)
+        line = wrapped(
+            [
+                f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+                f"{percent_text(found.bubble_share, 1)} of it bubble"
+            ],
+            width(),
+        )
+        if written:
+            line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
+        show(line)
+        if isinstance(report, str):
+            if report:
+                show(report)
+        elif run.settings.report == "full":
+            show(report.describe())
+
+    def _keep(self, run: PipelinedRun, report: StepReport) -> list[Path]:
+        """Keeps the refit for the next run of this model; on emulated devices none is kept."""
+        found, planned = report.refit, run.built.planned
+        if found is None or report.comparison.measured.source != "measured":
+            return []
+        assert planned is not None and self.dirpath is not None
+        PlanCache(run.settings.cache).keep_refit(planned.refit_key, found)
+        path = self.dirpath / "refit.json"
+        path.write_text(found.to_json(), encoding="utf-8")
+        return [path]
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
@@ -235,7 +334,8 @@ class TimelineCallback(pl.Callback):
             self._stop(self._run.recorder)
         if not trainer.is_global_zero:
             return
-        if self._shown is not None and self._shown.choose_typical():
+        if self._recorded:
+            self._show_recorded(trainer, self._run, is_over=True)
             return
         missing = [step for step in self.steps if step not in self._done]
         if never := [str(step) for step in missing if step >= trainer.global_step]:
@@ -258,13 +358,8 @@ class TimelineCallback(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._run = self._shown = None
-
-    @property
-    def _are_in_one_timeline(self) -> bool:
-        """Whether all chosen steps are."""
-        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
-        return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
+        self._run = None
+        self._recorded.clear()
 
     def _stop(self, recorder: StepRecorder) -> RankRecord:
         for hook in self._hooks:
