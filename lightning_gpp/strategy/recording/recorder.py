@@ -52,19 +52,15 @@ class StepRecorder:
         self._last_read = None
 
     def stop(self) -> RankRecord:
-        """Ends the step and returns what was recorded, in the stages of :attr:`program`."""
+        """Ends the step and returns what was recorded."""
         self.end()
         self.is_on = self.is_cut = False
-        runs = (_in_stages_of(self.program, found, run.program) for run, found in self._runs)
-        return RankRecord(tuple(runs), tuple(self._marks))
+        return RankRecord(tuple(found for _, found in self._runs), tuple(self._marks))
 
     @property
-    def program(self) -> Program:
-        """Of what was recorded the program with most stages: mini-batches may be too small for it.
-
-        Those run on the first replicas alone, by a program that has no others.
-        """
-        return max((run.program for run, _ in self._runs), key=lambda each: each.num_stages)
+    def programs(self) -> list[Program]:
+        """Of every mini-batch that was recorded; one too small for all replicas has another."""
+        return [run.program for run, _ in self._runs]
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
@@ -186,27 +182,6 @@ class StepRecorder:
             if is_on:
                 executor.on_record = on_record
             yield records
-
-
-def _in_stages_of(shown: Program, run: RunRecord, program: Program) -> RunRecord:
-    """A run of a program, with the stages of another program of the same plan."""
-    if program.num_stages == shown.num_stages:
-        return run
-    first = {
-        replica.stage: stage
-        for stage in range(shown.num_stages)
-        if (replica := shown.replica(stage)).index == 0
-    }
-
-    def in_shown(stage: int) -> int:
-        return first.get(program.replica(stage).stage, stage)  # the feed has no place of its own
-
-    def moved(record: ActionRecord) -> ActionRecord:
-        action = record.action
-        peer = None if action.peer is None else in_shown(action.peer)
-        return replace(record, action=replace(action, stage=in_shown(action.stage), peer=peer))
-
-    return replace(run, actions=tuple(map(moved, run.actions)))
 
 
 def _numbered(record: ActionRecord, shift: int) -> ActionRecord:

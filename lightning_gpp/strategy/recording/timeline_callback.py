@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,6 @@ others between, as the step behind a recorded one is longer."""
 
 OVERLAPPING = (3, 4, 5, 6, 7)
 """Where the pipeline does not drain: in a row, as they are shown together."""
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """A step, or steps that overlap.
-
-    Attributes:
-        timeline: of the step.
-        report: how it compares with its prediction, or why it does not.
-        num_samples: of its last mini-batch.
-    """
-
-    timeline: Timeline
-    report: StepReport | str
-    num_samples: int
-
-    @property
-    def is_refitted(self) -> bool:
-        """Whether it is shown beside a refit of those before it."""
-        return isinstance(self.report, StepReport) and self.report.source == "refit"
 
 
 class TimelineCallback(pl.Callback):
@@ -131,7 +111,7 @@ class TimelineCallback(pl.Callback):
         self.reports: dict[int, StepReport] = {}
         self._is_typical = steps is None
         self._reports = StepReports()
-        self._recorded: list[_Recorded] = []
+        self._recorded: list[tuple[Timeline, StepReport | str, int]] = []
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
@@ -206,14 +186,17 @@ class TimelineCallback(pl.Callback):
             if trainer.is_global_zero:
                 show(f"No timeline of step {self._step}: no gradient went through the forward.")
             return
+        if len({program.num_stages for program in run.recorder.programs}) > 1:
+            if trainer.is_global_zero:
+                show(f"No timeline of step {self._step}: a mini-batch was too small for the plan.")
+            return
         with run.failures.guard():
             timeline = _gather(run, record, self._step)
             if timeline is not None:
                 self._take(run, timeline, record)
-                self._show_recorded(trainer, run, is_over=False)
 
     def _take(self, run: PipelinedRun, timeline: Timeline, record: RankRecord) -> None:
-        """Rank 0: keeps the timeline of a run's last step, beside its prediction."""
+        """Rank 0: keeps the timeline of what was recorded, and shows it beside its prediction."""
         windows = [each.window for each in record.runs if each.window is not None]
         self.timelines[self._step] = timeline
         report: StepReport | str = ""
@@ -221,53 +204,52 @@ class TimelineCallback(pl.Callback):
             report = self._reports.report(run.built, timeline, windows)
         if isinstance(report, StepReport):
             self.reports[self._step] = report
-        self._recorded.append(_Recorded(timeline, report, sum(run.built.last_sizes)))
-
-    def _show_recorded(self, trainer: pl.Trainer, run: PipelinedRun, *, is_over: bool) -> None:
-        """Rank 0: shows what was recorded and not shown; a typical step once all are there.
-
-        That is the step of median length of those with a whole mini-batch and a refit of others,
-        which the first has not.
-        """
-        if not self._recorded:
-            return
-        last = self._recorded[-1]
-        what, count = f"Step {last.timeline.step}", last.timeline.num_minibatches
-        if self._overlaps and count > 1:
-            what = f"{count} mini-batches that overlap, from step {last.timeline.step} on,"
-        if self._is_typical and not self._overlaps:
-            if len(self._recorded) < len(self.steps) and not is_over:
-                return
-            most = max(each.num_samples for each in self._recorded)
-            whole = [each for each in self._recorded if each.num_samples == most]
-            chosen = [each for each in whole if each.is_refitted] or whole
-            chosen.sort(key=lambda each: each.timeline.step_s)
-            typical = chosen[len(chosen) // 2]
-            what = f"Step {typical.timeline.step}, the median of {len(chosen)},"
-            self._show(trainer, run, typical, whole[-1].report, what)
+        if len(windows) > 1:
+            what = f"{len(windows)} mini-batches that overlap, from step {self._step} on,"
+            self._show(run, timeline, report, report, what)
+        elif windows or not self._is_typical:
+            self._show(run, timeline, report, report, f"Step {self._step}")
         else:
-            self._show(trainer, run, last, last.report, what)
-        self._recorded.clear()
+            self._recorded.append((timeline, report, sum(run.built.last_sizes)))
+            if len(self._recorded) == len(self.steps):
+                self._show_typical(run)
+
+    def _show_typical(self, run: PipelinedRun) -> None:
+        """Rank 0: the step of median length of those that were recorded.
+
+        It is one with a whole mini-batch, and with a refit of others, which the first has not.
+        """
+        recorded, self._recorded = self._recorded, []
+        most = max(num_samples for *_, num_samples in recorded)
+        whole = [(timeline, report) for timeline, report, count in recorded if count == most]
+        refitted = [
+            (timeline, report)
+            for timeline, report in whole
+            if isinstance(report, StepReport) and report.source == "refit"
+        ]
+        by_length = sorted(refitted or whole, key=lambda found: found[0].step_s)
+        timeline, report = by_length[len(by_length) // 2]
+        what = f"Step {timeline.step}, the median of {len(by_length)},"
+        self._show(run, timeline, report, whole[-1][1], what)
 
     def _show(
         self,
-        trainer: pl.Trainer,
         run: PipelinedRun,
-        shown: _Recorded,
+        timeline: Timeline,
+        report: StepReport | str,
         last_report: StepReport | str,
         what: str,
     ) -> None:
         """Rank 0: files, loggers, and a line on the console.
 
         Args:
-            trainer: of the fit.
             run: that was recorded.
-            shown: the step.
+            timeline: of the step.
+            report: how it compares with its prediction, or why it does not.
             last_report: of the last such step recorded, which has the refit to all of them.
             what: the step in words.
         """
         assert self.dirpath is not None
-        timeline, report = shown.timeline, shown.report
         self.dirpath.mkdir(parents=True, exist_ok=True)
         are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
         is_only_one = self._is_typical or len(self.steps) == 1 or (self._overlaps and are_in_a_row)
@@ -284,7 +266,7 @@ class TimelineCallback(pl.Callback):
             predicted = f", {seconds_text(report.predicted.step_s)} by the {report.source}"
         if isinstance(last_report, StepReport):
             written += self._keep(run, last_report)
-        for logger in trainer.loggers:
+        for logger in run.module.trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
         line = wrapped(
             [
@@ -335,18 +317,13 @@ class TimelineCallback(pl.Callback):
         if not trainer.is_global_zero:
             return
         if self._recorded:
-            self._show_recorded(trainer, self._run, is_over=True)
+            self._show_typical(self._run)
             return
-        missing = [step for step in self.steps if step not in self._done]
-        if never := [str(step) for step in missing if step >= trainer.global_step]:
+        if missing := [str(step) for step in self.steps if step not in self._done]:
             show(
-                f"No timeline of step {', '.join(never)}: training ended after "
-                f"{trainer.global_step} steps, which are counted from 0."
-            )
-        if cut := [str(step) for step in missing if step < trainer.global_step]:
-            show(
-                f"No timeline of step {', '.join(cut)}: it came before this run, or the pipeline "
-                "began to fill anew in it while the steps before were recorded."
+                f"No timeline of step {', '.join(missing)}: training ended after "
+                f"{trainer.global_step} steps, which are counted from 0; it came before this run; "
+                "or the pipeline began to fill anew in it while the steps before were recorded."
             )
 
     def on_exception(
@@ -383,7 +360,7 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
         step=step,
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
-        stages=timeline_stages(run.pipeline, run.recorder.program),
+        stages=timeline_stages(run.pipeline, run.recorder.programs[0]),
         weights=run.settings.policy.name,
         time_scale=time_scale,
     )
