@@ -158,7 +158,7 @@ class _Layer:
 
 def _tensors_by_name(opened: OpenedLayer, node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
     """The arguments of a layer's forward by name, and the nodes that stand for them."""
-    leaves = opened.arguments.leaves(node.args, node.kwargs)
+    leaves = opened.arguments.flat(node.args, node.kwargs)[0]
     for name, leaf in zip(opened.arguments.names, leaves, strict=True):
         if name is not None:
             yield name, leaf

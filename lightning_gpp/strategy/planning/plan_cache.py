@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import torch
 
 from lightning_gpp import _version
-from lightning_gpp.capture import CapturedModel, device_kind, module_content
+from lightning_gpp.capture import CapturedModel, module_content
 from lightning_gpp.cluster import cluster_to_json
 from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.common.strict_json import JsonFormat
+from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
@@ -168,7 +169,7 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
         "capture": captured.fingerprint,
         "module": module_content(captured.module),
         "is_training": captured.module.training,
-        "device": device_kind(device),
+        "device": device_name(device),
         "machine": _machine(device),
         "precision": _precision(device),
         "versions": _versions(_PROFILE_ROOMS),
