@@ -177,8 +177,8 @@ class Batches(StepTimes):
         if isinstance(strategy, GraphPipeStrategy):
             times = strategy._reports.batch_times
             verdict = verdict_on(strategy.session.run.pipeline.planned, strategy.settings)
-            assert times is not None, "the verdict needs more batches"
-            found += [verdict.step_s, times.batch_s, times.alone_s(verdict.one_device_s)]
+            assert times is not None and times.own_s is not None, "it needs more batches"
+            found += [verdict.step_s, times.batch_s, times.own_s + verdict.one_device_s]
         leave(self.folder, 0, found)
 
 
