@@ -41,6 +41,7 @@ from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunk
 from lightning_gpp.strategy.planning.measuring import measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.shape_only import META
@@ -61,6 +62,7 @@ class Builder:
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run; ``meta`` where tensors have no numbers.
+        recorder: records what runs on the pipeline.
         peers: this rank in the other pipelines, of which the first plans for all; None if there
             is one.
     """
@@ -71,6 +73,7 @@ class Builder:
     transport: Transport
     control: Control
     device: torch.device
+    recorder: StepRecorder
     peers: Peers | None = None
 
     def build(self, example: Example | None, train_modes: dict[str, bool]) -> Pipeline:
@@ -257,8 +260,19 @@ class Builder:
             timeout_s=settings.timeout_s,
             device=self.device,
         )
-        pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
-        pipeline.chunked = chunked
+        pipeline = Pipeline(
+            captured,
+            plan,
+            schedule,
+            stages,
+            planned,
+            ranks,
+            partition,
+            executor,
+            self.module,
+            self.recorder,
+            chunked=chunked,
+        )
         if settings.emulated is not None:
             begun = None
             if planned is not None:

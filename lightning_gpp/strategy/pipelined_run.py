@@ -20,28 +20,26 @@ from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.build import Builder
-from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.planning.planning import Example
-from lightning_gpp.strategy.programs import Programs
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd, Told
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
+from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
@@ -51,7 +49,7 @@ from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 from lightning_gpp.weights.last_steps import LastSteps
 
 
@@ -68,6 +66,7 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
+        is_alone: whether there is no other rank in this pipeline, which would have to be told.
         clock: of rank 0: what of its time is the pipeline's.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
@@ -98,6 +97,7 @@ class PipelinedRun:
         self.transport: SharedMemoryTransport | ProcessGroupTransport = open_transport(
             device, settings.timeout_s, host
         )
+        self.is_alone = self.transport.num_ranks == 1
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort, joined)
         self.control = Control(self.transport, settings.timeout_s)
@@ -121,7 +121,6 @@ class PipelinedRun:
         self._goes_backward = False
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
-        self._programs: Programs | None = None
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -175,24 +174,14 @@ class PipelinedRun:
         """Whether a module is attached."""
         return self._module is not None
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank in this pipeline, which would have to be told things."""
-        return self.transport.num_ranks == 1
-
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
         with self.failures.guard(), self.control.alone(what):
             yield
 
-    def lead(self, message: Any, value: Any = None) -> None:
-        """Rank 0: tells the others what to do, and what happened since the last message.
-
-        Args:
-            message: of :mod:`lightning_gpp.strategy.ranks.messages`.
-            value: tensors that go with it.
-        """
+    def lead(self, message: Any) -> None:
+        """Rank 0: tells the others what to do, and what happened since the last message."""
         if self.is_alone:
             self.dropped.clear()
             return
@@ -202,7 +191,7 @@ class PipelinedRun:
                 self._take_dropped(),
                 self.own_gradients.take(),
             )
-            self.control.tell((message, news, value))
+            self.control.tell(Told(message, news))
 
     def _take_dropped(self) -> list[int]:
         dropped, taken = self.dropped, list[int]()
@@ -210,12 +199,12 @@ class PipelinedRun:
             taken.append(dropped.pop())
         return taken
 
-    def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
+    def lead_end(self, calls: list[LogCall], loss: Tensor | None) -> None:
         """Rank 0: tells the others that a step has returned, what it logged and its loss."""
         terminated = self.failures.terminated
         if self.peers is not None and not self._is_end_agreed:
             terminated = None  # not before the other pipelines know
-        self.lead(StepEnd(calls, terminated), value)
+        self.lead(StepEnd(calls, loss, terminated))
         self._end_if_asked(terminated)
 
     def follow_end(self, end: StepEnd) -> None:
@@ -298,7 +287,7 @@ class PipelinedRun:
         return found is not None and not found.forwards_first
 
     @property
-    def model(self) -> BuiltModel | None:
+    def model(self) -> Pipeline | SpmdModel | None:
         """What is built, however it is divided; None before."""
         return self.pipeline
 
@@ -319,28 +308,13 @@ class PipelinedRun:
         assert self.pipeline is not None, "no forward was called yet"
         return self.pipeline
 
-    @property
-    def programs(self) -> Programs:
-        """Runs the programs of the pipeline, once it is built."""
-        assert self._programs is not None, "no forward was called yet"
-        return self._programs
-
-    def only_stage(self, units: Sequence[int]) -> StageCode | None:
-        """The stage that a call of the forward is, if it is one; see :meth:`Pipeline.only_stage`.
-
-        Args:
-            units: samples of each of the smallest micro-batches.
-        """
-        is_free = self.is_alone and not self.recorder.is_heard
-        return self.built.only_stage(units) if is_free else None
-
-    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+    def open_call(self, message: Forward, boundary: Boundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
-        return self.programs.open_call(message, boundary)
+        return self.built.call(message, boundary)
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
-        self.programs.run_forward(message, boundary)
+        self.built.forward(message, boundary)
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
@@ -410,6 +384,7 @@ class PipelinedRun:
                 self.transport,
                 self.control,
                 self.device,
+                self.recorder,
                 self.peers,
             )
             pipeline = builder.build(example, self._train_modes)
@@ -430,7 +405,7 @@ class PipelinedRun:
             partial.place_state()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        share_parameters(pipeline, self.target)
+        pipeline.settle(self.target, self.partial_optimizers)
         self._ids_of_stages = frozenset(map(id, held))
         if self.peers is not None:
             self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
@@ -439,16 +414,8 @@ class PipelinedRun:
         self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
-        self._programs = Programs(
-            pipeline,
-            self.module,
-            self.partial_optimizers,
-            self.device,
-            self.control,
-            self.recorder,
-            self._before_backward,
-            self._begin_averages,
-        )
+        pipeline.before_call = self._before_backward
+        pipeline.before_minibatch = self._begin_averages
         self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)

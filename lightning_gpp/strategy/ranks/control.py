@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.strategy.ranks.aside import Aside
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
 _GATHER_ASIDE: Tag = (-4, 1, 0, 0)
 """What ranks sent to where rank 0 has not come yet stays apart."""
+
+
+@dataclass(frozen=True)
+class Aside:
+    """User code outside of steps needs the others; what follows belongs to it.
+
+    Attributes:
+        place: of that code.
+    """
+
+    place: str
 
 
 class Control:

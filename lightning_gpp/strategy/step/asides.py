@@ -27,7 +27,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveragin
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.aside import Aside
+from lightning_gpp.strategy.ranks.control import Aside
 from lightning_gpp.strategy.ranks.messages import AsideEnd, ReadAll, ReadEnd
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.step.followers import Follower

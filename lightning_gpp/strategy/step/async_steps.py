@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
@@ -27,7 +26,7 @@ from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import AsyncMinibatch, StepEnd
+from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
@@ -65,12 +64,12 @@ class AsyncSteps:
 
     Args:
         run: whose pipeline runs them.
-        follower: what other ranks do.
+        follower: does the same on other ranks.
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
         self._run = run
-        self._follower = follower
+        follower.window = lambda message: self._perform(message, None)
         self._boundaries = StepBoundaries(run)
         self._open = _OpenSteps()
         self._state = RunState()
@@ -161,14 +160,6 @@ class AsyncSteps:
 
     # All ranks -------------------------------------------------------------------------------
 
-    def follow(self, name: str) -> Tensor:
-        """Other ranks: the loss."""
-        run, follower = self._run, self._follower
-        message = follower.until(AsyncMinibatch, doing=name)
-        stash = self._perform(message, None)
-        run.follow_end(follower.until(StepEnd, doing=f"result of {name}"))
-        return stash.loss(to_device(follower.value, run.device))
-
     def begin_anew(self) -> None:
         """The next step forgets what is in flight, as a run does that is resumed from here."""
         self._begins_anew = True
@@ -194,16 +185,14 @@ class AsyncSteps:
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.programs.drop_ahead(self._last, self._state, shift)
+            run.built.drop_ahead(self._last, self._state, shift)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
-        stash = run.programs.window(
-            window, self._state, shift, boundary, record, message.resumption
-        )
+        stash = run.built.window(window, self._state, shift, boundary, record, message.resumption)
         self._last = window
         self._number += 1
         self._since = message.since + 1

@@ -21,15 +21,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lightning_gpp.strategy.cutting.microbatches import size_or_none
-from lightning_gpp.strategy.lightning_private import (
-    DataloaderIter,
-    IndexBatchSampler,
-    loaders_of_loops,
-)
+from lightning_gpp.strategy.lightning_private import IndexBatchSampler, loaders_of_loops
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.ranks.failure import EndOfDataError
-from lightning_gpp.strategy.ranks.messages import ReadBatch
+from lightning_gpp.strategy.ranks.messages import BatchRead, DataEnd
 
 
 class RemoteBatch:
@@ -201,8 +196,7 @@ class LeadingBatches(_Batches):
             if not run.is_alone:
                 with run.clock.pipeline():
                     raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-                    size = None if batch is _END else size_or_none(raw)
-                    run.control.tell((batch is not _END, size))
+                    run.control.tell(DataEnd() if raw is _END else BatchRead(size_or_none(raw)))
         if batch is _END:
             raise StopIteration
         return batch
@@ -237,39 +231,7 @@ class _FollowingBatches(_Batches):
 
     def __next__(self) -> RemoteBatch:
         with self._run.failures.guard():
-            more, num_samples = self._run.control.hear("waiting for rank 0 to read the next batch")
-        if not more:
+            told = self._run.control.hear("waiting for rank 0 to read the next batch")
+        if isinstance(told, DataEnd):
             raise StopIteration
-        return RemoteBatch(num_samples)
-
-
-class LedDataloaderIter(Iterator[Any]):
-    """Rank 0: the ``dataloader_iter`` of a step; the others read on as it does.
-
-    Args:
-        batches: Lightning's.
-        run: of this rank.
-    """
-
-    def __init__(self, batches: DataloaderIter, run: PipelinedRun) -> None:
-        self._batches, self._run = batches, run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_batches"], name)  # done, fetched, length
-
-    def __next__(self) -> Any:
-        self._run.lead(ReadBatch())
-        with self._run.control.together():
-            return read_on(self._batches)
-
-
-def read_on(batches: DataloaderIter) -> Any:
-    """All ranks: the next batch, its number and that of its loader.
-
-    Raises:
-        EndOfDataError: there is none.
-    """
-    try:
-        return next(batches)
-    except StopIteration:
-        raise EndOfDataError from None
+        return RemoteBatch(told.num_samples)

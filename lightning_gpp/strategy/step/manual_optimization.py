@@ -150,7 +150,7 @@ class ManualOptimization:
         if self._is_everywhere:
             yield loss
             return
-        self._run.lead(ManualBackward(), loss.detach())
+        self._run.lead(ManualBackward(loss.detach()))
         with self._all_ranks():
             yield led_backward(loss, self._run)
 
@@ -191,7 +191,7 @@ class ManualOptimization:
         """Other ranks: does what rank 0 does."""
         match message:
             case ManualBackward():
-                loss = self._follower.loss(self._run.on_device(self._follower.value))
+                loss = self._follower.loss(self._run.on_device(message.loss))
                 self._run.module.manual_backward(loss)
             case OptimizerStep():
                 self._follow_step(message)
