@@ -31,7 +31,7 @@ from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
+from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
 from lightning_gpp.strategy.step.weight_versions import WeightVersions
 
 
@@ -59,7 +59,7 @@ class _OpenSteps(Boundary):
             self.steps.pop(number).abandon()
 
 
-class AsyncSteps:
+class AsyncSteps(SuspendedSteps):
     """How rank 0 leads the steps of an asynchronous pipeline, and how the others follow.
 
     Args:
@@ -68,9 +68,8 @@ class AsyncSteps:
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
-        self._run = run
+        super().__init__(run)
         follower.window = lambda message: self._perform(message, None)
-        self._boundaries = StepBoundaries(run)
         self._open = _OpenSteps()
         self._state = RunState()
         self._windows: Windows | None = None
@@ -87,13 +86,14 @@ class AsyncSteps:
         run = self._run
         is_epoch = self._take_up(run.train_batches)
         if run.pipeline is None:
-            step = self._boundaries.step(name, args, kwargs)
-            self._boundaries.build(name, step, batch, batch_size(batch))
+            self._build(name, self._step(name, args, kwargs), batch, batch_size(batch))
         run.built.captured.check_reads()
         ahead = self._ahead()
         for lead, other in enumerate([batch, *ahead]):
             if self._number + lead not in self._open.steps:
-                self._begin_step(name, self._number + lead, other, _later(args, lead), kwargs)
+                step = self._step(name, _later(args, lead), kwargs)
+                boundary = self._boundary(step, [other], [batch_size(other)])
+                self._open.steps[self._number + lead] = boundary
         own = self._open.steps[self._number]
         with run.control.alone(name), run.leader_state.watching(name), own.intercepting():
             needs = own.needs()
@@ -106,7 +106,7 @@ class AsyncSteps:
             run.lead(message)
             stash = self._perform(message, self._open)
         del self._open.steps[self._number - 1]
-        return self._boundaries.returned(own, batch, stash)
+        return self._returned(own, batch, stash)
 
     def _take_up(self, batches: LeadingBatches) -> bool:
         """A new iteration of the data begins with an empty pipeline; whether one does."""
@@ -150,14 +150,6 @@ class AsyncSteps:
         batch = self._run.module._on_before_batch_transfer(batch, dataloader_idx=0)
         return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-    def _begin_step(
-        self, name: str, number: int, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        step = self._boundaries.step(name, args, kwargs)
-        boundary = self._boundaries.of(step, [batch], [batch_size(batch)])
-        boundary.captured = self._run.built.captured
-        self._open.steps[number] = boundary
-
     # All ranks -------------------------------------------------------------------------------
 
     def begin_anew(self) -> None:
@@ -170,7 +162,7 @@ class AsyncSteps:
         for watched in self._run.last_steps:
             watched.close()
         self._open.abandon(list(self._open.steps))
-        self._boundaries.close()
+        super().close()
         self._batches = self._run.train_batches = None  # worker processes of a loader end
 
     def _perform(self, message: AsyncMinibatch, boundary: _OpenSteps | None) -> GradientStash:

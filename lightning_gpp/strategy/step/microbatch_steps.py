@@ -25,7 +25,7 @@ from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
 from lightning_gpp.strategy.step.losses import microbatch_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
+from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
 from lightning_gpp.strategy.step.trials import why_not_cut
 
 DRAWS = (
@@ -36,7 +36,7 @@ DRAWS = (
 )
 
 
-class MicrobatchSteps:
+class MicrobatchSteps(SuspendedSteps):
     """How rank 0 leads a training step.
 
     Args:
@@ -44,8 +44,7 @@ class MicrobatchSteps:
     """
 
     def __init__(self, run: PipelinedRun) -> None:
-        self._run = run
-        self._boundaries = StepBoundaries(run)
+        super().__init__(run)
         self._looked_at = Cadence()
         self._has_drawn = False
 
@@ -62,16 +61,15 @@ class MicrobatchSteps:
                 "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
             )
         num_samples = batch_size(batch)
-        step = self._boundaries.step(name, args, kwargs)
+        step = self._step(name, args, kwargs)
         if run.pipeline is None:
-            self._boundaries.build(name, step, batch, num_samples)
+            self._build(name, step, batch, num_samples)
         run.full_batch = run.full_batch or num_samples
         run.built.captured.check_reads()
         units = run.unit_sizes(num_samples)
         run.show_state(len(units))
         sizes = run.built.step_sizes(units)
-        boundary = self._boundaries.of(step, cut_batch(batch, sizes), sizes)
-        boundary.captured = run.built.captured
+        boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
         pairs: list[int] = []
         is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
         if min(sizes) > 0 and len(units) > 1 and not run.is_shape_only:
@@ -88,11 +86,7 @@ class MicrobatchSteps:
                 self._check_loss(step, batch, boundary, units, seen)
             if pairs and is_once:
                 _refuse(self._why_not_cut(boundary, units, None))
-        return self._boundaries.returned(boundary, batch, stash)
-
-    def close(self) -> None:
-        """Ends the threads of the steps."""
-        self._boundaries.close()
+        return self._returned(boundary, batch, stash)
 
     def _check_loss(
         self,
