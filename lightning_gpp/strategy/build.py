@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -92,7 +93,11 @@ class Builder:
             with without_caches(self.target):
                 captured = self._captured(call.args, call.kwargs, train_modes)
             chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
-            example = example and _of_vertices(example, chunked)
+            if example is not None:  # to a planner vertices are samples, chunks micro-batches
+                chunks = chunked.chunks
+                example = replace(
+                    example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks)
+                )
         planned = None
         if self.peers is None or self.peers.pipeline == 0:
             planned = self._planned(captured, args, kwargs, example, chunked)
@@ -254,7 +259,10 @@ class Builder:
             rank_of_device=ranks,
             stages=codes,
             output_names=captured.graph.outputs,
-            cutter=_cutter(captured),
+            cutter=Cutter(
+                captured.graph.cut_dims,
+                {name: value.variation for name, value in captured.graph.values.items()},
+            ),
             staying=StayingInputs(captured.graph.staying),
             sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
             timeout_s=settings.timeout_s,
@@ -282,14 +290,6 @@ class Builder:
                 )
             pipeline.time = Emulation.join(begun, executor, control, groups)
         return pipeline
-
-
-def _cutter(captured: CapturedModel) -> Cutter:
-    values = captured.graph.values
-    return Cutter(
-        captured.graph.cut_dims,
-        {name: value.variation for name, value in values.items()},
-    )
 
 
 def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
@@ -360,21 +360,9 @@ class _OnChunks:
         return self.stage(values, call.chunk, training=call.training)
 
 
-def _of_vertices(example: Example, chunked: ChunkedModel) -> Example:
-    """The example as what a planner asks of it: vertices are samples, chunks are micro-batches."""
-    chunks = chunked.chunks
-    return replace(example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks))
-
-
-def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
-    """A stage of which only the shapes are asked for."""
-    return ShapeStage(
-        _ModuleStage(function),
-        captured.graph,
-        function.inputs,
-        function.outputs,
-        lambda: [captured.module.get_parameter(name) for name in function.parameter_names],
-    )
+def _parameters(captured: CapturedModel, names: Sequence[str]) -> list[nn.Parameter]:
+    """What they are now."""
+    return [captured.module.get_parameter(name) for name in names]
 
 
 def _codes(
@@ -413,10 +401,11 @@ def _codes(
             runs: StageFunction
             if isinstance(function, ChunkStage):
                 runs = _OnChunks(function)
-            elif settings.is_shape_only and operators:
-                runs = _shapes_of(captured, function)
             else:
                 runs = _ModuleStage(function)
+                if settings.is_shape_only and operators:
+                    own = partial(_parameters, captured, function.parameter_names)
+                    runs = ShapeStage(runs, captured.graph, inputs, outputs, own)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

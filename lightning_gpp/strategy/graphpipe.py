@@ -72,9 +72,8 @@ from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
-from lightning_gpp.strategy.step.asides import aside_hooks
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
-from lightning_gpp.strategy.step.hooks import HookRelay
+from lightning_gpp.strategy.step.hooks import led_hooks
 from lightning_gpp.strategy.step.loaders import (
     PlacedBatch,
     RemoteBatch,
@@ -208,8 +207,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.num_pipelines = pipelines
         self._start_method = start_method
         self._session: Session | None = None
-        self._reports = PlanReports()
-        self._hooks: HookRelay | None = None
+        self.reports = PlanReports()
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
 
@@ -304,7 +302,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
         state = super().__getstate__() | {
             "_session": None,
-            "_hooks": None,
             "joined": None,
             "_scopes": contextlib.ExitStack(),
         }
@@ -345,10 +342,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
-        self._hooks = HookRelay(session)
-        self._hooks.install()
+        self._scopes.enter_context(led_hooks(trainer, session))
         self._scopes.enter_context(finetuning_hooks(trainer, session.run))
-        self._scopes.enter_context(aside_hooks(trainer, session.asides))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:
@@ -356,9 +351,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def teardown(self) -> None:
         """Makes the module whole again and closes the connections."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
@@ -387,7 +379,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self.session.run
-        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
+        self.reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -461,21 +453,12 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if pipeline.planned is not None:
             is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
             can_time = is_fit and self.session.run.can_time
-            self._reports.built(pipeline.planned, self.settings, can_time=can_time)
+            self.reports.built(pipeline.planned, self.settings, can_time=can_time)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""
         super().on_train_end()
-        self._reports.training_ends()
-
-    @property
-    def shown_plan(self) -> str:
-        """The plan that a person has seen, which is not printed again in other loops."""
-        return self._reports.shown_plan
-
-    @shown_plan.setter
-    def shown_plan(self, shown_plan: str) -> None:
-        self._reports.shown_plan = shown_plan
+        self.reports.training_ends()
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""

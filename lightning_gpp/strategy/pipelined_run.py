@@ -77,6 +77,7 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
+        train_modes: training flags of the modules while training.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
         lent: what this rank has of others while user code reads all weights.
@@ -122,7 +123,7 @@ class PipelinedRun:
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._ids_of_stages: frozenset[int] = frozenset()
-        self._train_modes: dict[str, bool] = {}
+        self.train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
@@ -140,7 +141,7 @@ class PipelinedRun:
         pipelined_module(module, self.settings.module)  # refuses a name that there is not
         self._optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
-        self._train_modes = _modes(module)
+        self.train_modes = _modes(module)
         if self._leader_state is not None:
             self._leader_state.close()
         self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
@@ -298,11 +299,6 @@ class PipelinedRun:
         return self.model.partition
 
     @property
-    def train_modes(self) -> Mapping[str, bool]:
-        """Training flags of the modules while training."""
-        return self._train_modes
-
-    @property
     def built(self) -> Pipeline:
         """The pipeline, once it is built."""
         assert self.pipeline is not None, "no forward was called yet"
@@ -370,7 +366,7 @@ class PipelinedRun:
     def _build(self, example: Example | None) -> None:
         self.stop_early_modules()
         if self.module.training:
-            self._train_modes = _modes(self.module)
+            self.train_modes = _modes(self.module)
         logged = LedLog(self.module, makes_calls=False)
         with (
             recording(self.module, logged),
@@ -387,7 +383,7 @@ class PipelinedRun:
                 self.recorder,
                 self.peers,
             )
-            pipeline = builder.build(example, self._train_modes)
+            pipeline = builder.build(example, self.train_modes)
         if calls := logged.calls():
             raise RuntimeError(
                 f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
@@ -469,7 +465,7 @@ class PipelinedRun:
         timeout_s = self.settings.timeout_s
         groups = TransportGroups.create("gloo", timeout_s)
         self.transport = ProcessGroupTransport(groups, torch.device("cpu"), timeout_s=timeout_s)
-        self.control.go_on_with(self.transport)
+        self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""

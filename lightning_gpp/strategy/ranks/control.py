@@ -35,6 +35,7 @@ class Control:
         timeout_s: limit of every wait.
 
     Attributes:
+        transport: likewise.
         rank: this rank.
         num_ranks: how many there are.
         is_leader: whether this is rank 0, which reads data and computes the loss.
@@ -42,17 +43,13 @@ class Control:
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self._transport = transport
+        self.transport = transport
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
         self._alone: str | None = None
         self._gather: Tag = _GATHER
         self.on_aside: Callable[[Aside], Any]
-
-    def go_on_with(self, transport: Transport) -> None:
-        """All ranks: messages go another way from now on."""
-        self._transport = transport
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -104,7 +101,7 @@ class Control:
         payload = pack_object(obj) if others else None
         for rank in others:
             assert payload is not None
-            self._transport.send(payload, target=rank, tag=_STEP)
+            self.transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
         """Other ranks: the next object that rank 0 tells, beside asides, which are taken part in.
@@ -118,7 +115,7 @@ class Control:
 
     def hear_any(self, purpose: str) -> Any:
         """Other ranks: the next object that rank 0 tells."""
-        payload = self._transport.receive(
+        payload = self.transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
@@ -133,11 +130,11 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack_object(obj), target=rank, tag=self._gather)
+        self.transport.send(pack_object(obj), target=rank, tag=self._gather)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
-        payload = self._transport.receive(
+        payload = self.transport.receive(
             source=rank, tag=self._gather, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
@@ -153,7 +150,7 @@ class Control:
 
     def flush(self) -> None:
         """Waits until everything told so far has left."""
-        self._transport.flush()
+        self.transport.flush()
 
     def gather(
         self, obj: Any, purpose: str, store: Callable[[Any], Any] | None = None
@@ -172,7 +169,7 @@ class Control:
                 self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
                 self.receive_from(0, purpose)
             self.send_to(0, obj)
-            self._transport.flush()
+            self.flush()
             return []
         gathered = [obj]
         if store is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -99,9 +100,8 @@ _LENGTH = "waiting for the length of rank 0's data loader"
 
 
 def _readers(loaders: Sequence[Any], run: PipelinedRun) -> list[_Reader]:
-    kind = _LeadingReader if run.control.is_leader else _FollowingReader
     lengths = run.control.share([sized_len(loader) for loader in loaders], _LENGTH)
-    return [kind(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
+    return [_Reader(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
 
 
 class _Length:
@@ -136,27 +136,19 @@ class _Reader(_Length):
     def __reduce__(self) -> Any:
         return list, ()
 
-
-class _LeadingReader(_Reader):
-    """Rank 0: reads the user's loader and tells the others whether there is another batch."""
-
     def __iter__(self) -> Iterator[Any]:
-        with self._run.alone(_READING):
+        run = self._run
+        if not run.control.is_leader:
+            sampler = getattr(self._loader, "batch_sampler", None)
+            if isinstance(sampler, IndexBatchSampler):
+                sampler.seen_batch_indices = []  # as before its first batch; nothing is read here
+            return _FollowingBatches(run)
+        with run.alone(_READING):
             batches = iter(self._loader)
-        led = LeadingBatches(batches, self._run)
-        if self._run.settings.is_asynchronous and self._run.module.trainer.training:
-            self._run.train_batches = led
+        led = LeadingBatches(batches, run)
+        if run.settings.is_asynchronous and run.module.trainer.training:
+            run.train_batches = led
         return led
-
-
-class _FollowingReader(_Reader):
-    """Other ranks: a placeholder for every batch that rank 0 reads."""
-
-    def __iter__(self) -> Iterator[Any]:
-        sampler = getattr(self._loader, "batch_sampler", None)
-        if isinstance(sampler, IndexBatchSampler):
-            sampler.seen_batch_indices = []  # as it is before its first batch; nothing is read here
-        return _FollowingBatches(self._run)
 
 
 class _Batches(Iterator[Any]):
@@ -166,15 +158,11 @@ class _Batches(Iterator[Any]):
         return iter, ((),)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """Rank 0: a batch that was read ahead, converted and moved to the device already.
+    """Rank 0: a batch that was read ahead, converted and moved to the device already."""
 
-    Attributes:
-        batch: what the step takes.
-    """
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+    batch: Any
 
 
 class LeadingBatches(_Batches):
@@ -226,6 +214,8 @@ _END = object()
 
 
 class _FollowingBatches(_Batches):
+    """Other ranks: a placeholder for every batch that rank 0 reads."""
+
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
 

@@ -46,7 +46,6 @@ class ManualOptimization:
         self._follower = follower
         self._wrapped = wrapped
         self._is_told = False
-        self._installed = contextlib.ExitStack()
 
     @property
     def _is_everywhere(self) -> bool:
@@ -59,30 +58,28 @@ class ManualOptimization:
 
     # Rank 0 ----------------------------------------------------------------------------------
 
-    def install(self) -> None:
-        """Rank 0: what user code here does with optimizers, the others do too, from now on."""
-        module, stack = self._run.module, self._installed
+    @contextlib.contextmanager
+    def relaying(self) -> Iterator[None]:
+        """Rank 0: what user code here does in this with optimizers, the others do too."""
+        with contextlib.ExitStack() as stack:
 
-        def put(obj: Any, method: str, owner: str | int) -> None:
-            relay = self._relay(getattr(obj, method), owner, method)
-            stack.enter_context(instance_attribute(obj, method, relay))
+            def put(obj: Any, method: str, owner: str | int) -> None:
+                relay = self._relay(getattr(obj, method), owner, method)
+                stack.enter_context(instance_attribute(obj, method, relay))
 
-        for name in _MODULE_METHODS:
-            put(module, name, "")
-        for name, part in module.named_modules():
-            put(part, "zero_grad", name)
-        for index, each in enumerate(self._wrapped):
-            put(each.optimizer, "zero_grad", index)
-            stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
-            for hook in (
-                each.optimizer.register_step_pre_hook(self._before_step),
-                each.optimizer.register_step_post_hook(self._after_step),
-            ):
-                stack.callback(hook.remove)
-
-    def remove(self) -> None:
-        """Takes everything away again."""
-        self._installed.close()
+            for name in _MODULE_METHODS:
+                put(self._run.module, name, "")
+            for name, part in self._run.module.named_modules():
+                put(part, "zero_grad", name)
+            for index, each in enumerate(self._wrapped):
+                put(each.optimizer, "zero_grad", index)
+                stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
+                for hook in (
+                    each.optimizer.register_step_pre_hook(self._before_step),
+                    each.optimizer.register_step_post_hook(self._after_step),
+                ):
+                    stack.callback(hook.remove)
+            yield
 
     def _relay(self, call: Callable[..., Any], owner: str | int, method: str) -> Callable[..., Any]:
         @functools.wraps(call)
