@@ -29,6 +29,7 @@ from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.processes.rank_devices import device_backend
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.strategy.build import build_pipeline
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -296,7 +297,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def _new_session(self, host: str) -> Session:
         """What this rank keeps until the teardown."""
-        return Session(PipelinedRun(self.settings, self.root_device, host, self.joined))
+        run = PipelinedRun(self.settings, self.root_device, host, self.joined, build_pipeline)
+        return Session(run)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""

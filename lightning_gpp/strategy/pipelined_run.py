@@ -15,8 +15,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
-from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
@@ -24,12 +22,10 @@ from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
+from lightning_gpp.strategy.logging.logs import LogCall, replay
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
-from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd, Told
@@ -43,7 +39,7 @@ from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
@@ -64,6 +60,7 @@ class PipelinedRun:
         device: where this rank's stages run.
         host: address of rank 0.
         joined: this pipeline and those beside it; None if there is one.
+        builder: builds the pipeline; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
         is_alone: whether there is no other rank in this pipeline, which would have to be told.
@@ -90,8 +87,10 @@ class PipelinedRun:
         device: torch.device,
         host: str,
         joined: JoinedPipelines | None = None,
+        builder: Callable[[PipelinedRun, Any], None] | None = None,
     ) -> None:
         self.settings = settings
+        self._builder = builder
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
@@ -141,7 +140,7 @@ class PipelinedRun:
         pipelined_module(module, self.settings.module)  # refuses a name that there is not
         self._optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
-        self.train_modes = _modes(module)
+        self.train_modes = modes_of(module)
         if self._leader_state is not None:
             self._leader_state.close()
         self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
@@ -356,39 +355,13 @@ class PipelinedRun:
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 
-    def build(self, example: Example | None) -> None:
-        """Captures, plans, partitions. Rank 0 gives the example."""
-        is_in_files = any(map(is_mapped, self.module.parameters()))
-        collecting = freed_at_once() if is_in_files else collecting_only_new()
-        with collecting, torch.inference_mode(False):  # what moves would be inference tensors
-            self._build(example)
+    def build(self, example: Any) -> None:
+        """All ranks: captures, plans, partitions. Rank 0 gives the example."""
+        assert self._builder is not None, "of another kind of run"
+        self._builder(self, example)
 
-    def _build(self, example: Example | None) -> None:
-        self.stop_early_modules()
-        if self.module.training:
-            self.train_modes = _modes(self.module)
-        logged = LedLog(self.module, makes_calls=False)
-        with (
-            recording(self.module, logged),
-            torch.enable_grad(),
-            lifted(),
-        ):
-            builder = Builder(
-                self.settings,
-                self.module,
-                self.target,
-                self.transport,
-                self.control,
-                self.device,
-                self.recorder,
-                self.peers,
-            )
-            pipeline = builder.build(example, self.train_modes)
-        if calls := logged.calls():
-            raise RuntimeError(
-                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
-                "once and runs on several ranks. Return the value and log it in the step."
-            )
+    def take(self, pipeline: Pipeline) -> None:
+        """All ranks: a pipeline is built; the module becomes partial."""
         held = pipeline.partition.held_parameters()
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
@@ -481,5 +454,6 @@ class PipelinedRun:
             self.pipeline.abort(error)
 
 
-def _modes(module: pl.LightningModule) -> dict[str, bool]:
+def modes_of(module: pl.LightningModule) -> dict[str, bool]:
+    """Training flags of the sub-modules, by name."""
     return {name: part.training for name, part in module.named_modules()}

@@ -45,12 +45,11 @@ class ManualOptimization:
         self._run = run
         self._follower = follower
         self._wrapped = wrapped
-        self._is_told = False
 
     @property
     def _is_everywhere(self) -> bool:
         """Whether what runs now runs on all ranks."""
-        return self._is_told or self._run.control.alone_in is None
+        return self._run.control.alone_in is None
 
     @property
     def _optimizers(self) -> list[Optimizer]:
@@ -89,7 +88,7 @@ class ManualOptimization:
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
             self._run.lead(RelayedCall(owner, method, refs, named))
-            with self._all_ranks(), self._groups(method):
+            with self._run.control.together(), self._groups(method):
                 result = call(*args, **kwargs)
             self._run.leader_state.look_again()
             return result
@@ -99,16 +98,6 @@ class ManualOptimization:
     def _groups(self, method: str) -> contextlib.AbstractContextManager[None]:
         """Toggling sees the groups of one device: what it freezes shows on every rank."""
         return self._run.whole_optimizers() if "toggle" in method else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _all_ranks(self) -> Iterator[None]:
-        """The body runs on all ranks."""
-        before, self._is_told = self._is_told, True
-        try:
-            with self._run.control.together():
-                yield
-        finally:
-            self._is_told = before
 
     def _reference(self, value: Any) -> Any:
         plain = value.optimizer if isinstance(value, LightningOptimizer) else value
@@ -137,7 +126,7 @@ class ManualOptimization:
         self._run.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
         if has_closure:
             closure = self._told(closure)
-        with self._all_ranks():
+        with self._run.control.together():
             yield closure
         self._run.leader_state.look_again()
 
@@ -148,7 +137,7 @@ class ManualOptimization:
             yield loss
             return
         self._run.lead(ManualBackward(loss.detach()))
-        with self._all_ranks():
+        with self._run.control.together():
             yield led_backward(loss, self._run)
 
     def _told(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -157,12 +146,8 @@ class ManualOptimization:
         assert name is not None
 
         def told() -> Any:
-            before, self._is_told = self._is_told, False
-            try:
-                with self._run.control.alone(name):
-                    result = closure()
-            finally:
-                self._is_told = before
+            with self._run.control.alone(name):
+                result = closure()
             self._run.lead(ClosureEnd())
             return result
 
