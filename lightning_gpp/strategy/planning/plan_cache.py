@@ -27,7 +27,7 @@ from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.cost import Costs, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.planning.timed_costs import TimedCosts
 

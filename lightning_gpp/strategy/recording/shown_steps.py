@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
-from lightning_gpp.reports import write_step
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, shares
 from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -25,7 +25,7 @@ class ShownSteps:
         trainer: of the fit.
         run: that is recorded.
         folder: for files.
-        writes: which files, see :func:`~lightning_gpp.reports.write_step`.
+        writes: which files, see :func:`~lightning_gpp.reports.step.write_step.write_step`.
         num_to_choose_from: recorded steps of which the one of median length is shown; None shows
             them all.
         are_in_one_timeline: whether there is one for all of them.
