@@ -181,6 +181,7 @@ class Pipeline:
         training: bool,
         boundary: Boundary | None,
         errors: list[str] | None = None,
+        as_trained: bool = False,
     ) -> None:
         """Runs the forwards of a batch of which no backward follows.
 
@@ -189,27 +190,15 @@ class Pipeline:
             training: whether modules are in training mode.
             boundary: what gives the inputs and takes the outputs, on rank 0.
             errors: gets those of this rank's stages, if they are to be found out.
+            as_trained: whether the batch is cut as a mini-batch that trains.
         """
         self.time.leave()
-        key = (len(units), FORWARD_ONLY.name, frozenset[str]())
+        key = (len(units), "trial" if as_trained else FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
-            self._programs[key] = self.placed.forward_program(len(units))
+            make = self.placed.trial_program if as_trained else self.placed.forward_program
+            self._programs[key] = make(len(units))
         self.executor.begin(
             self._programs[key], units, training=training, boundary=boundary, errors=errors
-        ).whole()
-
-    def try_forward(
-        self,
-        units: Sequence[int],
-        *,
-        training: bool,
-        boundary: Boundary | None,
-        errors: list[str],
-    ) -> None:
-        """The same, cut as a mini-batch that trains."""
-        program = self.placed.trial_program(len(units))
-        self.executor.begin(
-            program, units, training=training, boundary=boundary, errors=errors
         ).whole()
 
     def only_stage(self, units: Sequence[int]) -> StageCode | None:

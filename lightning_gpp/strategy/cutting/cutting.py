@@ -147,24 +147,6 @@ def _selected(tensor: Tensor, dim: int | None, rows: Tensor, total: int) -> Tens
     return tensor.index_select(dim, index.flatten().to(tensor.device))
 
 
-def in_reverse(values: Values, dims: Dims, num_samples: int) -> Values:
-    """The same with the samples in reverse order."""
-    return at_rows(values, dims, torch.arange(num_samples).flip(0), num_samples)
-
-
-def with_other_neighbours(
-    captured: CapturedModel, inputs: Mapping[str, Tensor], num_samples: int, num_first: int
-) -> dict[str, Tensor]:
-    """The arguments of a call in which the first samples stand in the place of the others, too.
-
-    Batches of graphs stay as they are: their shapes differ from sample to sample.
-    """
-    if captured.takes_graphs:
-        return dict(inputs)
-    rows = torch.arange(num_samples) % num_first
-    return dict(at_rows(inputs, captured.graph.batch_dims, rows, num_samples))
-
-
 def influence(
     whole: Values,
     again: Values,
