@@ -29,6 +29,7 @@ from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.processes.rank_devices import device_backend
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.strategy import refusals
 from lightning_gpp.strategy.build import build_pipeline
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
@@ -57,16 +58,11 @@ from lightning_gpp.strategy.refusals import (
     check_settings,
     compile_options,
     refuse_callbacks,
-    refuse_for_sharded,
 )
 from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Report, Settings
-from lightning_gpp.strategy.shape_only import (
-    META,
-    drop_values,
-    refuse_decisions,
-)
+from lightning_gpp.strategy.shape_only import META, drop_values
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
@@ -326,10 +322,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
-            refuse_for_sharded(trainer)
-        refuse_callbacks(trainer, session.run.transport.num_ranks)
+            refuse_callbacks(trainer, refusals.SHARDED)
+        alone = session.run.is_alone
+        refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
         if self.is_shape_only:
-            refuse_decisions(trainer)
+            refuse_callbacks(trainer, refusals.SHAPE_ONLY)
             drop_values(module)
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:

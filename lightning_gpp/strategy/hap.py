@@ -17,7 +17,7 @@ from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
-from lightning_gpp.strategy.refusals import check_name
+from lightning_gpp.strategy.refusals import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
@@ -32,6 +32,17 @@ _OF_PIPELINES = frozenset(
         *("use_all_devices", "costs", "report", "compile", "pipelines", "state_dict_type"),
     }
 )
+
+
+_REFUSED: Refused = {
+    TimelineCallback: "records the actions of a pipeline, which an SPMD program does not have; "
+    "take it out of callbacks",
+    **dict.fromkeys(
+        (WeightAveraging, StochasticWeightAveraging),
+        "averages whole weights, of which ranks of an SPMD program hold parts; use "
+        "strategy='graphpipe', or average the weights of several checkpoints after training",
+    ),
+}
 
 
 class HAPStrategy(GraphPipeStrategy):
@@ -97,18 +108,7 @@ class HAPStrategy(GraphPipeStrategy):
             NotImplementedError: a callback is about pipelines or whole weights, or the precision is
                 mixed.
         """
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, TimelineCallback):
-                raise NotImplementedError(
-                    "TimelineCallback records the actions of a pipeline, which an SPMD program "
-                    "does not have; take it out of callbacks"
-                )
-            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-                raise NotImplementedError(
-                    f"{type(callback).__name__} averages whole weights, of which ranks of an SPMD "
-                    "program hold parts; use strategy='graphpipe', or average the weights of "
-                    "several checkpoints after training"
-                )
+        refuse_callbacks(trainer, _REFUSED)
         if isinstance(self.precision_plugin, MixedPrecision):
             raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)

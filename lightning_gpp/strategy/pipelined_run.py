@@ -63,6 +63,10 @@ class PipelinedRun:
         builder: builds the pipeline; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
+        has_module: whether a module is attached.
+        module: the LightningModule.
+        target: the module in it whose forward is pipelined.
+        leader_state: what user code on rank 0 changes.
         is_alone: whether there is no other rank in this pipeline, which would have to be told.
         clock: of rank 0: what of its time is the pipeline's.
         peers: this rank in the other pipelines; None if there is one.
@@ -119,11 +123,13 @@ class PipelinedRun:
         self.accumulates = False
         self._averaged: AveragedGradients | None = None
         self._goes_backward = False
-        self._module: pl.LightningModule | None = None
+        self.has_module = False
+        self.module: pl.LightningModule
+        self.target: nn.Module
+        self.leader_state: LeaderState
         self._optimizers: Sequence[Optimizer] = ()
         self._ids_of_stages: frozenset[int] = frozenset()
         self.train_modes: dict[str, bool] = {}
-        self._leader_state: LeaderState | None = None
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
         self._is_end_agreed = False
@@ -136,14 +142,14 @@ class PipelinedRun:
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
-        self._module = module
-        pipelined_module(module, self.settings.module)  # refuses a name that there is not
+        if self.has_module:
+            self.leader_state.close()
+        self.module, self.has_module = module, True
+        self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.target = pipelined_module(module, self.settings.module)
         self._optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self.train_modes = modes_of(module)
-        if self._leader_state is not None:
-            self._leader_state.close()
-        self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early_modules = EarlyModules(module, self.target, self.device)
@@ -151,28 +157,6 @@ class PipelinedRun:
 
     def _count_update(self, *_: Any) -> None:
         self.num_updates += 1
-
-    @property
-    def leader_state(self) -> LeaderState:
-        """What user code on rank 0 changes."""
-        assert self._leader_state is not None, "no module is attached"
-        return self._leader_state
-
-    @property
-    def module(self) -> pl.LightningModule:
-        """The LightningModule."""
-        assert self._module is not None, "no module is attached"
-        return self._module
-
-    @property
-    def target(self) -> nn.Module:
-        """The module whose forward is pipelined."""
-        return pipelined_module(self.module, self.settings.module)
-
-    @property
-    def has_module(self) -> bool:
-        """Whether a module is attached."""
-        return self._module is not None
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -426,8 +410,8 @@ class PipelinedRun:
         self.stop_early_modules()
         for counting in self._counting:
             counting.remove()
-        if self._leader_state is not None:
-            self._leader_state.close()
+        if self.has_module:
+            self.leader_state.close()
 
     def reconnect(self) -> None:
         """All ranks, after a failure: messages of before may be on their way in the old transport.

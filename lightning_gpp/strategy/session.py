@@ -13,10 +13,12 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.strategy.lightning_private import (
     DataloaderIter,
     LightningOptimizer,
+    keep_results,
     tell_device,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -111,9 +113,15 @@ class Session:
         with run.failures.guard(), noting() if run.is_shape_only else nullcontext():
             if not run.control.is_leader:
                 return self.follower.step(name)
+            # Which schedule runs may be known only once the step has called its forward.
+            before: list[Callable[[], None]] = []
+            if is_training and run.pipeline is None and run.settings.schedule is None:
+                before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
                 return steps.lead(name, batch, args, kwargs)
             except BeginAnewError:
+                for put_back in before:
+                    put_back()
                 return self._microbatch_steps.lead(name, batch, args, kwargs)
 
     def hook(

@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
-from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
+from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 from lightning_gpp.strategy.step.losses import check_is_here, loss_in, with_loss
 from lightning_gpp.strategy.torch_private import when_backward_ends
 
@@ -41,31 +38,19 @@ class BatchSteps:
         Raises:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
-        with self._run.clock.pipeline():
-            return self._lead(name, batch, args, kwargs)
-
-    def _lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        run = self._run
-        # Which schedule runs may be known only once the step has called its forward.
-        is_open = run.pipeline is None and run.settings.schedule is None
-        before = _Before(run.module) if is_open and name == "training_step" else None
-        log = LedLog(run.module)
-        try:
+        run, log = self._run, LedLog(self._run.module)
+        with run.clock.pipeline():
             with self._leading(name, log), run.clock.user():
                 result = getattr(run.module, name)(batch, *args, **kwargs)
-        except BeginAnewError:
-            assert before is not None
-            before.restore()
-            raise
-        loss = loss_in(result) if name == "training_step" else None
-        loss = loss if isinstance(loss, Tensor) else None
-        if loss is not None:
+            loss = loss_in(result) if name == "training_step" else None
+            if not isinstance(loss, Tensor):
+                run.lead_end([] if run.is_alone else log.calls(batch), None)
+                return result
             check_is_here(loss, is_shape_only=run.is_shape_only)  # before others are told of it
-        calls = [] if run.is_alone else log.calls(batch)
-        run.lead_end(calls, None if loss is None else loss.detach())
-        if loss is None or not run.module.automatic_optimization:
-            return result
-        return with_loss(result, led_backward(loss, run))
+            run.lead_end([] if run.is_alone else log.calls(batch), loss.detach())
+            if not run.module.automatic_optimization:
+                return result
+            return with_loss(result, led_backward(loss, run))
 
     @contextlib.contextmanager
     def _leading(self, name: str, log: LedLog) -> Iterator[None]:
@@ -99,17 +84,6 @@ class BatchSteps:
             answer = hook(*args, **kwargs)
         self._run.lead(HookEnd(answer, log.calls()))
         return answer
-
-
-class _Before:
-    """What a training step that may begin anew finds; :meth:`restore` puts it back."""
-
-    def __init__(self, module: pl.LightningModule) -> None:
-        self._state, self._put_back = ModuleState(module), keep_results(module.trainer)
-
-    def restore(self) -> None:
-        self._state.restore()
-        self._put_back()
 
 
 def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
