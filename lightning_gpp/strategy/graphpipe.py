@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
@@ -424,15 +425,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
         self.session.run.average_gradients()
 
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
+    def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        run = self.session.run
-        run.accumulates = True
-        try:
-            yield
-        finally:
-            run.accumulates = False
+        return instance_attribute(self.session.run, "accumulates", True)
 
     def optimizer_step(
         self,

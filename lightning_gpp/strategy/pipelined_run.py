@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
@@ -208,14 +209,9 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = to_device(gradient, parameter.device)
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[None]:
         """All ranks: the backward of a training step, at whose end gradients are averaged."""
-        self._goes_backward = True
-        try:
-            yield
-        finally:
-            self._goes_backward = False
+        return instance_attribute(self, "_goes_backward", True)
 
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.

@@ -245,7 +245,7 @@ def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], nam
         return first
     if isinstance(first, Tensor) and dim is not None:
         per_sample = first.shape[dim] // sizes[0]
-        if all(t.shape[dim] == per_sample * size for t, size in zip(column, sizes, strict=True)):
+        if [t.shape[dim] for t in column] == [per_sample * size for size in sizes]:
             try:
                 return torch.cat(list(column), dim=dim)
             except RuntimeError as error:

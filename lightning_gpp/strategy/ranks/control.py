@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 
@@ -39,6 +40,7 @@ class Control:
         rank: this rank.
         num_ranks: how many there are.
         is_leader: whether this is rank 0, which reads data and computes the loss.
+        alone_in: name of the user code that runs on rank 0 and nowhere else; None for none.
         on_aside: what other ranks do in an aside.
     """
 
@@ -47,53 +49,33 @@ class Control:
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
-        self._alone: str | None = None
+        self.alone_in: str | None = None
         self._gather: Tag = _GATHER
         self.on_aside: Callable[[Aside], Any]
 
-    @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[None]:
+    def alone(self, what: str) -> AbstractContextManager[None]:
         """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
 
         They wait for what it does next.
         """
-        before, self._alone = self._alone, what
-        try:
-            yield
-        finally:
-            self._alone = before
+        return instance_attribute(self, "alone_in", what)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Rank 0: inside of user code, while the others have been told to take part."""
-        before, self._alone = self._alone, None
-        try:
-            yield
-        finally:
-            self._alone = before
+        return instance_attribute(self, "alone_in", None)
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """All ranks: what they do in an aside."""
-        before, self._gather = self._gather, _GATHER_ASIDE
-        try:
-            yield
-        finally:
-            self._gather = before
+        return instance_attribute(self, "_gather", _GATHER_ASIDE)
 
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
-        if self._alone is not None:
+        if self.alone_in is not None:
             raise RuntimeError(
-                f"{self._alone} runs on rank 0 only, so it cannot save checkpoints, wait at "
+                f"{self.alone_in} runs on rank 0 only, so it cannot save checkpoints, wait at "
                 "barriers or do anything else that all ranks do together. Do it in a callback or "
                 "in a hook that runs on every rank."
             )
-
-    @property
-    def alone_in(self) -> str | None:
-        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
-        return self._alone
 
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -110,12 +111,12 @@ class CallBoundary:
         """
         slices = input_slices(captured, inputs, sizes)
         assert slices is not None, "asked for when the number of pieces was chosen"
-        pieces = pieces_of(inputs, slices, len(sizes))
-        leaves = [
-            {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
-            for piece in pieces
-        ]
-        return cls(leaves, sizes, slices, captured.graph.batch_dims)
+        detached = {name: tensor.detach() for name, tensor in inputs.items()}
+        pieces = pieces_of(detached, slices, len(sizes))
+        for piece in pieces:
+            for name in needs:
+                piece[name] = piece[name].detach().requires_grad_()
+        return cls(pieces, sizes, slices, captured.graph.batch_dims)
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of a piece."""
@@ -147,8 +148,9 @@ class CallBoundary:
                 self._cut(gradient, dim, name)
                 for gradient, dim in zip(column, dims[: len(column)], strict=True)
             ]
-            for index, piece in enumerate(self.gradients):
-                piece[name] = [parts[index] for parts in cuts]
+            parts: Iterable[Column] = zip(*cuts, strict=True) if cuts else repeat(())
+            for piece, part in zip(self.gradients, parts, strict=False):
+                piece[name] = part
 
     def _cut(self, gradient: Tensor | None, dim: int | None, name: str) -> Column:
         """Of an output that is the same for all pieces the first takes it all."""
