@@ -43,7 +43,7 @@ from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunk
 from lightning_gpp.strategy.planning.measuring import measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.settings import FullGraph, Settings
+from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.partition import Partition, ownership
@@ -89,7 +89,16 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
         call = GraphCall.of(run.target, args, kwargs)
         with without_caches(run.target):
             captured = _captured(run, call.args, call.kwargs, train_modes)
-        chunked = _in_chunks(run, run.settings.full_graph, captured, call, train_modes)
+        with waiting_for("Dividing the graph into chunks", run.module):
+            chunked = model_in_chunks(
+                run.settings.full_graph,
+                captured,
+                call.tensors,
+                call.example,
+                train_modes,
+                run.control,
+            )
+        captured.take_graph(chunked.graph, chunked.in_ways.operators)
         if example is not None:  # to a planner vertices are samples, chunks micro-batches
             chunks = chunked.chunks
             example = replace(
@@ -218,21 +227,6 @@ def _captured(
             run.control.tell(captured.verified)
         _check_same(run, captured.fingerprint)
     return captured
-
-
-def _in_chunks(
-    run: PipelinedRun,
-    asked: FullGraph,
-    captured: CapturedModel,
-    call: GraphCall,
-    train_modes: dict[str, bool],
-) -> ChunkedModel:
-    with waiting_for("Dividing the graph into chunks", run.module):
-        chunked = model_in_chunks(
-            asked, captured, call.tensors, call.example, train_modes, run.control
-        )
-    captured.take_graph(chunked.graph, chunked.in_ways.operators)
-    return chunked
 
 
 def _joined(

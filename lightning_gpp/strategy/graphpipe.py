@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
@@ -207,7 +207,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._session: Session | None = None
         self.reports = PlanReports()
         self._optimized: pl.LightningModule | None = None
-        self._scopes = contextlib.ExitStack()
+        self._scopes = ExitStack()
 
     # Processes --------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Whether tensors have shapes and no numbers (emulated devices can do that)."""
         return self.settings.is_shape_only
 
-    @contextlib.contextmanager
+    @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """``configure_model`` runs in this: what it makes takes no memory of this process."""
         with META if self.is_shape_only else mapping_modules(), freed_at_once():
@@ -271,10 +271,10 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)
 
-    def _starting(self) -> contextlib.AbstractContextManager[None]:
+    def _starting(self) -> AbstractContextManager[None]:
         """Says on rank 0 that others are waited for; a launcher of processes has said so."""
         if self.lightning_module is None or isinstance(self._launcher, ProcessLauncher):
-            return contextlib.nullcontext()
+            return nullcontext()
         return waiting_for(f"Starting {self.world_size} processes", self.lightning_module)
 
     def _join(self, backend: str) -> str:
@@ -302,7 +302,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         state = super().__getstate__() | {
             "_session": None,
             "joined": None,
-            "_scopes": contextlib.ExitStack(),
+            "_scopes": ExitStack(),
         }
         if isinstance(self._launcher, SubprocessScriptLauncher):
             state["_launcher"] = launcher = copy.copy(self._launcher)
@@ -414,18 +414,16 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
-        with (
-            self.session.run.failures.guard(),
-            self.session.run.backward(),
-            self.session.backward_from(closure_loss) as loss,
-        ):
+        run, manual = self.session.run, self.session.manual
+        by_hand = nullcontext(closure_loss) if manual is None else manual.backward(closure_loss)
+        with run.failures.guard(), run.backward(), by_hand as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
         self.session.run.average_gradients()
 
-    def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
+    def block_backward_sync(self) -> AbstractContextManager[None]:
         """Backwards in this are followed by others before the optimizer steps."""
         return instance_attribute(self.session.run, "accumulates", True)
 
@@ -438,7 +436,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
         self.session.run.take_saved_optimizers()
-        with self.session.optimizer_step(optimizer, closure, kwargs) as told:
+        manual = self.session.manual
+        by_hand = (
+            nullcontext(closure) if manual is None else manual.step(optimizer, closure, kwargs)
+        )
+        with by_hand as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
@@ -509,11 +511,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         assert self.lightning_module is not None
         return self.lightning_module
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
+    def guarded(self) -> AbstractContextManager[None]:
         """Ends in the first error of any rank."""
         session = self._open_session()
         if session is None:
-            return contextlib.nullcontext()
+            return nullcontext()
         session.run.control.check_together()
         session.run.failures.check()
         return session.run.failures.guard()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gpp.capture.checks.rollback import ModuleState
@@ -136,18 +135,6 @@ class Session:
             with self.asides.reading(name):
                 return self._batch_steps.hook(name, hook, args, kwargs)
         return self.follower.hook(name)
-
-    def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:
-        """The body goes backward from what this yields."""
-        return nullcontext(loss) if self.manual is None else self.manual.backward(loss)
-
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], arguments: dict[str, Any]
-    ) -> AbstractContextManager[Callable[[], Any]]:
-        """The body steps an optimizer with the closure that this yields."""
-        if self.manual is None:
-            return nullcontext(closure)
-        return self.manual.step(optimizer, closure, arguments)
 
     # State -----------------------------------------------------------------------------------
 
