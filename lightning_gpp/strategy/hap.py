@@ -79,7 +79,9 @@ class HAPStrategy(GraphPipeStrategy):
                 "no micro-batches; see shares and planner"
             )
         if shares is not None:
-            check_given_shares(shares)
+            if not isinstance(shares, Sequence) or not all(map(is_number, shares)):
+                raise ValueError(f"shares: expected one number per device, got {shares!r}")
+            check_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
@@ -140,21 +142,3 @@ class HAPStrategy(GraphPipeStrategy):
 
     def _keep_program(self, program: SpmdProgram) -> None:
         self.program = self.program or program
-
-
-def check_given_shares(shares: Sequence[float]) -> None:
-    """Refuses what are no shares of devices that all work.
-
-    Raises:
-        ValueError: they are no numbers, one is zero or less, or they do not sum to 1.
-    """
-    numbers = shares if isinstance(shares, Sequence) else ()
-    if not numbers or not all(map(is_number, numbers)):
-        raise ValueError(f"shares: expected one number per device, got {shares!r}")
-    for device, share in enumerate(shares):
-        if share <= 0:
-            raise ValueError(
-                f"shares: device {device} has {share:g}, but every device needs some of the work; "
-                "leave it out (devices=N) if it is to have none"
-            )
-    check_shares(shares)
