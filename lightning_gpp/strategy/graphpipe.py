@@ -315,7 +315,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        self._scopes.enter_context(warnings.catch_warnings())  # filters end with the run
         _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         module, session = self._module(), self.session
         device = META if self.is_shape_only else self.root_device
