@@ -41,8 +41,7 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.logging.metrics import compute_alike
-from lightning_gpp.strategy.logging.throughput import count_pipelines
+from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
@@ -64,7 +63,7 @@ from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Report, Settings
 from lightning_gpp.strategy.shape_only import META, drop_values
-from lightning_gpp.strategy.state.finetuning import finetuning_hooks
+from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
@@ -343,7 +342,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
         self._scopes.enter_context(led_hooks(trainer, session))
-        self._scopes.enter_context(finetuning_hooks(trainer, session.run))
+        self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:

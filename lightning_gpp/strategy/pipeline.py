@@ -28,8 +28,8 @@ from lightning_gpp.schedule import FORWARD_ONLY, Program, Window
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
 from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.state.callbacks import clear_old_gradients
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.step.pipelined_call import RankCall

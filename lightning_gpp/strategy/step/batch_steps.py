@@ -15,7 +15,6 @@ from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 from lightning_gpp.strategy.step.losses import check_is_here, loss_in, with_loss
 from lightning_gpp.strategy.torch_private import when_backward_ends
@@ -59,15 +58,13 @@ class BatchSteps:
         target = run.target
         self._forward.inner = target.__dict__.get("forward")
         functools.update_wrapper(self._forward, target.forward, updated=())
-        elsewhere = run.held_elsewhere()
-        seeing = elsewhere if isinstance(elsewhere, HeldElsewhere) else None
         with (
             run.control.alone(name),
-            run.leader_state.watching(name, seeing),
+            run.leader_state.watching(name),
             instance_attribute(target, "forward", self._forward),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
             nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
-            elsewhere,
+            run.held_elsewhere(),
         ):
             yield
 
