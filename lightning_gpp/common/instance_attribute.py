@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+_MISSING = object()
+
 
 @contextlib.contextmanager
 def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
@@ -13,20 +15,15 @@ def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
 
     Left in place it would be pickled with the object.
     """
-    missing = object()
-    before = obj.__dict__.get(name, missing)
-    obj.__dict__[name] = value
+    before = obj.__dict__.get(name, _MISSING)
+    _put(obj, name, value)
     try:
         yield
     finally:
-        if before is missing:
-            obj.__dict__.pop(name, None)
-        else:
-            obj.__dict__[name] = before
+        _put(obj, name, before)
 
 
-@contextlib.contextmanager
-def taken_away(obj: object, name: str, otherwise: Any) -> Iterator[None]:
+def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractContextManager[None]:
     """Undoes :func:`instance_attribute` while the body runs.
 
     Args:
@@ -34,10 +31,11 @@ def taken_away(obj: object, name: str, otherwise: Any) -> Iterator[None]:
         name: of it.
         otherwise: the attribute that the object had of its own before; None if it had none.
     """
-    value = obj.__dict__.pop(name)
-    if otherwise is not None:
-        obj.__dict__[name] = otherwise
-    try:
-        yield
-    finally:
+    return instance_attribute(obj, name, _MISSING if otherwise is None else otherwise)
+
+
+def _put(obj: object, name: str, value: Any) -> None:
+    if value is _MISSING:
+        obj.__dict__.pop(name, None)
+    else:
         obj.__dict__[name] = value
