@@ -1,26 +1,51 @@
-"""Standing in for a method of one object, for a while."""
+"""Standing in for attributes of objects and entries of dicts, for a while."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of objects, or entries of dicts, are others while the body runs.
+
+    Args:
+        places: owner, name and value of each.
+    """
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in places:
+            table = owner if isinstance(owner, dict) else vars(owner)
+            before.append((owner, name, table.get(name, _MISSING)))
+            _put(owner, name, value)
+        yield
+    finally:
+        for place in reversed(before):
+            _put(*place)
+
 
 _MISSING = object()
 
 
-@contextlib.contextmanager
-def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
+def _put(owner: Any, name: str, value: Any) -> None:
+    if not isinstance(owner, dict):
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+    elif value is _MISSING:
+        owner.pop(name, None)
+    else:
+        owner[name] = value
+
+
+def instance_attribute(
+    obj: object, name: str, value: Any
+) -> contextlib.AbstractContextManager[None]:
     """Puts an attribute on an object while the body runs; nothing of it stays after.
 
     Left in place it would be pickled with the object.
     """
-    before = obj.__dict__.get(name, _MISSING)
-    _put(obj, name, value)
-    try:
-        yield
-    finally:
-        _put(obj, name, before)
+    return replaced([(obj.__dict__, name, value)])
 
 
 def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractContextManager[None]:
@@ -32,10 +57,3 @@ def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractCon
         otherwise: the attribute that the object had of its own before; None if it had none.
     """
     return instance_attribute(obj, name, _MISSING if otherwise is None else otherwise)
-
-
-def _put(obj: object, name: str, value: Any) -> None:
-    if value is _MISSING:
-        obj.__dict__.pop(name, None)
-    else:
-        obj.__dict__[name] = value

@@ -18,7 +18,7 @@ from helpers.models import DataSpec
 from helpers.modules import ChainModel
 from helpers.training import make_trainer, quiet
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy import report
 from lightning_gpp.strategy.planning import plan_cache
 

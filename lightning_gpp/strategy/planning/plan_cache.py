@@ -29,7 +29,7 @@ from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
 
 CacheLike = bool | str | Path

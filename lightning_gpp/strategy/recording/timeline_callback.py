@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
-from lightning_gpp.reports import write_step
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.clock import measure_offset
 from lightning_gpp.runtime.measured import RankRecord, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares

@@ -17,7 +17,7 @@ from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.common.document_cache import DocumentCache
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.planning import plan_cache
 from lightning_gpp.strategy.planning.plan_cache import (
     PlanCache,
