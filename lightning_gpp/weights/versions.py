@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +90,7 @@ class StageWeights:
 
         The next update changes these, or the next prediction is written over them.
         """
-        parameters = self._parameters.values()
-        changing = [*parameters, *(c for each in self._last_steps for c in each.copies(parameters))]
+        changing = [*self._parameters.values(), *self._kept()]
         own = {tensor.untyped_storage().data_ptr() for tensor in changing}
 
         def kept(leaf: Any) -> Any:
@@ -152,3 +151,8 @@ class StageWeights:
         for watched in self._last_steps:
             found |= watched.predicted(self._parameters.values(), ahead, anew=anew)
         return {name: found.get(own, own.detach()) for name, own in self._parameters.items()}
+
+    def _kept(self) -> Iterator[Tensor]:
+        """What is held for predictions."""
+        for watched in self._last_steps:
+            yield from watched.copies(self._parameters.values())

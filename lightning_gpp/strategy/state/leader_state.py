@@ -37,7 +37,6 @@ _MISSING = object()
 # Versions are read tensor by tensor, and nothing tells when they change: extensions and compiled
 # functions write without Python. So all are looked at, in C, as attributes are.
 _requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
-_second = operator.itemgetter(1)
 
 Key = tuple[str, Any, str]
 """Kind of a change, the place of what changed, its name."""
@@ -245,10 +244,7 @@ class LeaderState:
         A step does not exchange parameters for others, but reading the whole module does.
         """
         watched = self._watched() if earlier is None else earlier.watched
-        if earlier is None:
-            tensors = list(itertools.starmap(operator.getitem, watched.places))
-        else:
-            tensors = earlier.tensors
+        tensors = earlier.tensors if earlier else [table[key] for table, key in watched.places]
         own = vars(self._module).items()
         return _Snapshot(
             watched,
@@ -256,7 +252,7 @@ class LeaderState:
             list(map(_version, tensors)),
             bytes(map(_requires_grad, tensors)),
             self._settings(),
-            list(map(dict.copy, map(vars, map(_second, watched.modules)))),
+            [part.__dict__.copy() for _, part in watched.modules],
             {name: _Seen.of(value) for name, value in own if type(value) is list},
         )
 
