@@ -28,7 +28,6 @@ from lightning_gpp.strategy.state.sharded_checkpoint import (
     is_sharded,
     write,
 )
-from lightning_gpp.strategy.step.hooks import HookRelay
 
 StateDictType = Literal["full", "sharded"]
 
@@ -41,7 +40,6 @@ class SavingStrategy(PipelinesStrategy):
     """Whether a rank reads the state of its optimizers out of a folder once it knows its part."""
 
     _session: Session | None
-    _hooks: HookRelay | None
     _saved: ShardedCheckpoint | None = None
     _doomed: tuple[str | Path, ...] = ()
     """Checkpoints that one on its way makes superfluous."""
