@@ -144,10 +144,6 @@ def of_other_rank(error: BaseException) -> str | None:
     return text if isinstance(text, str) else None
 
 
-class EndOfDataError(StopIteration):
-    """No failure: the data end on all ranks, inside of a step that reads them by itself."""
-
-
 class FailureWatch:
     """Reports this rank's error to the others and hears of theirs.
 
@@ -245,8 +241,6 @@ class FailureWatch:
         """Reports errors of its body; errors that only echo another rank's become that one."""
         try:
             yield
-        except EndOfDataError:
-            raise
         except BaseException as error:
             first = self.origin(error)
             if first is None:
