@@ -32,11 +32,7 @@ from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.reports.plan.describe import describe_plan
-from lightning_gpp.reports.plan.explain import (
-    describe_alternatives,
-    describe_device_columns,
-    describe_devices,
-)
+from lightning_gpp.reports.plan.explain import describe_alternatives, describe_devices
 from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
@@ -154,7 +150,6 @@ def explanation(
     if notes:
         yield wrapped(notes, width)
     yield describe_devices(found, request, max_width=width)
-    yield describe_device_columns(found, max_width=width)
     others = [
         search(replace(again, planner=name), limit_s) for name in names if name != searched.planner
     ]

@@ -53,7 +53,7 @@ def compared_programs(
         limit_s: seconds after which a search is ended; None: never.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
-    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.costs.judge import message_bytes
     from lightning_gpp.spmd.run.node_reader import ExportError
 
     try:
@@ -132,7 +132,7 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
         What a sweep compares plans by.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
-    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.costs.judge import message_bytes
     from lightning_gpp.spmd.explain import explain_plan
     from lightning_gpp.spmd.program import spmd_program_to_json
 
