@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.simulate import Timeline
+from lightning_gpp.simulate.refit.from_timelines import refit_windows
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.simulate.refit.windows import refit_windows
 from lightning_gpp.simulate.timeline.windows import windows_of
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recording.prediction import Question, known_step
