@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.jobs.comparison import compared
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search import FoundPlan, NoPlan, check_planner, memory_limit_note, search
-from lightning_gpp.jobs.side_by_side import describe_side_by_side
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
-from lightning_gpp.jobs.table import console_width
+from lightning_gpp.jobs.table import cell, console_width, describe_rows
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.reports import PlanVerdict, describe_plan
+from lightning_gpp.planner.side_by_side import pipeline_counts, pipeline_request, side_by_side
+from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
     describe_device_columns,
     describe_devices,
 )
+from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
@@ -66,7 +69,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     metrics["seconds_per_sample"] = evaluation.seconds_per_sample
     save_metrics(metrics, folder)
     if config.job.picture:
-        from lightning_gpp.reports.plan.plan_picture import write_plan_picture
+        from lightning_gpp.reports.plan.picture import write_plan_picture
 
         write_plan_picture(folder / "plan.png", evaluation, found.request, model=problem.name)
     print(written_to(folder))
@@ -140,3 +143,44 @@ def explanation(
     if rows:
         yield describe_alternatives(evaluation, rows, max_width=width)
     yield "searched: " + ", ".join(f"{name} {s:.2f} s" for name, s in times_s.items())
+
+
+def describe_side_by_side(question: PlanQuestion, limit_s: float | None = None) -> str:
+    """A table of all numbers of equal pipelines, for the same samples in a step of all.
+
+    Args:
+        question: about all devices.
+        limit_s: seconds of each search.
+
+    Raises:
+        ValueError: no plan fits, for any number.
+    """
+    whole, why = question.request, ""
+    rows: list[dict[str, Any]] = []
+    for count in pipeline_counts(whole):
+        part = PlanQuestion(pipeline_request(whole, count), question.planner, question.schedule)
+        searched = search(part, limit_s)
+        if isinstance(searched, NoPlan):
+            why = searched.why
+            continue
+        found = side_by_side(whole, count, searched.evaluation)
+        plan = searched.evaluation.plan
+        rows.append(
+            {
+                "pipelines": count,
+                "uses devices": f"{plan.num_devices} of {found.num_devices}",
+                "stages": plan.num_stages,
+                "step": searched.evaluation.minibatch_s,
+                "average": found.average_s,
+                "samples/s": found.throughput,
+                "fullest device": searched.evaluation.peak_memory_bytes,
+            }
+        )
+    if not rows:
+        raise ValueError(why)
+    rows.sort(key=lambda row: -row["samples/s"])
+    writes = {"step": seconds_text, "average": seconds_text, "fullest device": bytes_text}
+    writes["samples/s"] = lambda rate: f"{rate:,.0f}"
+    columns = {name: cell(name, writes.get(name, str)) for name in rows[0]}
+    title = "Pipelines side by side (strategy.pipelines), predicted, the fastest first:"
+    return f"{title}\n{describe_rows(rows, columns)}"

@@ -1,19 +1,31 @@
-"""Asks planners, with limits of time and of memory."""
+"""Asks planners, with limits of time and of memory.
+
+A search is pure Python (or numpy) for minutes and looks at no clock, so with a limit it runs in a
+process of its own, which can be ended.
+"""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_gpp.common.progress import doing
 from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
 from lightning_gpp.reports.plan.explain import Alternative
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+Result = TypeVar("Result")
 
 NUM_NEXT = 3
 """Next best plans that are shown."""
@@ -143,3 +155,64 @@ def memory_limit_note(found: FoundPlan, limit_s: float | None = None) -> list[st
         f" ({percent_text(evaluation.step_s - step_s, evaluation.step_s)} less), and "
         f"{bytes_text(again.evaluation.peak_memory_bytes)} on the fullest device."
     ]
+
+
+class OutOfTimeError(ValueError):
+    """A call took longer than its limit."""
+
+
+def call_within(limit_s: float | None, function: Callable[..., Result], *args: Any) -> Result:
+    """What a function returns, called in a new process, or in this one where there is no limit.
+
+    Args:
+        limit_s: seconds after which the process is ended, its start included; None: never.
+        function: of the top level of a module; it, the arguments and the result are pickled.
+        args: its arguments.
+
+    Raises:
+        OutOfTimeError: there was no result in time.
+        ValueError: of the function, with its text; that is an answer, too.
+        RuntimeError: the function raised another error, whose traceback is in the text, or its
+            process ended without a result.
+    """
+    if limit_s is None:
+        return function(*args)
+    spawn = multiprocessing.get_context("spawn")  # nothing of this process's threads and locks
+    receive, send = spawn.Pipe(duplex=False)
+    worker = spawn.Process(target=_call, args=(send, function, args))
+    worker.start()
+    send.close()
+    try:
+        if not receive.poll(limit_s):
+            raise OutOfTimeError(
+                f"no answer within {limit_s:g} s; a larger job.limit_s gives it longer"
+            )
+        error, answer = receive.recv()
+    except EOFError:
+        worker.join()
+        raise RuntimeError(
+            f"the process of {function.__name__} ended without an answer, with exit code "
+            f"{worker.exitcode} (-9: ended from outside, as where memory runs out)"
+        ) from None
+    finally:
+        worker.kill()
+        worker.join()
+        receive.close()
+    if error is ValueError:
+        raise ValueError(answer)
+    if error is not None:
+        raise RuntimeError(f"{function.__name__} failed in a process of its own:\n{answer}")
+    result: Result = answer
+    return result
+
+
+def _call(send: Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    """Sends the kind of an error, and its text, as not every error can be pickled."""
+    answer: tuple[type[Exception] | None, object]
+    try:
+        answer = None, function(*args)
+    except ValueError as refused:
+        answer = ValueError, str(refused)
+    except Exception:
+        answer = Exception, traceback.format_exc()
+    send.send(answer)

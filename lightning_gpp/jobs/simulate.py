@@ -30,9 +30,8 @@ from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
-from lightning_gpp.reports import write_step
-from lightning_gpp.reports.plan.describe import describe_head, describe_stages
-from lightning_gpp.reports.plan.describe_shares import describe_shares
+from lightning_gpp.reports.plan.describe import describe_head, describe_shares, describe_stages
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts

@@ -13,10 +13,10 @@ from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s
 from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search import call_within
 from lightning_gpp.jobs.table import console_width
-from lightning_gpp.jobs.time_limit import call_within
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone, pieces_alone
+from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 if TYPE_CHECKING:
     from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
@@ -119,16 +119,9 @@ def explain_program(config: DictConfig, name: str, folder: Path) -> dict[str, fl
 
 def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
     """A program on all devices beside the one that is fastest alone."""
-    alone = best_alone(request)
-    return PlanVerdict(
-        num_devices=request.num_devices,
+    return PlanVerdict.beside_one(
+        request,
         step_s=found.step_s,
-        one_device_s=alone.minibatch_s,
         memory_bytes=round(float(found.memory_bytes.max())),
-        one_device_bytes=alone.peak_memory_bytes,
-        one_device_fits=alone.is_feasible,
-        one_device_pieces=pieces_alone(alone, request),
-        longest_compute_s=float(found.busy_s.max()),
-        compute_s=float(found.busy_s.sum()),
-        is_estimated=request.is_estimated,
+        busy_s=found.busy_s.tolist(),
     )

@@ -38,8 +38,7 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.logging.metrics import compute_alike
-from lightning_gpp.strategy.logging.throughput import count_pipelines
+from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
@@ -66,7 +65,7 @@ from lightning_gpp.strategy.shape_only import (
     drop_values,
     refuse_decisions,
 )
-from lightning_gpp.strategy.state.finetuning import finetuning_hooks
+from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
@@ -347,7 +346,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             session.optimize_by_hand(self._lightning_optimizers)
         self._hooks = HookRelay(session)
         self._hooks.install()
-        self._scopes.enter_context(finetuning_hooks(trainer, session.run))
+        self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         self._scopes.enter_context(aside_hooks(trainer, session.asides))
         self._scopes.enter_context(ended_together(trainer, session.run))
 

@@ -43,9 +43,9 @@ from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
-from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
+from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
@@ -80,7 +80,6 @@ class PipelinedRun:
         averages: of the weights, which callbacks keep.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
-        lent: what this rank has of others while user code reads all weights.
         around_aside: user code outside of steps runs in this, given its name.
     """
 
@@ -106,7 +105,6 @@ class PipelinedRun:
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
-        self.lent = LentValues(self.device)
         self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
@@ -142,8 +140,6 @@ class PipelinedRun:
         self._optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self._train_modes = _modes(module)
-        if self._leader_state is not None:
-            self._leader_state.close()
         self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
@@ -198,7 +194,7 @@ class PipelinedRun:
             return
         with self.clock.pipeline():
             news = News(
-                self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
+                self.leader_state.take_changes(),
                 self._take_dropped(),
                 self.own_gradients.take(),
             )
@@ -276,7 +272,7 @@ class PipelinedRun:
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
-        return HeldElsewhere(self.device, self.lent, self._ids_of_stages)
+        return HeldElsewhere(self.device, self._ids_of_stages)
 
     @property
     def can_time(self) -> bool:
@@ -459,8 +455,6 @@ class PipelinedRun:
         if self.peers is not None:
             values = pipeline.partition.held_values()
             self.peers.spread(values, "waiting for the initial weights of the first pipeline")
-        if not self.is_shape_only:
-            pipeline.partition.check_copies()
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
@@ -490,8 +484,6 @@ class PipelinedRun:
         self.stop_early_modules()
         for counting in self._counting:
             counting.remove()
-        if self._leader_state is not None:
-            self._leader_state.close()
 
     def reconnect(self) -> None:
         """All ranks, after a failure: messages of before may be on their way in the old transport.

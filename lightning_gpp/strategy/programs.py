@@ -22,8 +22,8 @@ from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
 from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.state.callbacks import clear_old_gradients
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.step.open_call import OpenCall
 

@@ -15,7 +15,8 @@ from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, count_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
+from lightning_gpp.reports.plan.describe import describe_plan, describe_what
+from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
 from lightning_gpp.strategy.between_bars import between_bars
 from lightning_gpp.strategy.planning.plan_cache import (
     PlanCache,

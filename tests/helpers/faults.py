@@ -371,7 +371,7 @@ FAULTS = {
         schedules=ONCE,
     ),
     "an average of the user's": Fault(
-        "would read a parameter", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
+        "needs values of parameters", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
     ),
     "backward of one replica": Fault(
         r"the gradient of \(6, 3\) is out of order",

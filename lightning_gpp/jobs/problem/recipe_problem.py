@@ -34,7 +34,7 @@ from lightning_gpp.jobs.problem.problem import (
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,

@@ -150,11 +150,6 @@ class Span:
         """Micro-batch of a compute action, index of a message on its edge, or of a reduce group."""
         return None if self.action is None else self.parsed.microbatch
 
-    @property
-    def peer(self) -> int | None:
-        """The other stage of a message."""
-        return None if self.action is None else self.parsed.peer
-
 
 @lru_cache(maxsize=100_000)
 def _parsed(text: str) -> Action:

@@ -253,7 +253,6 @@ class SpmdRun(PipelinedRun):
         partition.spread()
         for optimizer in optimizers:
             optimizer.place_state()
-        partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         self.own_gradients = OwnGradients(partition.held_with_others())

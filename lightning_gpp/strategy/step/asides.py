@@ -80,7 +80,7 @@ class Asides:
             instance_attribute(run.target, "forward", forward),
             instance_attribute(run.target, "_compiled_call_impl", None),
             self.reading(hook),
-            HeldElsewhere(None, run.lent),
+            HeldElsewhere(None),
         ):
             yield
 
@@ -129,17 +129,12 @@ class Asides:
 
     def _read_all(self, message: ReadAll) -> None:
         """All ranks: the module is whole on rank 0, or everywhere."""
-        partition = self._run.partition
         with lifted():
-            partition.make_whole(partition.whole_values())
-            if message.is_everywhere:
-                partition.share_all()
-            self._run.lent.lend(self._run.module)
+            self._run.partition.read_all(on_all_ranks=message.is_everywhere)
         self._is_whole = True
 
     def _end_reading(self) -> None:
         self._is_whole = False
-        self._run.lent.take_back()
         with lifted():
             self._run.partition.make_partial()
 

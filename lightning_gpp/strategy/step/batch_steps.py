@@ -18,7 +18,6 @@ from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
@@ -79,15 +78,13 @@ class BatchSteps:
         target = run.target
         self._forward.inner = target.__dict__.get("forward")
         functools.update_wrapper(self._forward, target.forward, updated=())
-        elsewhere = run.held_elsewhere()
-        seeing = elsewhere if isinstance(elsewhere, HeldElsewhere) else None
         with (
             run.control.alone(name),
-            run.leader_state.watching(name, seeing),
+            run.leader_state.watching(name),
             instance_attribute(target, "forward", self._forward),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
             nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
-            elsewhere,
+            run.held_elsewhere(),
         ):
             yield
 

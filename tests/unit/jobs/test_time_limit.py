@@ -10,8 +10,7 @@ import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.jobs.comparison import compared
-from lightning_gpp.jobs.search import FoundPlan, search
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search import FoundPlan, OutOfTimeError, call_within, search
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 
