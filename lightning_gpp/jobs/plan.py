@@ -29,7 +29,6 @@ from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
-    describe_device_columns,
     describe_devices,
 )
 from lightning_gpp.reports.plan.verdict import PlanVerdict
@@ -128,7 +127,6 @@ def explanation(
     if notes := [*notes, *memory_limit_note(found, limit_s)]:
         yield wrapped(notes, width)
     yield describe_devices(evaluation, request, max_width=width)
-    yield describe_device_columns(evaluation, max_width=width)
     asked, rows = found.question.request, found.alternatives()
     times_s = {found.planner: found.search_s}
     for name in names:

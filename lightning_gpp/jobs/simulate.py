@@ -30,7 +30,7 @@ from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
-from lightning_gpp.reports.plan.describe import describe_head, describe_shares, describe_stages
+from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.plan_costs import Overlap
@@ -227,8 +227,6 @@ def step_texts(worlds: dict[str, Case], notes: Sequence[str], width: int) -> Ite
     if notes:
         yield wrapped(notes, width)
     yield describe_stages(case.evaluation, case.request, max_width=width)
-    if shares := describe_shares(case.evaluation, max_width=width):
-        yield shares
     if len(worlds) > 1:
         yield describe_changes(worlds, max_width=width)
     yield from describe_simulation(case, max_width=width)

@@ -47,7 +47,7 @@ BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
 T = TypeVar("T")
 
-_of_busy_machine: dict[tuple[Path, str], Costs] = {}
+_of_busy_machine: dict[tuple[Path | None, str], Costs] = {}
 """Measured by this process, and not kept: later loops of a Trainer plan with the same."""
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
@@ -76,7 +76,7 @@ class PlanCache:
         found = self._found("profile", key, costs_from_json)
         if found is not None:
             return found
-        place = folder and (folder, content_hash(key))
+        place = folder, content_hash(key)
         if place in _of_busy_machine:
             return _of_busy_machine[place], ()
         start_s, computed_s = time.perf_counter(), time.thread_time()
@@ -86,7 +86,7 @@ class PlanCache:
         if slowness <= BUSY:
             self._documents.write("profile", key, costs_to_json(costs))
             return costs, ()
-        if place is not None:
+        if folder is not None:
             _of_busy_machine[place] = costs
         note = (
             "This machine was busy: measuring the model took "
