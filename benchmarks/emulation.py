@@ -39,7 +39,6 @@ from lightning_gpp.common.text_table import text_table
 from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -48,6 +47,7 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
+from lightning_gpp.simulate.simulation import simulate
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 BANDWIDTH = 1e9

@@ -30,7 +30,7 @@ from planners import question, workload
 
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, answer
 from lightning_gpp.simulate.plan_costs import simulate_plan
 

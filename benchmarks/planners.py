@@ -29,8 +29,8 @@ from pathlib import Path
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.common.units_of_measure import seconds_text
-from lightning_gpp.jobs.problem.workload_problem import workload_of
-from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.problem.workload import load_workload
+from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest, answer, evaluate_plan, plan_request
 from lightning_gpp.workloads import Workload
 
@@ -75,7 +75,7 @@ def workload(name: str) -> Workload:
         return random_workload(name, int(options)) if options else foreign_workload(name)
     pairs = (item.split("=") for item in options.split(",") if item)
     own = {"samples": PIPER_IMAGES} if name.endswith(".json") else {}
-    return workload_of(name, own | {key: int(value) for key, value in pairs})
+    return load_workload(name, own | {key: int(value) for key, value in pairs})
 
 
 def question(model: Workload, num_devices: int, samples: int, cluster_name: str) -> PlanRequest:

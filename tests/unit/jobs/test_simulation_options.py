@@ -9,10 +9,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import Cluster, Device, HostLink, Link, uniform_cluster
-from lightning_gpp.jobs.simulation.simulation_options import run_of, step_of, what_if_of, with_links
-from lightning_gpp.jobs.simulation.speedup import device_counts
-from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.jobs.simulate import check_choices, device_counts, step_of, with_links
+from lightning_gpp.simulate.program_costs import Overhead, StepCosts
+from lightning_gpp.simulate.what_if import CHANGES
 
 DEVICES = tuple(Device(f"{i}", host=f"host{i}") for i in range(2))
 
@@ -26,11 +25,11 @@ def options(*overrides: str) -> DictConfig:
 
 
 def test_as_they_are_shipped_they_change_nothing():
-    assert what_if_of(options().what_if) == WhatIf()
+    assert options().what_if == dict.fromkeys(CHANGES, 1.0)
     cluster = Cluster(DEVICES, Link(1.0), Link(2.0), Link(3.0), (HostLink("host0", Link(4.0)),))
     assert with_links(cluster, options().links) == cluster
-    assert not run_of(options(), cluster).step.optimizer_s
-    assert run_of(options(), cluster).overlap == "buckets"
+    assert step_of(options().step, cluster) == StepCosts()
+    assert options().overlap == "buckets"
 
 
 def test_links_of_every_level():
@@ -53,20 +52,12 @@ def test_what_a_step_takes_besides():
     assert step.send == Overhead(3) and step.receive == Overhead()
 
 
-def test_what_if():
-    found = what_if_of(options("what_if.device.1=0.5", "what_if.operators.a.b=2").what_if)
-    assert found == WhatIf(device={1: 0.5}, operators={"a.b": 2})
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("links.host.bandwidth_bytes_per_s=-1", "links.host.bandwidth_bytes_per_s must be a numb"),
         ("links.rack.bandwidth_bytes_per_s=0", "links.rack: a link needs a bandwidth above 0"),
         ("links.host.is_shared=2", "links.host.is_shared must be true or false, got 2"),
-        ("what_if.bandwidth=-2", "what_if.bandwidth is a factor above 0"),
-        ("what_if.bytes=half", "what_if.bytes is a factor of at least 0"),
-        ("what_if.device.x=0.5", "what_if.device.x: expected the number of a device"),
         ("overlap=none", "overlap=none is unknown; known: at_end"),
         ("all_reduce=star", "all_reduce=star is unknown; known: ring, tree"),
         ("step.data_s=-1", "step.data_s must be a number of at least 0, got -1"),
@@ -81,8 +72,8 @@ def test_a_mistake_names_its_key(override, message):
 
 def read_all(config: DictConfig) -> None:
     with_links(uniform_cluster(2), config.links)
-    run_of(config, uniform_cluster(2))
-    what_if_of(config.what_if)
+    check_choices(config)
+    step_of(config.step, uniform_cluster(2))
 
 
 @pytest.mark.parametrize("asked", [[8], [0], ["all"]])

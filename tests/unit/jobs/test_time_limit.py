@@ -10,8 +10,7 @@ import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.jobs.comparison import compared
-from lightning_gpp.jobs.search.searched import search
-from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search import FoundPlan, OutOfTimeError, call_within, search
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 
@@ -35,25 +34,28 @@ def test_a_call_is_ended_at_its_limit():
 def test_a_search_that_is_ended_is_a_row():
     """No process starts in a hundredth of a second."""
     found = search(QUESTION, 0.01)
-    row = compared(found, {})
-    assert row.step_s is None and row.search_s == 0.01
-    assert row.error == "no answer within 0.01 s; a larger job.limit_s gives it longer"
+    row = compared(found)
+    assert row["step_s"] is None and row["search_s"] == 0.01
+    assert row["error"] == "no answer within 0.01 s; a larger job.limit_s gives it longer"
 
 
 def test_a_search_in_time_finds_what_it_finds_anyway():
-    found = search(QUESTION, 60.0)
-    assert found.evaluation == search(QUESTION).evaluation
-    assert search(QUESTION, None).evaluation == found.evaluation
+    found, anyway = search(QUESTION, 60.0), search(QUESTION)
+    assert isinstance(found, FoundPlan) and isinstance(anyway, FoundPlan)
+    assert found.evaluation == anyway.evaluation
 
 
 def test_faults_are_not_taken_for_answers():
-    with pytest.raises(RuntimeError, match="quiet_search failed in a process of its own"):
+    with pytest.raises(RuntimeError, match="find failed in a process of its own"):
         search(replace(QUESTION, request=None), 60.0)
     with pytest.raises(RuntimeError, match="ended without an answer, with exit code 3"):
         call_within(60.0, os._exit, 3)
 
 
-@pytest.mark.parametrize("limit_s", [0, -1.0, float("nan")])
-def test_a_limit_is_above_zero(limit_s):
-    with pytest.raises(ValueError, match="time limit above 0 seconds"):
-        search(QUESTION, limit_s)
+def refuse() -> None:
+    raise ValueError("16 GB are too little")
+
+
+def test_a_refusal_in_another_process_is_one_here():
+    with pytest.raises(ValueError, match=r"^16 GB are too little$"):
+        call_within(60.0, refuse)
