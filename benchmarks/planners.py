@@ -20,11 +20,10 @@ other one is faster. ``limit``: Piper's number of downsets; ``memory``: the plan
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
@@ -117,8 +116,8 @@ def answers(request: PlanRequest, given: argparse.Namespace, slow: set[str]) -> 
     return all_found
 
 
-def rows(given: argparse.Namespace) -> Iterator[tuple[list[str], dict[str, object]]]:
-    """A line of the table for every question, and the same as data."""
+def rows(given: argparse.Namespace) -> Iterator[list[str]]:
+    """A line of the table for every question."""
     names = [each for name in given.models for each in (FOREIGN if name == "foreign" else [name])]
     for name in names:
         model = workload(name)
@@ -129,9 +128,7 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[list[str], dict[str, objec
                 plans = answers(request, given, slow)
                 short = Path(name).name if "/" in name else name
                 asked = short, len(model.graph), num_devices, request.minibatch_size // num_devices
-                data = {planner: asdict(each) for planner, each in plans.items()}
-                keys = ("model", "operators", "devices", "samples")
-                yield cells(asked, request, plans), dict(zip(keys, asked)) | {"plans": data}
+                yield cells(asked, request, plans)
 
 
 def cells(asked: Sequence[object], request: PlanRequest, plans: dict[str, Answer]) -> list[str]:
@@ -172,12 +169,10 @@ def main() -> None:
     parser.add_argument("--planners", nargs="*", default=OTHERS, choices=sorted(PLANNERS))
     parser.add_argument("--cluster", default="summit", help="a preset")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for one search")
-    parser.add_argument("--json", type=Path, help="write all answers to this file")
     given = parser.parse_args()
-    start_s, table, data = time.perf_counter(), [], []
-    for line, answered in rows(given):
+    start_s, table = time.perf_counter(), []
+    for line in rows(given):
         table.append(line)
-        data.append(answered)
         print(" ".join(line), flush=True)
     header = ["model", "operators", "devices", "samples\nper device", "samples/s", "of bound"]
     header += ["stages", "search", *given.planners]
@@ -186,8 +181,6 @@ def main() -> None:
         f"{given.cluster}; {len(table)} questions in {time.perf_counter() - start_s:.0f} s on "
         f"{platform.machine()}, Python {platform.python_version()}"
     )
-    if given.json:
-        given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ process with as many threads. Columns:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -51,7 +52,7 @@ from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.simulate.refit.from_timelines import refit
-from lightning_gpp.strategy.recording.prediction import StepQuestion
+from lightning_gpp.strategy.recording.step_reports import Question
 from lightning_gpp.strategy.report import verdict_on
 
 RECIPES = ("multimodal", "dlrm", "gnn")
@@ -95,12 +96,11 @@ class Prediction(TimelineCallback):
         steps = range(WARM_UP, WARM_UP + EVERY * num_steps, EVERY)
         super().__init__([*steps], folder, picture=False, trace=False, predict=False)
         self.name = name
-        self.found: list[tuple[StepQuestion, Timeline]] = []
+        self.found: list[tuple[Question, Timeline]] = []
 
     def _take(self, run: Any, timeline: Timeline, *_: object) -> None:
-        question = StepQuestion.of(run.pipeline)
-        if question is not None:
-            self.found.append((question, timeline))
+        with contextlib.suppress(ValueError):  # of a mini-batch that was too small for the plan
+            self.found.append((Question.of(run.pipeline), timeline))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints on rank 0, which is a process of its own."""
@@ -117,9 +117,7 @@ class Prediction(TimelineCallback):
         return "| " + " | ".join((self.name, *cells(question, known, others))) + " |"
 
 
-def cells(
-    question: StepQuestion, known: Sequence[Timeline], others_s: Sequence[float]
-) -> list[str]:
+def cells(question: Question, known: Sequence[Timeline], others_s: Sequence[float]) -> list[str]:
     """The cells of a row: the plan, what was recorded, predictions with their errors."""
     asked = question.program, question.plan, question.request
     everything = refit(known, *asked, skip_steps=0)
@@ -177,8 +175,8 @@ class Batches(StepTimes):
         if isinstance(strategy, GraphPipeStrategy):
             times = strategy._reports.batch_times
             verdict = verdict_on(strategy.session.run.pipeline.planned, strategy.settings)
-            assert times is not None, "the verdict needs more batches"
-            found += [verdict.step_s, times.batch_s, times.alone_s(verdict.one_device_s)]
+            assert times is not None and times.own_s is not None, "it needs more batches"
+            found += [verdict.step_s, times.batch_s, times.own_s + verdict.one_device_s]
         leave(self.folder, 0, found)
 
 

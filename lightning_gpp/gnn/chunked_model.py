@@ -301,9 +301,9 @@ class ChunkedModel:
         if what is None and name in self.model.producer:
             return self._join(name, made)
         if what is None:
-            return graph.values.value(graph.node[name], made.passes[min(made.passes)])
+            return graph.value(graph.node[name], made.passes[min(made.passes)])
         found = made.passes[what.way]
-        value = graph.values.value(graph.node[what.name], found)
+        value = graph.value(graph.node[what.name], found)
         return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])
 
     def _join(self, name: str, made: _Made) -> Any:

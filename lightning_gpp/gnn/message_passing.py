@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -92,25 +91,10 @@ def without_caches(module: nn.Module) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedLayer:
-    """The forward of a layer, node by node.
-
-    Attributes:
-        layer: the layer.
-        arguments: of its forward.
-        trace: in training mode; normalised.
-    """
-
-    layer: nn.Module
-    arguments: Arguments
-    trace: Trace
-
-
 def open_layer(
     layer: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> OpenedLayer:
-    """Traces a layer.
+) -> tuple[Arguments, Trace]:
+    """The arguments of a layer's forward, and its trace, normalised.
 
     Args:
         layer: in training mode.
@@ -124,7 +108,11 @@ def open_layer(
     try:
         arguments = Arguments.of(layer, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
-        trace = _traced(layer, arguments, tensors)
+        methods = {method: Mixing(layer, method) for method in MIXING_METHODS}
+        with without_caches(layer):
+            trace = trace_concretely(
+                layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
+            )
         observations = observe(trace.graph, tensors, Observer(layer))
         if protect_inputs(trace, observations):
             observations = observe(trace.graph, tensors, Observer(layer))
@@ -136,12 +124,4 @@ def open_layer(
         ) from error
     if not isinstance(trace.outputs[0], fx.Node):
         raise GraphTrainingError(f"the layer {name} ({type(layer).__name__}) returns a constant")
-    return OpenedLayer(layer, arguments, trace)
-
-
-def _traced(layer: nn.Module, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
-    methods = {name: Mixing(layer, name) for name in MIXING_METHODS}
-    with without_caches(layer):
-        return trace_concretely(
-            layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
-        )
+    return arguments, trace

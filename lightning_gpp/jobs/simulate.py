@@ -34,9 +34,8 @@ from lightning_gpp.jobs.simulation.speedup import (
 )
 from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.reports import write_step
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
-from lightning_gpp.reports.plan.describe_shares import describe_shares
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate.ssgd.program import Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.levers import levers
@@ -140,8 +139,6 @@ def step_texts(before: Simulated, after: Simulated, width: int) -> Iterator[str]
     if after.notes:
         yield wrapped(after.notes, width)
     yield describe_stages(after.evaluation, request, max_width=width)
-    if shares := describe_shares(after.evaluation, max_width=width):
-        yield shares
     if after is not before:
         yield describe_what_if(before, after, max_width=width)
     yield from describe_simulation(after, max_width=width)

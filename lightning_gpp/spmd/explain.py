@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -12,9 +13,8 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
     seconds_text,
 )
-from lightning_gpp.spmd.costs.message_bytes import message_bytes
-from lightning_gpp.spmd.costs.moves import FORWARD
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.judge import message_bytes
+from lightning_gpp.spmd.costs.prices import FORWARD, Machine, PriceList
 from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import PARTIAL, Placement
@@ -26,10 +26,11 @@ from lightning_gpp.spmd.program import (
     Method,
     Option,
     ReceiveInput,
-    ReturnOutput,
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Theory
+
+T = TypeVar("T")
 
 MOST_ALTERNATIVES = 5
 
@@ -102,51 +103,28 @@ def _head(plan: SpmdPlan) -> list[str]:
 
 def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
     """What every device does: its share, its computing, its memory; equal ones in one row."""
-    found = plan.evaluation
+    found, shares = plan.evaluation, plan.program.shares
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):
-        share = f"{100 * plan.program.shares[device]:.2f} %"
+        share = f"{100 * shares[device]:.2f} %"
         what = (*kinds[device : device + 1], share, seconds_text(busy_s), bytes_text(memory))
         rows[what].append(device)
-    return text_table(
-        ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"],
-        [[indices_text(devices), *row] for row, devices in rows.items()],
-        left=["kind"],
-    )
+    header = ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"]
+    return text_table(header, [[indices_text(d), *row] for row, d in rows.items()], left=["kind"])
 
 
 def storage_table(program: SpmdProgram, graph: SpmdGraph) -> str:
     """How parameters and buffers are kept."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for name, placement in program.storage.items():
-        groups[placement_text(placement)].append(name)
+    groups: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for name, place in program.storage.items():
+        words = f"in shards of dimension {place.dim}, {place.units} units"
+        kept = words if place.is_shard else "whole on every device"
+        groups[kept].append((graph.value_of[name].size_bytes, name))
     rows = [
-        [
-            kept,
-            str(len(names)),
-            bytes_text(sum(graph.value_of[name].size_bytes for name in names)),
-            max(names, key=lambda name: graph.value_of[name].size_bytes),
-        ]
-        for kept, names in groups.items()
+        [kept, str(len(of)), bytes_text(sum(size for size, _ in of)), max(of)[1]]
+        for kept, of in groups.items()
     ]
     return text_table(["kept", "number", "bytes", "largest"], rows, left=["kept", "largest"])
-
-
-def placement_text(placement: Placement) -> str:
-    """A placement in words.
-
-    >>> from lightning_gpp.spmd.placement import R_SAME, shard
-    >>> placement_text(R_SAME), placement_text(shard(0, 12))
-    ('whole on every device', 'in shards of dimension 0, 12 units')
-    """
-    if placement.is_shard:
-        return f"in shards of dimension {placement.dim}, {placement.units} units"
-    words = {
-        "R=": "whole on every device",
-        "R": "whole on every device, gradients summed",
-        "P": "summands",
-    }
-    return words[str(placement)]
 
 
 def computation_table(
@@ -157,28 +135,24 @@ def computation_table(
     groups: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     for each in program.instructions:
         if isinstance(each, Computation):
-            operator = graph.operator_of[each.operator]
-            has_rules = any(
-                not placement.is_replicated
-                for rule in theory.rules(operator)
-                for placement in (*rule.inputs, *rule.outputs)
-            )
-            how = _divided(each) if has_rules else f"{_divided(each)}: no rule divides it"
+            operator, how = graph.operator_of[each.operator], _divided(each)
+            rules = theory.rules(operator)
+            if all(p.is_replicated for rule in rules for p in (*rule.inputs, *rule.outputs)):
+                how += ": no rule divides it"
             groups[how].append((prices.of(each).seconds, operator.kind))
-    ranked = sorted(groups.items(), key=lambda group: -sum(seconds for seconds, _ in group[1]))
-    rows = [
-        [
-            how,
-            str(len(found)),
-            seconds_text(sum(seconds for seconds, _ in found)),
-            ", ".join(f"{n} {kind}" for kind, n in Counter(k for _, k in found).most_common()),
-        ]
-        for how, found in ranked
-    ]
+    rows = []
+    for how, found in _longest_first(groups):
+        kinds = Counter(kind for _, kind in found).most_common()
+        which = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        rows.append([how, str(len(found)), seconds_text(sum(s for s, _ in found)), which])
+    left = ["outputs", "which"]
     header = ["outputs", "operators", "takes", "which"]
-    return text_table(
-        header, rows, left=["outputs", "which"], flexible="which", max_width=max_width
-    )
+    return text_table(header, rows, left=left, flexible="which", max_width=max_width)
+
+
+def _longest_first(groups: Mapping[T, list[Any]]) -> list[tuple[T, list[Any]]]:
+    """Groups of tuples that begin with seconds, those first that take longest."""
+    return sorted(groups.items(), key=lambda group: -sum(seconds for seconds, *_ in group[1]))
 
 
 def _divided(computation: Computation) -> str:
@@ -193,103 +167,70 @@ def _divided(computation: Computation) -> str:
 def move_table(
     program: SpmdProgram, graph: SpmdGraph, machine: Machine, max_width: int = 100
 ) -> str:
-    """Collectives by what they do and for whom, the longest first."""
+    """Collectives by what they do, the longest first."""
     prices = PriceList(graph, machine, program.shares)
     groups: defaultdict[tuple[str, str, str], list[tuple[float, int, str]]] = defaultdict(list)
-    for place, instruction in enumerate(program.instructions):
-        seconds = sum(half.move_s for half in prices.of(instruction).halves)
-        if isinstance(instruction, Computation):
-            name, size = instruction.operator, 0
-        else:
-            name, size = instruction.value, graph.value_of[instruction.value].size_bytes
-        if seconds:
-            key = (_what(instruction, graph), _change(instruction), _why(program, graph, place))
-            groups[key].append((seconds, size, name))
+    for each in program.instructions:
+        if seconds := sum(half.move_s for half in prices.of(each).halves):
+            name, size = each.operator if isinstance(each, Computation) else each.value, 0
+            if not isinstance(each, Computation):
+                size = graph.value_of[name].size_bytes
+            groups[_move(program, graph, each)].append((seconds, size, name))
     if not groups:
         return "nothing"
-    ranked = sorted(groups.items(), key=lambda group: -sum(seconds for seconds, *_ in group[1]))
-    rows = [
-        [
-            *(what, change, str(len(found)), bytes_text(sum(size for _, size, _ in found))),
-            seconds_text(sum(seconds for seconds, *_ in found)),
-            f"{why}; longest: {max(found)[2]}" if len(found) > 1 else f"{why}: {max(found)[2]}",
-        ]
-        for (what, change, why), found in ranked
-    ]
-    header = ["of", "from → to", "number", "bytes", "takes", "how and why"]
-    left = ["of", "from → to", "how and why"]
-    return text_table(header, rows, left=left, flexible="how and why", max_width=max_width)
+    rows = []
+    for (what, change, how), found in _longest_first(groups):
+        numbers = str(len(found)), bytes_text(sum(size for _, size, _ in found))
+        takes = seconds_text(sum(seconds for seconds, *_ in found))
+        longest = f"{how}{'; longest' * (len(found) > 1)}: {max(found)[2]}"
+        rows.append([what, change, *numbers, takes, longest])
+    left = ["of", "from → to", "how"]
+    header = ["of", "from → to", "number", "bytes", "takes", "how"]
+    return text_table(header, rows, left=left, flexible="how", max_width=max_width)
 
 
-def _what(instruction: Instruction, graph: SpmdGraph) -> str:
-    if isinstance(instruction, Computation):
-        return "gradient of a weight"
-    return graph.value_of[instruction.value].source.value.replace("operator", "activation")
+def _move(program: SpmdProgram, graph: SpmdGraph, each: Instruction) -> tuple[str, str, str]:
+    """Of what something moves, from where to where, and how forwards and backwards."""
+    if isinstance(each, Computation):
+        gathered = f"inputs and gradients gathered{METHODS.get(each.method, '')}, not its sum"
+        return "gradient of a weight", "S → R=", gathered
+    what = graph.value_of[each.value].source.value.replace("operator", "activation")
+    if not isinstance(each, Conversion):
+        ends = [str(each.placement), "rank 0"]
+        order = reversed(ends) if isinstance(each, ReceiveInput) else ends
+        return what, " → ".join(order), "the step runs at rank 0"
+    source, target = each.source, each.target
+    backward = "nothing"
+    if graph.value_of[each.value].requires_grad:
+        backward = _done(target.dual, source.dual, each.backward_method)
+    buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
+    how = f"forward {_done(source, target, each.method)}, backward {backward}{buckets}"
+    return what, f"{source} → {target}", how
 
 
-def _change(instruction: Instruction) -> str:
-    if isinstance(instruction, Conversion):
-        return f"{instruction.source} → {instruction.target}"
-    if isinstance(instruction, ReceiveInput):
-        return f"rank 0 → {instruction.placement}"
-    if isinstance(instruction, ReturnOutput):
-        return f"{instruction.placement} → rank 0"
-    return "S → R="
-
-
-def _why(program: SpmdProgram, graph: SpmdGraph, place: int) -> str:
-    """What is done forwards and backwards, and the rule that reads what it makes."""
-    instruction = program.instructions[place]
-    if isinstance(instruction, Computation):
-        return f"inputs and gradients gathered{METHODS.get(instruction.method, '')}, not its sum"
-    if not isinstance(instruction, Conversion):
-        return "the step runs at rank 0"
-    source, target = instruction.source, instruction.target
-    names = _done(source, target), _done(target.dual, source.dual)
-    ways = instruction.method, instruction.backward_method
-    forward, backward = (name + METHODS.get(way, "") for name, way in zip(names, ways, strict=True))
-    if ways[1] is Method.NONE and not graph.value_of[instruction.value].requires_grad:
-        backward = "nothing"
-    if bytes_in_bucket(program, instruction, graph):
-        backward += " in buckets"
-    return f"forward {forward}, backward {backward}, for {_reader(program, place)}"
-
-
-def _done(source: Placement, target: Placement) -> str:
+def _done(source: Placement, target: Placement, method: Method) -> str:
     """What is done to change a placement."""
     if name := FORWARD.get((source.kind, target.kind)):
-        return COLLECTIVES[name]
+        return COLLECTIVES[name] + METHODS.get(method, "")
     return "own part" if target.is_shard else "nothing"
-
-
-def _reader(program: SpmdProgram, place: int) -> str:
-    """Who wants what a conversion makes."""
-    for later in program.instructions[place + 1 :]:
-        if isinstance(later, Computation):
-            return f"outputs that are {_divided(later)}"
-        if not isinstance(later, Conversion):
-            break
-    return "the result"
 
 
 def next_best_table(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
     """What the other programs that were met lost by; those that read alike once."""
     best_s = plan.evaluation.step_s
-    rows = []
+    rows: dict[tuple[str, ...], None] = {}
     for program, found in plan.tried:
         shares = program.shares
         sharded = sum(placement.is_shard for placement in program.storage.values())
-        rows.append(
-            (
-                seconds_text(found.step_s),
-                f"+{percent_text(found.step_s - best_s, best_s)}",
-                seconds_text(found.compute_s),
-                seconds_text(found.move_s),
-                bytes_text(message_bytes(program, graph, machine)),
-                f"{100 * min(shares):.2f} to {100 * max(shares):.2f} %",
-                f"{sharded} of {len(program.storage)}",
-            )
+        row = (
+            seconds_text(found.step_s),
+            f"+{percent_text(found.step_s - best_s, best_s)}",
+            seconds_text(found.compute_s),
+            seconds_text(found.move_s),
+            bytes_text(message_bytes(program, graph, machine)),
+            f"{100 * min(shares):.2f} to {100 * max(shares):.2f} %",
+            f"{sharded} of {len(program.storage)}",
         )
-    unlike = [*dict.fromkeys(rows)]
+        rows[row] = None
     header = ["takes", "more", "computing", "exchanges", "sends", "shares", "in shards"]
-    return text_table(header, unlike[: 1 + MOST_ALTERNATIVES])
+    return text_table(header, [*rows][: 1 + MOST_ALTERNATIVES])

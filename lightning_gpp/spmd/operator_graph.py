@@ -54,6 +54,11 @@ class SpmdValue:
         """Bytes of the whole tensor."""
         return self.spec.size_bytes
 
+    @property
+    def is_given(self) -> bool:
+        """Whether it is there without an operator."""
+        return self.source is not ValueSource.OPERATOR
+
 
 @dataclass(frozen=True, slots=True)
 class SpmdOperator:
@@ -70,7 +75,6 @@ class SpmdOperator:
         attributes: its other arguments by name, where given: numbers, texts, truth values, None,
             and tuples of these; what only torch knows (dtypes) is a text.
         flops: floating-point operations of the forward on the whole tensors.
-        module: qualified name of the innermost module that calls it; ``""`` for the root.
     """
 
     name: str
@@ -80,14 +84,6 @@ class SpmdOperator:
     outputs: tuple[str, ...]
     attributes: Mapping[str, object] = field(default_factory=dict, hash=False)
     flops: float = 0.0
-    module: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.arguments):
-            raise ValueError(
-                f"operator {self.name!r}: {len(self.inputs)} inputs, but {len(self.arguments)} "
-                "names of arguments; give one for each"
-            )
 
     def operands(self, inputs: Sequence[T], outputs: Sequence[T]) -> tuple[tuple[str, T], ...]:
         """Its tensors by name, each with what is given for it."""
@@ -102,31 +98,11 @@ class SpmdGraph:
         values: all tensors.
         operators: in topological order.
         outputs: names of the tensors that the forward returns.
-
-    Raises:
-        ValueError: a name is used twice or unknown, or an operator reads what comes later.
     """
 
     values: tuple[SpmdValue, ...]
     operators: tuple[SpmdOperator, ...]
     outputs: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.value_of) != len(self.values):
-            raise ValueError("two values of the graph have the same name")
-        ready = {v.name for v in self.values if v.source is not ValueSource.OPERATOR}
-        for operator in self.operators:
-            if late := [name for name in operator.inputs if name not in ready]:
-                raise ValueError(f"operator {operator.name!r} reads {late[0]!r} before it is there")
-            for name in operator.outputs:
-                if name in ready or name not in self.value_of:
-                    raise ValueError(
-                        f"operator {operator.name!r} makes {name!r}, which is made before, or is "
-                        "not among the values"
-                    )
-            ready |= set(operator.outputs)
-        if unknown := [name for name in self.outputs if name not in ready]:
-            raise ValueError(f"the graph returns {unknown[0]!r}, which nothing makes")
 
     @cached_property
     def value_of(self) -> dict[str, SpmdValue]:

@@ -125,22 +125,6 @@ class Conversion:
     backward_method: Method = Method.NONE
 
 
-def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
-    """How a tensor can be moved from one placement to another, the usual way first.
-
-    >>> from lightning_gpp.spmd.placement import PARTIAL
-    >>> [method.value for method in methods(PARTIAL, R_SAME)]
-    ['direct', 'scatter_gather']
-    """
-    if source == target or source.is_replicated:
-        return (Method.NONE,)
-    if source.is_shard and target.is_shard:
-        return (Method.DIRECT,)
-    if (source.is_shard and target.is_replicated) or target.is_shard:
-        return (Method.PADDED, Method.GROUPED)
-    return (Method.NONE,) if source.is_shard else (Method.DIRECT, Method.SCATTER_GATHER)
-
-
 @dataclass(frozen=True, slots=True)
 class Computation:
     """An operator runs on the local parts of its inputs.

@@ -23,99 +23,27 @@ many equal layers is no larger a program than one of few.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
+from lightning_gpp.spmd.costs.judge import halves_in_order, updates
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import ShareCost, Vector
-from lightning_gpp.spmd.costs.simulate import halves_in_order, updates
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.program import Computation, Conversion, Instruction, SpmdProgram
+from lightning_gpp.spmd.program import Computation, Conversion, SpmdProgram
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Constants and slopes of all kinds of devices."""
 
-Stretch = frozenset[tuple[tuple[Line, ...], int]]
-"""Costs one after the other, each the largest of its lines, and how many there are of each."""
+Cost = tuple[Line, ...]
+"""The largest of its lines."""
 
-
-class _LinearProgram:
-    """Rows ``sum of entries <= limit`` over the shares of all kinds, then further columns.
-
-    Args:
-        num_alike: devices of every kind.
-    """
-
-    def __init__(self, num_alike: tuple[int, ...]) -> None:
-        self.num_alike = num_alike
-        self._entries: list[tuple[int, int, float]] = []
-        self._limits: list[float] = []
-        self._weights: list[float] = [0.0] * len(num_alike)
-        self._largest: dict[tuple[tuple[Line, ...], int], int] = {}
-
-    def add_row(self, entries: Iterable[tuple[int, float]], limit: float) -> None:
-        """A row of (column, factor)."""
-        row = len(self._limits)
-        self._entries += [(row, column, factor) for column, factor in entries if factor]
-        self._limits.append(limit)
-
-    def _column(self, weight: float) -> int:
-        """Another column, of which so much is in what is made least."""
-        self._weights.append(weight)
-        return len(self._weights) - 1
-
-    def add_stretch(self, stretch: Stretch, count: int) -> None:
-        """What takes as long as its slowest kind of device, so many times."""
-        own = self._column(count)
-        for kind in range(len(self.num_alike)):
-            entries: defaultdict[int, float] = defaultdict(float, {own: -1.0})
-            constant = 0.0
-            for lines, times in stretch:
-                if len(lines) > 1:
-                    entries[self._largest_of(lines, kind)] += times
-                    continue
-                ((constants, slopes),) = lines
-                constant += times * constants[kind]
-                entries[kind] += times * slopes[kind]
-            self.add_row(entries.items(), -constant)
-
-    def _largest_of(self, lines: tuple[Line, ...], kind: int) -> int:
-        """The column of what a cost of several lines takes on a kind of device."""
-        if (lines, kind) not in self._largest:
-            own = self._largest[lines, kind] = self._column(0.0)
-            for constants, slopes in lines:
-                entries = [(kind, slopes[kind]), (own, -1.0)]
-                self.add_row(entries, -constants[kind])
-        return self._largest[lines, kind]
-
-    def solve(self, least: float) -> Vector | None:
-        """The share of a device of every kind, each at least ``least``; None if none fit.
-
-        Raises:
-            RuntimeError: the solver gave up for another reason.
-        """
-        num_kinds, width = len(self.num_alike), len(self._weights)
-        rows, columns, factors = zip(*self._entries)
-        found = linprog(
-            self._weights,
-            A_ub=coo_array((factors, (rows, columns)), shape=(len(self._limits), width)).tocsr(),
-            b_ub=self._limits,
-            A_eq=[[*self.num_alike, *[0] * (width - num_kinds)]],
-            b_eq=[1.0],
-            bounds=[(least, 1.0)] * num_kinds + [(0.0, None)] * (width - num_kinds),
-            method="highs",
-        )
-        if found.status == INFEASIBLE:
-            return None
-        if not found.success:
-            raise RuntimeError(f"the shares' linear program was not solved: {found.message}")
-        shares: Vector = np.clip(found.x[:num_kinds], 0.0, 1.0)
-        return shares
-
+Row = tuple[Mapping[int, float], float]
+"""Factors by column, whose sum is at most a limit."""
 
 INFEASIBLE = 2
 """SciPy's status."""
@@ -139,32 +67,52 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
     """
     prices = PriceList(graph, machine, program.shares)
     units = {placement.units for placement in program.placements if placement.units is not None}
-    firsts = [devices[0] for devices in machine.alike]
+    firsts, num_kinds = [devices[0] for devices in machine.alike], len(machine.alike)
     stretches = _stretches(program, prices, firsts)
     if not units or not stretches:
         return program.shares
-    linear = _LinearProgram(tuple(map(len, machine.alike)))
-    for stretch, count in stretches.items():
-        linear.add_stretch(stretch, count)
-    _add_memory(linear, program, prices, firsts)
-    found = linear.solve(1 / min(units))
-    if found is None:
+    rows, weights = _rows(stretches, num_kinds)
+    rows += _memory_rows(program, prices, firsts)
+    entries = [(at, c, f) for at, (row, _) in enumerate(rows) for c, f in row.items() if f]
+    places, columns, factors = zip(*entries)
+    others = len(weights) - num_kinds
+    found = linprog(
+        weights,
+        A_ub=coo_array((factors, (places, columns)), shape=(len(rows), len(weights))).tocsr(),
+        b_ub=[limit for _, limit in rows],
+        A_eq=[[*map(len, machine.alike), *[0] * others]],
+        b_eq=[1.0],
+        bounds=[(1 / min(units), 1.0)] * num_kinds + [(0.0, None)] * others,
+        method="highs",
+    )
+    if found.status == INFEASIBLE:
         return program.shares
+    if not found.success:
+        raise RuntimeError(f"the shares' linear program was not solved: {found.message}")
     shares = np.empty(machine.num_devices)
     for kind, devices in enumerate(machine.alike):
-        shares[list(devices)] = found[kind]
+        shares[list(devices)] = np.clip(found.x[kind], 0.0, 1.0)
     return tuple((shares / shares.sum()).tolist())
 
 
-def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Mapping[Stretch, int]:
-    """What some devices do between collectives, and these, as far as shares can change it."""
-    found: Counter[Stretch] = Counter()
-    now: Counter[tuple[Line, ...]] = Counter()
+def _stretches(
+    program: SpmdProgram, prices: PriceList, firsts: list[int]
+) -> Counter[frozenset[tuple[Cost, int]]]:
+    """What some devices do between collectives, and these, as far as shares can change it.
+
+    Each is costs one after the other, with how many there are of each; equal ones are counted.
+    """
+    found: Counter[frozenset[tuple[Cost, int]]] = Counter()
+    now: Counter[Cost] = Counter()
 
     def end() -> None:
         if any(any(slopes) for lines in now for _, slopes in lines):
             found[frozenset(now.items())] += 1
         now.clear()
+
+    def take(cost: ShareCost) -> None:
+        columns = ((line.constant_s[firsts], line.slope_s[firsts]) for line in cost)
+        now[tuple((tuple(one.tolist()), tuple(other.tolist())) for one, other in columns)] += 1
 
     has_sums = False
     for half, waiting_bytes in halves_in_order(program, prices):
@@ -172,33 +120,64 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
         if half.move_s and not waiting_bytes:
             end()
             for cost in half.moved:
-                now[_lines(cost, firsts)] += 1
+                take(cost)
                 end()
-        now.update(_lines(cost, firsts) for cost in half.computed)
+        for cost in half.computed:
+            take(cost)
     if has_sums:  # whose last one all wait for before they step the optimizer
         end()
-    now.update(_lines(cost, firsts) for half in updates(program, prices) for cost in half.computed)
+    for half in updates(program, prices):
+        for cost in half.computed:
+            take(cost)
     end()
     return found
 
 
-def _lines(cost: ShareCost, devices: list[int]) -> tuple[Line, ...]:
-    """The lines of a cost on some devices."""
-    return tuple(
-        (tuple(each.constant_s[devices].tolist()), tuple(each.slope_s[devices].tolist()))
-        for each in cost
-    )
+def _rows(
+    stretches: Counter[frozenset[tuple[Cost, int]]], num_kinds: int
+) -> tuple[list[Row], list[float]]:
+    """What takes as long as its slowest kind of device; and what every column costs."""
+    rows: list[Row] = []
+    weights = [0.0] * num_kinds
+    largest: dict[tuple[Cost, int], int] = {}
+
+    def column_of(cost: Cost, kind: int) -> int:
+        """The column of what a cost of several lines takes on a kind of device."""
+        if (cost, kind) not in largest:
+            own = largest[cost, kind] = len(weights)
+            weights.append(0.0)
+            rows.extend(
+                ({kind: slopes[kind], own: -1.0}, -constants[kind]) for constants, slopes in cost
+            )
+        return largest[cost, kind]
+
+    for stretch, count in stretches.items():
+        own = len(weights)
+        weights.append(count)
+        for kind in range(num_kinds):
+            entries, constant = defaultdict(float, {own: -1.0}), 0.0
+            for cost, times in stretch:
+                if len(cost) > 1:
+                    entries[column_of(cost, kind)] += times
+                    continue
+                ((constants, slopes),) = cost
+                constant += times * constants[kind]
+                entries[kind] += times * slopes[kind]
+            rows.append((entries, -constant))
+    return rows, weights
 
 
-def _add_memory(
-    linear: _LinearProgram, program: SpmdProgram, prices: PriceList, firsts: list[int]
-) -> None:
-    """Rows for what some devices hold."""
+def _memory_rows(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Iterator[Row]:
+    """What some devices hold."""
     machine, value_of = prices.machine, prices.graph.value_of
     held: list[tuple[Placement | None, Vector]] = [
         (p, prices.stored(value_of[n], p).memory_bytes) for n, p in program.storage.items()
     ]
-    held += [(_placement(each), prices.of(each).memory_bytes) for each in program.instructions]
+    for each in program.instructions:
+        place = each.target if isinstance(each, Conversion) else None
+        if isinstance(each, Computation) and each.outputs:
+            place = each.outputs[0]
+        held.append((place, prices.of(each).memory_bytes))
     constant, slope = np.zeros(machine.num_devices), np.zeros(machine.num_devices)
     for placement, memory_bytes in held:
         if placement is not None and placement.is_shard:
@@ -206,13 +185,5 @@ def _add_memory(
         else:
             constant = constant + memory_bytes
     for kind, device in enumerate(firsts):
-        limit = machine.memory_bytes[device]
-        if np.isfinite(limit):
-            linear.add_row([(kind, float(slope[device]))], float(limit - constant[device]))
-
-
-def _placement(instruction: Instruction) -> Placement | None:
-    """Of what an instruction leaves in memory."""
-    if isinstance(instruction, Computation):
-        return instruction.outputs[0] if instruction.outputs else None
-    return instruction.target if isinstance(instruction, Conversion) else None
+        if np.isfinite(limit := machine.memory_bytes[device]):
+            yield {kind: float(slope[device])}, float(limit - constant[device])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.spmd.run import export
 from lightning_gpp.strategy.spmd import spmd_calls
-from lightning_gpp.strategy.spmd.call_key import call_key
+from lightning_gpp.strategy.spmd.spmd_calls import call_key
 
 _known: dict[Hashable, tuple[export.ExportedForward, list[Read]]] = {}
 

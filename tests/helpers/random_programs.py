@@ -17,10 +17,20 @@ from lightning_gpp.spmd.program import (
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
-    methods,
 )
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
+
+
+def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
+    """How a tensor can be moved from one placement to another, the usual way first."""
+    if source == target or source.is_replicated:
+        return (Method.NONE,)
+    if source.is_shard and target.is_shard:
+        return (Method.DIRECT,)
+    if (source.is_shard and target.is_replicated) or target.is_shard:
+        return (Method.PADDED, Method.GROUPED)
+    return (Method.NONE,) if source.is_shard else (Method.DIRECT, Method.SCATTER_GATHER)
 
 
 class _Drawing:

@@ -14,8 +14,7 @@ from helpers.threads.collectives import ThreadCollectives
 from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.export import ExportedForward
-from lightning_gpp.spmd.run.interpreter import Interpreter
-from lightning_gpp.spmd.run.program_run import ProgramRun
+from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
 from lightning_gpp.spmd.run.shards import Shards
 
 Optimize = Callable[[list[Tensor]], torch.optim.Optimizer]

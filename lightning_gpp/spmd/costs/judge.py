@@ -1,16 +1,26 @@
-"""What a whole program takes: the one judge of programs."""
+"""What a whole program takes: the one judge of programs.
+
+Prices (:mod:`lightning_gpp.spmd.costs.prices`) add up: every instruction takes as long as its
+slowest device. A step is simulated: each device goes on when it is done, collectives begin when the
+last device has come, one after the other, and sums of gradients go on in buckets beside the rest of
+the backward, as :mod:`lightning_gpp.spmd.run` does it; then each steps the optimizer. So a step
+takes its price or less, but for the latency of a last bucket that is not full.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.cluster import BUCKET_BYTES
+from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
+from lightning_gpp.spmd.costs.prices import Half, Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
-from lightning_gpp.spmd.costs.simulate import simulate_program
+from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.program import Computation, ReceiveInput, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,22 +59,79 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
         program: of the graph, for as many devices as the machine has.
         graph: the model.
         machine: the devices.
-
-    Raises:
-        ValueError: the program is for another number of devices.
     """
-    if program.num_devices != machine.num_devices:
-        raise ValueError(
-            f"the program is for {program.num_devices} devices, there are {machine.num_devices}"
-        )
     prices = PriceList(graph, machine, program.shares)
     stored = [prices.stored(graph.value_of[n], p) for n, p in program.storage.items()]
     computed = [prices.of(i) for i in program.instructions if isinstance(i, Computation)]
     moved = [prices.of(i) for i in program.instructions if not isinstance(i, Computation)]
-    every = [*stored, *computed, *moved]
-    memory = sum((price.memory_bytes for price in every), np.zeros(machine.num_devices))
-    halves = (half.compute_s for price in every for half in price.halves)
-    busy_s = sum(halves, np.zeros(machine.num_devices))
-    compute_s = sum(price.seconds for price in (*stored, *computed))
-    price_s = sum(price.seconds for price in every)
-    return ProgramEvaluation(memory, busy_s, compute_s, price_s, simulate_program(program, prices))
+    every, none = [*stored, *computed, *moved], np.zeros(machine.num_devices)
+    return ProgramEvaluation(
+        memory_bytes=sum((price.memory_bytes for price in every), none),
+        busy_s=sum((half.compute_s for price in every for half in price.halves), none),
+        compute_s=sum(price.seconds for price in (*stored, *computed)),
+        price_s=sum(price.seconds for price in every),
+        step_s=_step_s(program, prices),
+    )
+
+
+def _step_s(program: SpmdProgram, prices: PriceList) -> float:
+    """Seconds of a step, simulated."""
+    now_s, network_s, bucket_bytes = np.zeros(prices.machine.num_devices), 0.0, 0
+
+    def begin(seconds: float) -> None:
+        """A collective that nobody waits for yet."""
+        nonlocal network_s
+        network_s = max(float(now_s.max()), network_s) + seconds
+
+    for half, waiting_bytes in halves_in_order(program, prices):
+        bucket_bytes += waiting_bytes
+        if waiting_bytes:
+            if bucket_bytes >= BUCKET_BYTES:
+                begin(prices.machine.times.all_reduce_s(bucket_bytes))
+                bucket_bytes = 0
+            continue
+        if half.move_s:
+            begin(half.move_s)
+            now_s[:] = network_s
+        now_s += half.compute_s
+    if bucket_bytes:
+        begin(prices.machine.times.all_reduce_s(bucket_bytes))
+    updated_s = sum(half.compute_s for half in updates(program, prices))
+    return float((np.maximum(now_s, network_s) + updated_s).max())
+
+
+def halves_in_order(program: SpmdProgram, prices: PriceList) -> Iterator[tuple[Half, int]]:
+    """All that devices do in a step but the optimizer's, forwards and then backwards.
+
+    Yields:
+        It, and the bytes that wait for others to be summed with, whose sum goes on beside the rest.
+    """
+    for instruction in program.instructions:
+        yield prices.of(instruction).halves[0], 0
+    if prices.machine.is_training:
+        for instruction in reversed(program.instructions):
+            waiting_bytes = bytes_in_bucket(program, instruction, prices.graph)
+            yield prices.of(instruction).halves[1], waiting_bytes
+
+
+def updates(program: SpmdProgram, prices: PriceList) -> list[Half]:
+    """The optimizer's step of everything stored."""
+    value_of = prices.graph.value_of
+    return [prices.stored(value_of[n], p).halves[1] for n, p in program.storage.items()]
+
+
+def message_bytes(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> float:
+    """Bytes of all messages of a step but its inputs, padding among them, with rings and chains.
+
+    They are what moves would take if every byte that a device sends took a second.
+    """
+    others = machine.num_devices - 1
+    once, part = AlphaBeta(0.0, others), AlphaBeta(0.0, others / machine.num_devices)
+    sent = CollectiveTimes(AlphaBeta(0.0, 2 * others), once, once, part, once, once, part)
+    prices = PriceList(graph, replace(machine, times=sent), program.shares)
+    return sum(
+        half.move_s
+        for instruction in program.instructions
+        if not isinstance(instruction, ReceiveInput)
+        for half in prices.of(instruction).halves
+    )

@@ -1,20 +1,30 @@
-"""The room's one price list: what every instruction takes, and leaves in memory."""
+"""The room's one price list: what every instruction takes, and leaves in memory.
+
+Computing goes by the roofline, as in :mod:`lightning_gpp.cost.roofline`, over the part that a
+device has: its floating-point operations at its sustained speed or its bytes at its memory
+bandwidth, whichever takes longer, and a launch. A backward is a pass per gradient for a product,
+one pass for anything else. Moving goes by the table of
+:class:`~lightning_gpp.spmd.program.Conversion`.
+
+Memory is that at the end of a forward: parameters, optimizer state, and what operators and
+conversions make of tensors with a gradient, views excepted. So it is an upper bound, but for what
+an operator needs for itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
-from lightning_gpp.spmd.costs.computations import ComputationCosts
-from lightning_gpp.spmd.costs.memory import MemoryCosts
-from lightning_gpp.spmd.costs.moves import FORWARD, MoveCosts, TwoWays, Ways
-from lightning_gpp.spmd.costs.share_cost import Parts, ShareCost, Vector
+from lightning_gpp.cluster import BUCKET_BYTES
+from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
+from lightning_gpp.spmd.costs.share_cost import Parts, ShareCost, ShareLine, Vector
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.gradient_buckets import is_summed_later
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import Placement, PlacementKind
 from lightning_gpp.spmd.program import (
     Computation,
@@ -65,6 +75,42 @@ class Machine:
         return tuple(map(tuple, found.values()))
 
 
+Costs = tuple[ShareCost, ...]
+"""Costs one after the other."""
+
+Ways = Mapping[Method, Costs]
+"""How something can be moved, and what each way takes."""
+
+_NOTHING: Ways = {Method.NONE: ()}
+
+_R, _SAME = PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE
+_S, _P = PlacementKind.SHARD, PlacementKind.PARTIAL
+
+FORWARD = {
+    (_S, _R): "gather",
+    (_S, _SAME): "gather",
+    (_P, _S): "scatter",
+    (_P, _R): "all_reduce",
+    (_P, _SAME): "all_reduce",
+    (_S, _S): "exchange",
+}
+"""Collective of a conversion forwards; none for the other pairs. Backwards, a conversion is that of
+the gradients, from the target's dual to the source's (:attr:`Placement.dual`)."""
+
+_RECEIVED = {_S: ("root", "root"), _R: ("broadcast", "reduce"), _SAME: ("broadcast", "")}
+_GIVEN = {_S: ("root", "root"), _P: ("reduce", "broadcast"), _SAME: ("", "broadcast"), _R: ("", "")}
+"""What an input or output takes between rank 0 and all, and its gradient: of CollectiveTimes."""
+
+FREE_KINDS = frozenset(
+    (
+        *("view", "unflatten", "unsqueeze", "squeeze", "transpose", "t", "permute", "select"),
+        *("slice", "narrow", "expand", "alias", "detach", "split", "split_with_sizes", "chunk"),
+        *("unbind", "swapaxes", "flatten", "lift_fresh"),
+    )
+)
+"""Operators that move nothing: their outputs are the memory of their inputs."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Half:
     """The forward or the backward of an instruction: a collective of all devices, then computing.
@@ -76,8 +122,8 @@ class Half:
         compute_s: seconds of every device, shape ``(num_devices,)``.
     """
 
-    moved: tuple[ShareCost, ...]
-    computed: tuple[ShareCost, ...]
+    moved: Costs
+    computed: Costs
     move_s: float
     compute_s: Vector
 
@@ -111,18 +157,7 @@ class PriceList:
     """
 
     def __init__(self, graph: SpmdGraph, machine: Machine, shares: tuple[float, ...]) -> None:
-        self.graph = graph
-        self.machine = machine
-        self.parts = Parts(shares)
-        training = machine.is_training
-        self._computations = ComputationCosts(graph, machine.speeds, is_training=training)
-        self._moves = MoveCosts(machine.times, machine.num_devices, is_training=training)
-        self._memory = MemoryCosts(
-            graph,
-            self.parts,
-            optimizer_tensors=machine.optimizer_tensors,
-            is_training=training,
-        )
+        self.graph, self.machine, self.parts = graph, machine, Parts(shares)
         self._none = np.zeros(machine.num_devices)
         self._known: dict[Hashable, Price] = {}
 
@@ -141,16 +176,33 @@ class PriceList:
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
         """A parameter or buffer kept in a placement; backwards the optimizer's step follows."""
-        update = self._computations.update(value, placement)
-        return self._price(((), ()), ((), update), self._memory.stored(value, placement))
+        seconds, flows = (
+            value.size_bytes * self.machine.speeds.update_s_per_byte,
+            self._flows(value),
+        )
+        none, units = self._none, placement.units or 0
+        line = ShareLine(none, seconds, units) if units else ShareLine(seconds, none)
+        update: Costs = ((line,),) if flows and seconds.any() else ()
+        tensors = 1 + (self.machine.optimizer_tensors if flows else 0)
+        memory = tensors * value.size_bytes * self.parts.of_placement(placement)
+        return self._price(memory, computed=((), update))
 
     def received(self, value: SpmdValue, placement: Placement) -> Price:
         """An input of the forward."""
-        return self._price(self._moves.receive(value, placement), ((), ()), self._none)
+        return self._with_root(value, _RECEIVED[placement.kind])
 
     def given(self, value: SpmdValue, placement: Placement) -> Price:
         """An output of the forward."""
-        return self._price(self._moves.give(value, placement), ((), ()), self._none)
+        return self._with_root(value, _GIVEN[placement.kind])
+
+    def _with_root(self, value: SpmdValue, collectives: tuple[str, str]) -> Price:
+        """A way between rank 0 and all, and the gradient's way back where there is one."""
+        moved: list[Costs] = [(), ()]
+        for half, name in enumerate(collectives):
+            if name and self.machine.num_devices > 1 and (half == 0 or self._flows(value)):
+                line: AlphaBeta = getattr(self.machine.times, name)
+                moved[half] = (self._flat(line.seconds(value.size_bytes)),)
+        return self._price(self._none, (moved[0], moved[1]))
 
     def computation(
         self, operator: SpmdOperator, placed: Rule | Computation, method: Method | None = None
@@ -162,21 +214,73 @@ class PriceList:
             *((value.size_bytes, value.requires_grad) for value in values),
         )
         if alike not in self._known:
-            self._known[alike] = self._computation(operator, placed, method)
+            moved: Costs = ()
+            if placed.option is Option.SUFFICIENT_FACTORS:
+                ways = self._factors(operator, placed)
+                method = method or self._best(ways)
+                moved = ways[method]
+            memory = self._none
+            if operator.kind not in FREE_KINDS:
+                for name, place in zip(operator.outputs, placed.outputs):
+                    memory = memory + self._kept(self.graph.value_of[name], place)
+            methods = method or Method.NONE, Method.NONE
+            computed = self._computed(operator, placed)
+            self._known[alike] = self._price(memory, ((), moved), computed, methods)
         return self._known[alike]
 
-    def _computation(
-        self, operator: SpmdOperator, placed: Rule | Computation, method: Method | None
-    ) -> Price:
-        computed = self._computations.halves(operator, placed.inputs, placed.outputs, placed.option)
-        moved: tuple[ShareCost, ...] = ()
-        if placed.option is Option.SUFFICIENT_FACTORS:
-            places = dict(operator.operands(placed.inputs, placed.outputs))
-            ways = self._moves.factors(operator, self.graph.value_of, places)
-            method = method or self._best(ways)
-            moved = ways[method]
-        memory = self._memory.made(operator, placed.outputs)
-        return self._price(((), moved), computed, memory, (method or Method.NONE, Method.NONE))
+    def _factors(self, operator: SpmdOperator, placed: Rule | Computation) -> Ways:
+        """Gathering a layer's input and its output's gradient, backwards."""
+        times = self.machine.times
+        ways = [
+            self._shards(
+                self.graph.value_of[name].size_bytes, place, times.all_gather, times.broadcast
+            )
+            for name, place in operator.operands(placed.inputs, placed.outputs)
+            if place.is_shard
+        ]
+        return {
+            method: tuple(cost for way in ways for cost in way[method])
+            for method in (Method.PADDED, Method.GROUPED)
+        }
+
+    def _computed(self, operator: SpmdOperator, placed: Rule | Computation) -> tuple[Costs, Costs]:
+        if operator.kind in FREE_KINDS:
+            return (), ()
+        value_of, part, whole, units = self.graph.value_of, 0, 0, 0
+        for name, place in operator.operands(placed.inputs, placed.outputs):
+            size = value_of[name].size_bytes
+            part, whole = (part + size, whole) if place.is_shard else (part, whole + size)
+            units = units or place.units or 0
+
+        def passes(count: int, units: int = units) -> ShareCost:
+            """So many times over the parts of all devices, or over everything on each."""
+            if units:
+                return self._roofline(count, units, (operator.flops, 0.0), (part, whole))
+            return self._roofline(count, 0, (0.0, operator.flops), (0.0, part + whole))
+
+        backward: Costs = ()
+        if any(self._flows(value_of[name]) for name in operator.outputs):
+            wanted = sum(value_of[name].requires_grad for name in operator.inputs)
+            count = min(wanted, 2) if operator.flops else 1
+            if placed.option is Option.SUFFICIENT_FACTORS:
+                # All devices compute the gradient of the weight as a whole.
+                backward = passes(count - 1), passes(1, 0)
+            elif count:
+                backward = (passes(count),)
+        return (passes(1),), backward
+
+    def _roofline(
+        self, count: int, units: int, flops: tuple[float, float], moved: tuple[float, float]
+    ) -> ShareCost:
+        """Passes over what is dealt and what is whole, of operations and of bytes."""
+        speeds = self.machine.speeds
+        return tuple(
+            ShareLine(count * (speeds.launch_s + whole / per_s), count * part / per_s, units)
+            for (part, whole), per_s in (
+                (flops, speeds.flops_per_s),
+                (moved, speeds.memory_bytes_per_s),
+            )
+        )
 
     def conversion(
         self,
@@ -188,43 +292,91 @@ class PriceList:
         """A value in another placement, forwards and backwards by the cheapest methods or these."""
         alike = (value.size_bytes, value.requires_grad, value.source, source, target, methods)
         if alike not in self._known:
-            ways = self._moves.conversion(value, source, target)
-            method, back = methods or (self._best(ways.forward), self._best(ways.backward))
-            memory = self._converted(value, source, target)
-            moved = ways.forward[method], ways.backward[back]
-            self._known[alike] = self._price(moved, ((), ()), memory, (method, back))
+            forward, backward = self.ways(value, source, target)
+            method, back = methods or (self._best(forward), self._best(backward))
+            kinds = source.kind, target.kind
+            is_new = kinds in FORWARD or kinds == (_S, _P)
+            memory = self._kept(value, target) if is_new else self._none
+            moved = forward[method], backward[back]
+            self._known[alike] = self._price(memory, moved, methods=(method, back))
         return self._known[alike]
+
+    def ways(self, value: SpmdValue, source: Placement, target: Placement) -> tuple[Ways, Ways]:
+        """How a value, and its gradient, can be had in another placement."""
+        forward = self._collective(value.size_bytes, source, target)
+        if not self._flows(value):
+            return forward, _NOTHING
+        backward = self._collective(value.size_bytes, target.dual, source.dual)
+        direct = Conversion(value.name, source, target, Method.NONE, Method.DIRECT)
+        if is_summed_later(value, direct) and Method.DIRECT in backward:
+            in_bucket_s = self.machine.times.all_reduce.in_bucket_s(value.size_bytes, BUCKET_BYTES)
+            backward = {**backward, Method.DIRECT: (self._flat(in_bucket_s),)}
+        return forward, backward
+
+    def _collective(self, size_bytes: float, source: Placement, target: Placement) -> Ways:
+        name, times = FORWARD.get((source.kind, target.kind)), self.machine.times
+        if name is None or source == target or self.machine.num_devices == 1:
+            return _NOTHING
+        if name == "gather":
+            return self._shards(size_bytes, source, times.all_gather, times.broadcast)
+        if name == "scatter":
+            return self._shards(size_bytes, target, times.reduce_scatter, times.reduce)
+        if name == "exchange":
+            return {Method.DIRECT: (self._padded(times.all_to_all, size_bytes, source, target),)}
+        both_s = times.reduce_scatter.seconds(size_bytes) + times.all_gather.seconds(size_bytes)
+        return {
+            Method.DIRECT: (self._flat(times.all_reduce_s(size_bytes)),),
+            Method.SCATTER_GATHER: (self._flat(both_s),),
+        }
+
+    def _shards(
+        self, size_bytes: float, shard: Placement, padded: AlphaBeta, single: AlphaBeta
+    ) -> Ways:
+        num_devices = self.machine.num_devices
+        grouped_s = num_devices * single.alpha_s + single.beta_s_per_byte * size_bytes
+        return {
+            Method.PADDED: (self._padded(padded, size_bytes, shard),),
+            Method.GROUPED: (self._flat(grouped_s),),
+        }
+
+    def _flat(self, seconds: float) -> ShareCost:
+        return (ShareLine(self._none + seconds, self._none),)
+
+    def _padded(self, line: AlphaBeta, size_bytes: float, *shards: Placement) -> ShareCost:
+        """All parts as long as the largest: devices times it in bytes."""
+        alpha_s = self._none + line.alpha_s
+        slope_s = self._none + line.beta_s_per_byte * size_bytes * self.machine.num_devices
+        return tuple(ShareLine(alpha_s, slope_s, shard.units or 0) for shard in shards)
+
+    def _flows(self, value: SpmdValue) -> bool:
+        """Whether there is a gradient of a value."""
+        return self.machine.is_training and value.requires_grad
+
+    def _kept(self, value: SpmdValue, placement: Placement) -> Vector:
+        """Bytes of a tensor, where a backward may read it."""
+        if not self._flows(value):
+            return self._none
+        return value.size_bytes * self.parts.of_placement(placement)
 
     def _price(
         self,
-        moved: TwoWays,
-        computed: TwoWays,
         memory_bytes: Vector,
+        moved: tuple[Costs, Costs] = ((), ()),
+        computed: tuple[Costs, Costs] = ((), ()),
         methods: tuple[Method, Method] = (Method.NONE, Method.NONE),
     ) -> Price:
         """What moves and what is computed, forwards and backwards each, as a price."""
-        halves = self._half(moved[0], computed[0]), self._half(moved[1], computed[1])
-        seconds = sum(self._total_s((*half.moved, *half.computed)) for half in halves)
-        return Price(seconds, memory_bytes, halves, *methods)
+        one, other = map(self._half, moved, computed)
+        seconds = sum(self._total_s((*half.moved, *half.computed)) for half in (one, other))
+        return Price(seconds, memory_bytes, (one, other), *methods)
 
-    def _half(self, moved: tuple[ShareCost, ...], computed: tuple[ShareCost, ...]) -> Half:
+    def _half(self, moved: Costs, computed: Costs) -> Half:
         compute_s = sum(map(self.parts.seconds_each, computed), self._none)
         return Half(moved, computed, self._total_s(moved), compute_s)
 
-    def _total_s(self, costs: tuple[ShareCost, ...]) -> float:
+    def _total_s(self, costs: Costs) -> float:
         """Seconds of costs one after the other."""
         return sum(map(self.parts.seconds, costs))
 
-    def _converted(self, value: SpmdValue, source: Placement, target: Placement) -> Vector:
-        kinds = (source.kind, target.kind)
-        if kinds in FORWARD or kinds == (PlacementKind.SHARD, PlacementKind.PARTIAL):
-            return self._memory.kept(value, target)
-        return self._none
-
     def _best(self, ways: Ways) -> Method:
         return min(ways, key=lambda method: self._total_s(ways[method]))
-
-
-def is_given(value: SpmdValue) -> bool:
-    """Whether a value is there without an operator."""
-    return value.source is not ValueSource.OPERATOR

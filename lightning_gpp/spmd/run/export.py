@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.run.graph_of_calls import graph_of_calls
 from lightning_gpp.spmd.run.node_reader import ExportError, NodeReader
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 
@@ -100,34 +99,14 @@ def export_forward(
             raise _error(module, error) from error
     sys.stderr.write(said.getvalue())
     reader = NodeReader(module)
-    reader.read_inputs(program)
+    reader.read_inputs(program, pytree.tree_leaves(stand_ins))
     reader.read(program.graph_module)
-    outputs, results = reader.results(program)
-    flat, _ = pytree.tree_flatten(stand_ins)
-    user_inputs = [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
-    ]
-    arguments = tuple(
-        name if isinstance(leaf, Tensor) else None
-        for name, leaf in zip(user_inputs, flat, strict=True)
-    )
-    read = {name for call in reader.calls for name in reader.read_by[call.name]}
-    sources = {n: s for n, s in reader.sources.items() if n in read or n in outputs}
-    arguments = tuple(name if name in sources else None for name in arguments)
-    form = CallForm(arguments, program.call_spec.out_spec, tuple(results))
-    trained = {n for n, p in module.named_parameters() if p.requires_grad}
-    trained |= {n for n, t in zip(arguments, flat, strict=True) if n and t.requires_grad}
-    graph = graph_of_calls(
-        sources,
-        reader.calls,
-        {call.name: reader.read_by[call.name] for call in reader.calls},
-        {call.name: reader.made_by[call.name] for call in reader.calls},
-        reader.modules,
-        outputs,
-        trained if torch.is_grad_enabled() else set(),
-    )
+    results = reader.results(program)
+    names = [str(result) for result in results if reader.is_value(result)]
+    graph = reader.graph(names)
+    arguments = tuple(name if name in graph.value_of else None for name in reader.arguments)
+    leaves = tuple((str(r), None) if reader.is_value(r) else (None, r) for r in results)
+    form = CallForm(arguments, program.call_spec.out_spec, leaves)
     return ExportedForward(graph, tuple(reader.calls), reader.constants, form)
 
 

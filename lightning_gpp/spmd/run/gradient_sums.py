@@ -95,10 +95,6 @@ class GradientSums:
         for parameters, ended in begun:
             give_gradients(parameters, _cut(ended(), parameters))
 
-    def forget(self) -> None:
-        """Leaves out what an earlier backward left behind that failed."""
-        self._open, self._size_bytes, self._begun = [], 0, []
-
 
 def _cut(flat: Tensor, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
     """The gradients of parameters, one after the other in memory."""

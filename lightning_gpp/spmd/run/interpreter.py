@@ -1,36 +1,40 @@
-"""Runs an SPMD program on one device: the instructions one by one, each on the device's parts."""
+"""Runs an SPMD program on one device: instruction by instruction, each on the device's parts.
+
+Autograd has the operators one at a time; what follows what, backwards as well, is up to the
+program. So all devices do the same things in the same order and meet at the same collectives.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.common.torch_device import forked_random
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSource
+from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Option,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
 )
-from lightning_gpp.spmd.run.collectives import Collectives, Shape
+from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
-from lightning_gpp.spmd.run.gradient_sums import GradientSums
-from lightning_gpp.spmd.run.graph_of_calls import on_device
-from lightning_gpp.spmd.run.local_arguments import local_arguments
+from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
+from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, run_operator
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
-from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
-from lightning_gpp.spmd.run.program_run import Key, LocalGraph, ProgramRun, cut
 from lightning_gpp.spmd.run.shards import Shards
+
+Key = tuple[str, Placement]
+"""A value in one of its placements."""
 
 _DRAWING = threading.Lock()
 """Devices that are threads of one process share its generator of random numbers."""
@@ -56,8 +60,8 @@ class Interpreter:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pace: EmulatedProgram | None = None
     mover: Mover = field(init=False)
-    _call_of: dict[str, tuple[int, OperatorCall]] = field(init=False)
-    _last_use: dict[Key, int] = field(init=False)
+    place_of: dict[str, int] = field(init=False)
+    last_use: dict[Key, int] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.program.num_devices != self.collectives.num_ranks:
@@ -65,21 +69,34 @@ class Interpreter:
                 f"the program is for {self.program.num_devices} devices, there are "
                 f"{self.collectives.num_ranks} ranks"
             )
-        self.mover = Mover(self.collectives, Shards(self.program.shares))
-        self._call_of = {call.name: (number, call) for number, call in enumerate(self.calls)}
-        self._last_use = {
+        for value in self.graph.of_source(ValueSource.BUFFER):
+            if (stored := self.program.stored(value.name)).is_shard:
+                raise ValueError(
+                    f"the program stores the buffer {value.name!r} as {stored}; buffers are stored "
+                    "whole, as operators may change them"
+                )
+        self.mover = Mover(self.collectives, Shards(self.program.shares), self.device)
+        self.place_of = {call.name: place for place, call in enumerate(self.calls)}
+        self.last_use = {
             key: number
             for number, instruction in enumerate(self.program.instructions)
-            for key in _reads(instruction, self.graph)
+            for key in self.reads(instruction)
         }
-        _check_buffers(self.graph, self.program, self._call_of)
+
+    def reads(self, instruction: Instruction) -> list[Key]:
+        """The values that an instruction reads."""
+        match instruction:
+            case Conversion():
+                return [(instruction.value, instruction.source)]
+            case ReturnOutput():
+                return [(instruction.value, instruction.placement)]
+            case Computation():
+                names = self.graph.operator_of[instruction.operator].inputs
+                return list(zip(names, instruction.inputs, strict=True))
+        return []
 
     def run(
-        self,
-        stored: Mapping[str, Tensor],
-        inputs: Mapping[str, Tensor] | None,
-        *,
-        seed: int = 0,
+        self, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None, *, seed: int = 0
     ) -> ProgramRun:
         """The forward; where gradients are recorded, a backward may follow.
 
@@ -88,176 +105,220 @@ class Interpreter:
             inputs: the arguments of the forward, on rank 0.
             seed: of random numbers; the same on all ranks.
         """
-        sums = GradientSums(self.collectives, pace=self.pace)
-        run = ProgramRun(
-            self.graph, self.program, self.mover, sums, stored, inputs, self.device, self.pace
-        )
-        there: dict[Key, Tensor] = {}
-        for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
-            for value in self.graph.of_source(source):
-                there[value.name, self.program.stored(value.name)] = stored[value.name].detach()
-        for number, instruction in enumerate(self.program.instructions):
-            match instruction:
-                case ReceiveInput():
-                    received = self._receive(inputs, instruction)
-                    there[instruction.value, instruction.placement] = received
-                case Conversion():
-                    whole = self.graph.value_of[instruction.value].shape
-                    part = there[instruction.value, instruction.source]
-                    converted = self.mover.convert(part, whole, instruction)
-                    there[instruction.value, instruction.target] = converted
-                case Computation():
-                    self._compute(there, run, number, instruction, seed)
-                case ReturnOutput():
-                    part = there[instruction.value, instruction.placement]
-                    run.results[instruction.value] = self._give(part, instruction)
-            if self.pace is not None:
-                self.pace.passed(number, is_backward=False)
-            for key in _reads(instruction, self.graph):
-                if self._last_use[key] == number:
-                    there.pop(key, None)
-        if self.pace is not None:
-            self.pace.end_half(is_backward=False)
+        run = ProgramRun(self, stored, inputs)
+        run.forward(seed)
         return run
 
-    def _receive(self, inputs: Mapping[str, Tensor] | None, instruction: ReceiveInput) -> Tensor:
-        value = self.graph.value_of[instruction.value]
-        given = None if inputs is None else inputs[value.name].detach().to(self.device)
-        return self.mover.receive(given, value.shape, getattr(torch, value.spec.dtype), instruction)
 
-    def _give(self, part: Tensor, instruction: ReturnOutput) -> Tensor:
-        """On rank 0 a result of the forward; elsewhere an empty tensor in its place."""
-        value = self.graph.value_of[instruction.value]
-        given = self.mover.give(part, value.shape, instruction)
-        result = part.new_zeros(0) if given is None else given.detach()
-        return result.requires_grad_(value.requires_grad and torch.is_grad_enabled())
+class ProgramRun:
+    """A forward that backwards may follow.
 
-    def _compute(
+    Args:
+        interpreter: of this device.
+        stored: this device's parts of parameters and buffers.
+        inputs: the arguments of the forward, on rank 0.
+
+    Attributes:
+        results: of the forward by name: on rank 0; elsewhere empty tensors.
+    """
+
+    def __init__(
         self,
-        there: dict[Key, Tensor],
-        run: ProgramRun,
-        number: int,
-        computation: Computation,
-        seed: int,
+        interpreter: Interpreter,
+        stored: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor] | None,
     ) -> None:
+        self._of, self.graph, self._mover = interpreter, interpreter.graph, interpreter.mover
+        self._program, self._pace = interpreter.program, interpreter.pace
+        self._stored, self._inputs = stored, inputs
+        self._there: dict[Key, Tensor] = {}
+        """Values in the forward, then gradients."""
+        self._local: dict[int, LocalGraph] = {}
+        """Number of an instruction -> autograd's graph of its operator."""
+        self._sums = GradientSums(interpreter.collectives, pace=self._pace)
+        self.results: dict[str, Tensor] = {}
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """The results in the order of the graph."""
+        return [self.results[name] for name in self.graph.outputs]
+
+    # Forwards --------------------------------------------------------------------------------
+
+    def forward(self, seed: int) -> None:
+        """Runs all instructions."""
+        for value in self.graph.values:
+            if value.source in (ValueSource.PARAMETER, ValueSource.BUFFER):
+                key = value.name, self._program.stored(value.name)
+                self._there[key] = self._stored[value.name].detach()
+        for number, instruction in enumerate(self._program.instructions):
+            if isinstance(instruction, Computation):
+                self._compute(number, instruction, seed)
+            else:
+                self._move(instruction, self.graph.value_of[instruction.value])
+            if self._pace is not None:
+                self._pace.passed(number, is_backward=False)
+            for key in self._of.reads(instruction):
+                if self._of.last_use[key] == number:
+                    self._there.pop(key, None)
+        self._there = {}
+        if self._pace is not None:
+            self._pace.end_half(is_backward=False)
+
+    def _move(
+        self, instruction: ReceiveInput | Conversion | ReturnOutput, value: SpmdValue
+    ) -> None:
+        name, whole, mover = value.name, value.shape, self._mover
+        match instruction:
+            case ReceiveInput(placement=place):
+                given = None if self._inputs is None else self._inputs[name].detach()
+                what = f"argument {name}, {place}"
+                self._there[name, place] = mover.from_root(given, whole, _dtype(value), place, what)
+            case Conversion(source=source, target=target, method=method):
+                part, what = self._there[name, source], f"{name} {source} -> {target}"
+                converted = mover.move(part, whole, source, target, method, what)
+                self._there[name, target] = converted
+            case ReturnOutput(placement=place):
+                part = self._there[name, place]
+                given = mover.to_root(part, whole, place, f"result {name}, {place}")
+                result = part.new_zeros(0) if given is None else given.detach()
+                has_gradient = value.requires_grad and torch.is_grad_enabled()
+                self.results[name] = result.requires_grad_(has_gradient)
+
+    def _compute(self, number: int, computation: Computation, seed: int) -> None:
         operator = self.graph.operator_of[computation.operator]
-        place, call = self._call_of[operator.name]
-        tensors = [there[key] for key in zip(operator.inputs, computation.inputs, strict=True)]
+        place = self._of.place_of[operator.name]
+        call = self._of.calls[place]
+        tensors = [self._there[key] for key in self._of.reads(computation)]
         is_recorded = call.is_recorded and torch.is_grad_enabled()
         if is_recorded:
             flows = [self.graph.value_of[name].requires_grad for name in operator.inputs]
             tensors = [cut(t) if flow else t for t, flow in zip(tensors, flows, strict=True)]
+        how = call, self.graph, computation, self._mover, tensors
         if call.is_random:
             is_sharded = any(placement.is_shard for placement in computation.outputs)
-            own = 1 + self.collectives.rank if is_sharded else 0
-            with _DRAWING, forked_random(self.device):
+            own = 1 + self._mover.rank if is_sharded else 0
+            with _DRAWING, forked_random(self._of.device):
                 torch.manual_seed(((seed * 1_000_003 + place) * 8191 + own) % 2**63)
-                made = self._called(call, operator, computation, tensors)
+                made = run_operator(*how)
         else:
-            made = self._called(call, operator, computation, tensors)
-        self._check(operator, computation, made)
+            made = run_operator(*how)
         if is_recorded:
-            run.local[number] = LocalGraph.of(tensors, made)
+            self._local[number] = LocalGraph.of(tensors, made)
         keys = zip(operator.outputs, computation.outputs, strict=True)
-        there.update(zip(keys, (tensor.detach() for tensor in made), strict=True))
+        self._there |= zip(keys, (tensor.detach() for tensor in made), strict=True)
 
-    def _called(
-        self,
-        call: OperatorCall,
-        operator: SpmdOperator,
-        computation: Computation,
-        tensors: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """This device's parts of the outputs of an operator."""
-        shapes = self._shapes(operator.outputs, computation.outputs)
-        arguments = local_arguments(operator.kind, call.arguments, computation.outputs, shapes)
-        arguments = on_device(arguments, self.device)
+    # Backwards -------------------------------------------------------------------------------
 
-        def run(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return call.run(given, arguments)
-
-        match computation.option:
-            case Option.PLAIN:
-                return run(tensors)
-            case Option.MEAN:
-                whole = self.graph.value_of[operator.inputs[0]].shape
-                return (mean_of_part(run, tensors[0], whole),)
-            case Option.VOCABULARY:
-                first = self._first_row(operator, computation)
-                return (look_up_rows(tensors[0], tensors[1], first, arguments),)
-            case Option.SUFFICIENT_FACTORS:
-                wholes = [self.graph.value_of[name].shape for name in operator.inputs]
-                result = self.graph.value_of[operator.outputs[0]].shape, computation.outputs[0]
-                found = sufficient_factors(
-                    self.mover, computation, run, operator.arguments, tensors, wholes, result
-                )
-                return (found,)
-
-    def _first_row(self, operator: SpmdOperator, computation: Computation) -> int:
-        """The first row of a table that this device has."""
-        placement = computation.inputs[0]
-        length = self.graph.value_of[operator.inputs[0]].shape[0]
-        first = self.mover.shards.start(placement, self.collectives.rank)
-        return first * placement.block(length)
-
-    def _shapes(self, names: Sequence[str], placements: Sequence[Placement]) -> list[Shape]:
-        rank, shards = self.collectives.rank, self.mover.shards
-        return [
-            shards.shape(self.graph.value_of[name].shape, placement, rank)
-            for name, placement in zip(names, placements, strict=True)
-        ]
-
-    def _check(
-        self, operator: SpmdOperator, computation: Computation, made: Sequence[Tensor]
+    def backward(
+        self, reached: Sequence[str], gradients: Mapping[str, Tensor], *, retain: bool = False
     ) -> None:
-        """A part of another size than its placement says would go wrong silently later."""
-        expected = self._shapes(operator.outputs, computation.outputs)
-        for shape, tensor in zip(expected, made, strict=True):
-            if tuple(tensor.shape) != shape:
-                raise RuntimeError(
-                    f"operator {operator.name!r} ({operator.kind}, rule {computation.note!r}) made "
-                    f"{tuple(tensor.shape)} on rank {self.collectives.rank}, but {shape} is this "
-                    f"rank's part as {', '.join(map(str, computation.outputs))}"
-                )
+        """Goes backward; parameters, and arguments on rank 0, have their gradients after it.
+
+        Args:
+            reached: results that the loss depends on, the same on all devices.
+            gradients: theirs, on rank 0.
+            retain: whether another backward may follow.
+        """
+        self._there = {}
+        self._sums = GradientSums(self._of.collectives, pace=self._pace)
+        for number in reversed(range(len(self._program.instructions))):
+            instruction = self._program.instructions[number]
+            if isinstance(instruction, Computation):
+                is_reached = self._compute_back(number, instruction, retain)
+            else:
+                value = self.graph.value_of[instruction.value]
+                is_reached = self._move_back(instruction, value, reached, gradients)
+            if is_reached and self._pace is not None:
+                self._pace.passed(number, is_backward=True)
+        self._give([gradients[name] for name in reached if name in gradients], retain=retain)
+        self._sums.finish()
+        if self._pace is not None:
+            self._pace.end_half(is_backward=True)
+
+    def _move_back(
+        self,
+        instruction: ReceiveInput | Conversion | ReturnOutput,
+        value: SpmdValue,
+        reached: Sequence[str],
+        gradients: Mapping[str, Tensor],
+    ) -> bool:
+        """Moves a gradient; whether any has come to the instruction."""
+        name, whole, mover = value.name, value.shape, self._mover
+        if isinstance(instruction, ReturnOutput):
+            dual, what = instruction.placement.dual, f"gradient of result {name}"
+            if name in reached:
+                found = mover.from_root(gradients.get(name), whole, _dtype(value), dual, what)
+                self._add((name, instruction.placement), found)
+            return name in reached
+        if isinstance(instruction, ReceiveInput):
+            place = instruction.placement
+            if (gradient := self._there.pop((name, place), None)) is None:
+                return False
+            given = mover.to_root(gradient, whole, place.dual, f"gradient of argument {name}")
+            if given is not None and self._inputs is not None:
+                torch.autograd.backward(self._inputs[name], given)
+            return True
+        source, target = instruction.source, instruction.target
+        if (gradient := self._there.pop((name, target), None)) is None:
+            return False
+        if bytes_in_bucket(self._program, instruction, self.graph):
+            if self._stored[name].requires_grad:
+                self._sums.add(self._stored[name], gradient)
+        else:
+            what, method = f"gradient of {name} {source} -> {target}", instruction.backward_method
+            found = mover.move(gradient, whole, target.dual, source.dual, method, what)
+            self._add((name, source), found)
+        return True
+
+    def _compute_back(self, number: int, computation: Computation, retain: bool) -> bool:
+        operator = self.graph.operator_of[computation.operator]
+        outputs = zip(operator.outputs, computation.outputs, strict=True)
+        gradients = [self._there.pop(key, None) for key in outputs]
+        if all(gradient is None for gradient in gradients):
+            return False
+        local = self._local[number] if retain else self._local.pop(number)
+        found = local.backward(gradients, retain=retain)
+        for key, gradient in zip(self._of.reads(computation), found, strict=True):
+            value = self.graph.value_of[key[0]]
+            if value.requires_grad:
+                if gradient is None:  # the operator reads no numbers of it
+                    shape = self._mover.shards.shape(value.shape, key[1], self._mover.rank)
+                    gradient = torch.zeros(shape, dtype=_dtype(value), device=self._of.device)
+                self._add(key, gradient)
+        return True
+
+    def _add(self, key: Key, gradient: Tensor) -> None:
+        there = self._there.get(key)
+        self._there[key] = gradient if there is None else there + gradient
+
+    def _give(self, given: Iterable[Tensor], *, retain: bool) -> None:
+        """Parameters that are not summed later get the gradients that have come to them.
+
+        Args:
+            given: gradients of results, which the user has as well.
+            retain: whether operators keep what their gradients may be a part of.
+        """
+        known = {gradient.untyped_storage().data_ptr() for gradient in given}
+        trained, own = [], []
+        for name, part in self._stored.items():
+            gradient = self._there.pop((name, self._program.stored(name)), None)
+            if gradient is not None and part.requires_grad:
+                memory = gradient.untyped_storage()
+                is_part = memory.nbytes() > gradient.nbytes
+                is_shared = retain or is_part or memory.data_ptr() in known
+                trained.append(part)
+                own.append(gradient.clone() if is_shared else gradient)
+                known.add(memory.data_ptr())
+        gradient = None  # the last one is not to be had twice, either
+        if trained:
+            own.reverse()
+            give_gradients(trained, (own.pop() for _ in trained))
 
 
-def _reads(instruction: Instruction, graph: SpmdGraph) -> list[Key]:
-    """The values that an instruction reads."""
-    match instruction:
-        case Conversion():
-            return [(instruction.value, instruction.source)]
-        case Computation():
-            operator = graph.operator_of[instruction.operator]
-            return list(zip(operator.inputs, instruction.inputs, strict=True))
-        case ReturnOutput():
-            return [(instruction.value, instruction.placement)]
-        case _:
-            return []
-
-
-def _check_buffers(
-    graph: SpmdGraph, program: SpmdProgram, call_of: Mapping[str, tuple[int, OperatorCall]]
-) -> None:
-    """A buffer that operators change has to be changed where it is stored.
-
-    Raises:
-        ValueError: a part or a copy of it would be changed, or only summands of it are there.
-    """
-    for instruction in program.instructions:
-        if not isinstance(instruction, Computation):
-            continue
-        operator = graph.operator_of[instruction.operator]
-        for name, role, placement in zip(
-            operator.inputs, operator.arguments, instruction.inputs, strict=True
-        ):
-            if role not in _written(call_of[operator.name][1]):
-                continue
-            stored = program.stored(name)
-            if placement != stored and not (placement.is_replicated and stored.is_replicated):
-                raise ValueError(
-                    f"operator {operator.name!r} changes the buffer {name!r} as {placement}, which "
-                    f"is stored as {stored}"
-                )
+def _dtype(value: SpmdValue) -> torch.dtype:
+    found: torch.dtype = getattr(torch, value.spec.dtype)
+    return found
 
 
 def written_buffers(graph: SpmdGraph, calls: Sequence[OperatorCall]) -> set[str]:
@@ -266,14 +327,5 @@ def written_buffers(graph: SpmdGraph, calls: Sequence[OperatorCall]) -> set[str]
         name
         for operator, call in zip(graph.operators, calls, strict=True)
         for name, role in zip(operator.inputs, operator.arguments, strict=True)
-        if role in _written(call)
+        if role in call.written
     }
-
-
-def _written(call: OperatorCall) -> set[str]:
-    """Names of the arguments that a call changes."""
-    schema = call.function._schema
-    found = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-    if schema.name == "aten::batch_norm" and call.arguments.get("training"):
-        found |= {"running_mean", "running_var"}
-    return found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gpp.spmd.placement import PARTIAL, R_SUMMED, Placement
-from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
+from lightning_gpp.spmd.placement import PARTIAL, Placement, shard
+from lightning_gpp.spmd.program import Method
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -26,10 +26,17 @@ class Mover:
     Attributes:
         collectives: of this device with the others.
         shards: how tensors are dealt.
+        device: where its tensors are.
     """
 
     collectives: Collectives
     shards: Shards
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this device."""
+        return self.collectives.rank
 
     def move(
         self,
@@ -51,7 +58,7 @@ class Mover:
             purpose: what for, for errors.
         """
         is_grouped = method is Method.GROUPED
-        rank, shards, group = self.collectives.rank, self.shards, self.collectives
+        rank, shards, group = self.rank, self.shards, self.collectives
         if source == target or (source.is_replicated and target.is_replicated):
             return tensor
         if source.is_replicated and target.is_shard:
@@ -63,7 +70,7 @@ class Mover:
             parts = group.all_gather(tensor, shapes, is_grouped=is_grouped, purpose=purpose)
             return shards.join(parts, source)
         if source.is_shard and target.is_shard:
-            return self._reshard(tensor, whole, source, target, is_grouped, purpose)
+            return self._reshard(tensor, whole, source, target, purpose)
         if source.is_shard:
             return shards.pad(tensor, whole, source, rank)
         if target.is_shard:
@@ -74,40 +81,38 @@ class Mover:
         return group.all_reduce(tensor, purpose=purpose)
 
     def _reshard(
-        self,
-        tensor: Tensor,
-        whole: Shape,
-        source: Placement,
-        target: Placement,
-        is_grouped: bool,
-        purpose: str,
+        self, tensor: Tensor, whole: Shape, source: Placement, target: Placement, purpose: str
     ) -> Tensor:
         """From one shard to another: of one dimension dealt otherwise, or of two dimensions."""
-        shards, rank = self.shards, self.collectives.rank
+        shards, rank, group = self.shards, self.rank, self.collectives
         if source.dim != target.dim:
             parts = shards.cut_all(tensor, target)
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
-            found = self.collectives.all_to_all(
-                parts, shapes, is_grouped=is_grouped, purpose=purpose
-            )
+            found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
             return shards.join(found, source)
-        dim, length = source.dim, whole[source.dim or 0]
+        dim = source.dim
         assert dim is not None
-        here = [_rows(shards, source, length, device) for device in range(shards.num_devices)]
-        there = [_rows(shards, target, length, device) for device in range(shards.num_devices)]
-        own = {int(row): place for place, row in enumerate(here[rank])}
-        parts = [
-            tensor.index_select(dim, _index([own[row] for row in rows if row in own], tensor))
-            for rows in there
-        ]
+        here, there = (self._rows(placement, whole[dim]) for placement in (source, target))
+
+        def chosen(tensor: Tensor, place: dict[int, int], rows: list[int]) -> Tensor:
+            index = [place[row] for row in rows if row in place]
+            return tensor.index_select(
+                dim, torch.tensor(index, dtype=torch.int64).to(tensor.device)
+            )
+
+        own = {row: place for place, row in enumerate(here[rank])}
+        parts = [chosen(tensor, own, rows) for rows in there]
         wanted = set(there[rank])
         from_each = [[row for row in rows if row in wanted] for rows in here]
         shapes = [(*whole[:dim], len(rows), *whole[dim + 1 :]) for rows in from_each]
-        found = self.collectives.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+        found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
         place = {row: at for at, row in enumerate(row for rows in from_each for row in rows)}
-        return torch.cat(found, dim).index_select(
-            dim, _index([place[row] for row in there[rank]], tensor)
-        )
+        return chosen(torch.cat(found, dim), place, there[rank])
+
+    def _rows(self, placement: Placement, length: int) -> list[list[int]]:
+        """Which elements of a dimension every device has, in its order."""
+        in_front = shard(0, placement.units or 0, outer=placement.outer)
+        return [part.tolist() for part in self.shards.cut_all(torch.arange(length), in_front)]
 
     def _in_two(self, tensor: Tensor, purpose: str) -> Tensor:
         """A sum as reduce-scatter and all-gather, every device adding up an equal part."""
@@ -126,10 +131,16 @@ class Mover:
         target: Placement,
         purpose: str,
     ) -> Tensor:
-        """This device's part of a tensor that rank 0 gives whole: a broadcast or a scatter."""
+        """This device's part of a tensor that rank 0 gives whole: a broadcast or a scatter.
+
+        Nothing moves for summands: rank 0's is all of it, the others' are zeros.
+        """
+        given = None if tensor is None else tensor.to(self.device)
+        if target == PARTIAL:
+            return torch.zeros(whole, dtype=dtype, device=self.device) if given is None else given
         if not target.is_shard:
-            return self.collectives.broadcast(tensor, whole, dtype, purpose=purpose)
-        parts = None if tensor is None else self.shards.cut_all(tensor, target)
+            return self.collectives.broadcast(given, whole, dtype, purpose=purpose)
+        parts = None if given is None else self.shards.cut_all(given, target)
         shapes = self.shards.shapes(whole, target)
         return self.collectives.scatter(parts, shapes, dtype, purpose=purpose)
 
@@ -143,72 +154,4 @@ class Mover:
             return None if parts is None else self.shards.join(parts, source)
         if source == PARTIAL:
             return self.collectives.reduce(tensor, purpose=purpose)
-        return tensor if self.collectives.rank == 0 else None
-
-    # What a program's instructions move, and their gradients ---------------------------------
-
-    def convert(self, part: Tensor, whole: Shape, conversion: Conversion) -> Tensor:
-        """This device's part of a value in another placement."""
-        source, target = conversion.source, conversion.target
-        what = f"{conversion.value} {source} -> {target}"
-        return self.move(part, whole, source, target, conversion.method, what)
-
-    def convert_back(self, gradient: Tensor, whole: Shape, conversion: Conversion) -> Tensor:
-        """The gradient of the value that was converted."""
-        source, target = conversion.source, conversion.target
-        method = conversion.backward_method
-        what = f"gradient of {conversion.value} {source} -> {target}"
-        return self.move(gradient, whole, target.dual, source.dual, method, what)
-
-    def receive(
-        self, given: Tensor | None, whole: Shape, dtype: torch.dtype, instruction: ReceiveInput
-    ) -> Tensor:
-        """This device's part of an argument of the forward, which rank 0 gives."""
-        what = f"argument {instruction.value}, {instruction.placement}"
-        return self.from_root(given, whole, dtype, instruction.placement, what)
-
-    def receive_back(
-        self, gradient: Tensor, whole: Shape, instruction: ReceiveInput
-    ) -> Tensor | None:
-        """On rank 0 the gradient of an argument."""
-        what = f"gradient of argument {instruction.value}, {instruction.placement}"
-        return self.to_root(gradient, whole, instruction.placement.dual, what)
-
-    def give(self, part: Tensor, whole: Shape, instruction: ReturnOutput) -> Tensor | None:
-        """On rank 0 a result of the forward."""
-        source = instruction.placement
-        return self.to_root(part, whole, source, f"result {instruction.value}, {source}")
-
-    def give_back(
-        self,
-        gradient: Tensor | None,
-        whole: Shape,
-        dtype: torch.dtype,
-        device: torch.device,
-        instruction: ReturnOutput,
-    ) -> Tensor:
-        """This device's part of a result's gradient, which rank 0 gives.
-
-        Rank 0 has it whole, a summand of ``R``, with zeros elsewhere.
-        """
-        source = instruction.placement
-        if source == R_SUMMED:
-            is_root = self.collectives.rank == 0
-            zeros = torch.zeros(whole, dtype=dtype, device=device)
-            return gradient if is_root and gradient is not None else zeros
-        what = f"gradient of result {instruction.value}, {source}"
-        return self.from_root(gradient, whole, dtype, source.dual, what)
-
-
-def _rows(shards: Shards, placement: Placement, length: int, device: int) -> list[int]:
-    """Which elements of a dimension a device has, in its order."""
-    part = shards.cut(torch.arange(length), _in_front(placement), device)
-    return [int(row) for row in part]
-
-
-def _in_front(placement: Placement) -> Placement:
-    return Placement(placement.kind, 0, placement.units, placement.outer)
-
-
-def _index(rows: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+        return tensor if self.rank == 0 else None

@@ -1,21 +1,30 @@
-"""The nodes of an exported program as calls of operators.
+"""The nodes of an exported program as calls of operators, and as the graph that planners read.
 
 Parameters that are tied are one value; what runs in ``torch.no_grad()`` is among the other calls,
-marked; operators in place become such that make new tensors; checks of sizes are dropped.
+marked; checks of sizes are dropped. Every call runs once on tensors without values, which tells
+sizes, gradients and work.
+
+Operators in place become such that make new tensors: on several devices a value may be there in
+several placements, of which a change would change one. ``x.relu_()`` becomes ``x' = x.relu()`` and
+later readers of ``x`` read ``x'``. Buffers alone are changed in place: they are what the change is
+for.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_gpp.spmd.run.in_place import InPlace
+from lightning_gpp.graph.tensor_spec import TensorSpec
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.run.operator_calls import Operand, OperatorCall, tensors_of
 
 
@@ -23,55 +32,121 @@ class ExportError(RuntimeError):
     """A forward cannot be captured at the level of operators; the text says why, and a remedy."""
 
 
-@dataclass(slots=True)
+class _Name(str):
+    """The name of a value, told from texts that are arguments."""
+
+    __slots__ = ()
+
+
 class NodeReader:
     """Reads the nodes of an exported program, one after the other.
 
-    Attributes:
+    Args:
         module: what was exported.
-        sources: parameters, buffers and arguments by name: (kind of source, tensor).
-        calls: of operators.
-        read_by: names of the values that a call reads.
-        made_by: likewise, that it makes, with their shapes and types.
-        modules: name of a call -> module that calls it.
+
+    Attributes:
+        values: parameters, buffers, arguments, and what calls make, by name.
+        operators: of the graph.
+        calls: how each of them is called.
         constants: tensors made of Python data.
-        in_place: what was changed in place.
-        named: node -> what it stands for: the name of a value, several, or a constant.
+        arguments: names of the arguments that are tensors, None for others.
     """
 
-    module: nn.Module
-    sources: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
-    calls: list[OperatorCall] = field(default_factory=list)
-    read_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    made_by: dict[str, tuple[tuple[str, Tensor], ...]] = field(default_factory=dict)
-    modules: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, Tensor] = field(default_factory=dict)
-    in_place: InPlace = field(default_factory=InPlace)
-    named: dict[Node, Any] = field(default_factory=dict)
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.values: dict[str, SpmdValue] = {}
+        self.operators: list[SpmdOperator] = []
+        self.calls: list[OperatorCall] = []
+        self.constants: dict[str, Tensor] = {}
+        self.arguments: list[str | None] = []
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._tensors: dict[str, Tensor] = {}
+        self._named: dict[Node, Any] = {}
+        self._renamed: dict[str, _Name] = {}
+        """Value -> the one that has its place after a change."""
+        self._family: dict[str, int] = {}
+        """Value -> the values that share its memory, by a number."""
 
-    def read_inputs(self, program: torch.export.ExportedProgram) -> None:
-        """Parameters, buffers, constants and arguments; tied ones are one."""
-        canonical = _canonical_names(self.module)
+    def graph(self, outputs: Sequence[str]) -> SpmdGraph:
+        """What was read, without what is given and nobody reads."""
+        read = {*outputs, *(name for each in self.operators for name in each.inputs)}
+        values = tuple(v for v in self.values.values() if not v.is_given or v.name in read)
+        return SpmdGraph(values, tuple(self.operators), tuple(outputs))
+
+    # Values ----------------------------------------------------------------------------------
+
+    def _add(self, name: str, tensor: Tensor, source: ValueSource) -> _Name:
+        """A value, of which the tensor has the sizes."""
+        spec = TensorSpec(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
+        self.values[name] = SpmdValue(name, spec, source, tensor.requires_grad)
+        self._tensors[name] = tensor
+        return _Name(name)
+
+    def _begin(
+        self, name: str, like: Tensor, source: ValueSource, *, is_trained: bool = False
+    ) -> _Name:
+        with self._fake:
+            tensor = torch.empty(like.shape, dtype=like.dtype)
+        return self._add(name, tensor.requires_grad_(is_trained), source)
+
+    def _constant(self, name: str, tensor: Tensor) -> _Name:
+        self.constants[name] = tensor.detach().cpu()
+        return self._begin(name, tensor, ValueSource.BUFFER)
+
+    def read_inputs(self, program: torch.export.ExportedProgram, given: Iterable[Any]) -> None:
+        """Parameters, buffers, constants and the given arguments; tied ones are one."""
+        canonical, leaves, has_grad = self._canonical_names(), iter(given), torch.is_grad_enabled()
+        trained = {n for n, p in self.module.named_parameters() if p.requires_grad and has_grad}
         kinds = torch.export.graph_signature.InputKind
         holders = [n for n in program.graph.nodes if n.op == "placeholder"]
         for node, spec in zip(holders, program.graph_signature.input_specs, strict=True):
-            value = node.meta.get("val")
+            value, target = node.meta.get("val"), str(spec.target)
             if spec.kind in (kinds.PARAMETER, kinds.BUFFER):
-                assert spec.target is not None
-                name = canonical[spec.target]
-                is_parameter = spec.kind is kinds.PARAMETER
-                self.sources[name] = "parameter" if is_parameter else "buffer", value
-                self.named[node] = name
+                name, is_buffer = canonical[target], spec.kind is kinds.BUFFER
+                source = ValueSource.BUFFER if is_buffer else ValueSource.PARAMETER
+                self._named[node] = self._begin(name, value, source, is_trained=name in trained)
             elif spec.kind is kinds.CONSTANT_TENSOR:
-                assert spec.target is not None
-                self.constants[spec.target] = program.constants[spec.target].detach().cpu()
-                self.sources[spec.target] = "buffer", value
-                self.named[node] = spec.target
-            elif isinstance(value, Tensor):
-                self.sources[node.name] = "input", value
-                self.named[node] = node.name
+                self._named[node] = self._constant(target, program.constants[target])
             else:
-                self.named[node] = _Text(value) if isinstance(value, str) else value
+                leaf, is_tensor = next(leaves), isinstance(value, Tensor)
+                self.arguments.append(node.name if is_tensor else None)
+                self._named[node] = value
+                if is_tensor:
+                    flows = leaf.requires_grad and has_grad
+                    source = ValueSource.INPUT
+                    self._named[node] = self._begin(node.name, value, source, is_trained=flows)
+
+    def _canonical_names(self) -> dict[str, str]:
+        """Every name of a parameter or buffer -> its first one."""
+        first: dict[int, str] = {}
+        found = {}
+        for named in (self.module.named_parameters, self.module.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                found[name] = first.setdefault(id(tensor), name)
+        return found
+
+    def _resolved(self, argument: Any) -> Any:
+        """An argument with the present names of values in the place of nodes."""
+        if isinstance(argument, Node):
+            return self._resolved(self._named[argument])
+        if isinstance(argument, tuple | list):
+            return [self._resolved(each) for each in argument]
+        while isinstance(argument, _Name) and argument in self._renamed:
+            argument = self._renamed[argument]
+        return argument
+
+    def results(self, program: torch.export.ExportedProgram) -> list[Any]:
+        """Every leaf of the forward's result: the name of a value, or a constant."""
+        (node,) = [n for n in program.graph.nodes if n.op == "output"]
+        found: list[Any] = self._resolved(node.args[0])
+        return found
+
+    @staticmethod
+    def is_value(result: Any) -> bool:
+        """Whether a leaf of the result is the name of a value, and no text."""
+        return isinstance(result, _Name)
+
+    # Calls -----------------------------------------------------------------------------------
 
     def read(self, graph_module: GraphModule, *, prefix: str = "", is_recorded: bool = True) -> Any:
         """The calls of a graph; what it returns."""
@@ -79,34 +154,29 @@ class NodeReader:
             if node.op == "output":
                 return self._resolved(node.args[0])
             if node.op == "get_attr":
-                self.named[node] = _attribute(graph_module, str(node.target))
-                if isinstance(self.named[node], Tensor):
-                    self._constant(node, prefix)
+                found = attrgetter(str(node.target))(graph_module)
+                if isinstance(found, Tensor):
+                    found = self._constant(f"{prefix}{node.target}", found)
+                self._named[node] = found
             elif node.op == "call_function":
-                self._call(node, prefix, is_recorded)
+                self._named[node] = self._call(node, prefix, is_recorded)
         raise AssertionError("a graph without an output")
 
-    def _constant(self, node: Node, prefix: str) -> None:
-        name, tensor = f"{prefix}{node.target}", self.named[node]
-        self.constants[name] = tensor.detach().cpu()
-        self.sources[name] = "buffer", tensor
-        self.named[node] = name
-
-    def _call(self, node: Node, prefix: str, is_recorded: bool) -> None:
-        if node.target is operator.getitem:
+    def _call(self, node: Node, prefix: str, is_recorded: bool) -> Any:
+        target = node.target
+        if target is operator.getitem:
             holder, index = node.args
-            self.named[node] = self.named[holder][index]  # type: ignore[index]
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
-            self._inline(node, prefix, is_recorded)
-        elif isinstance(node.target, torch._ops.OpOverload):
-            self._operator(node, node.target, prefix, is_recorded)
-        else:
-            raise ExportError(
-                f"{self._where(node)} computes with sizes or numbers that depend on data "
-                f"({node.target}); make them constants of the forward"
-            )
+            return self._named[holder][index]  # type: ignore[index]
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._inline(node, prefix, is_recorded)
+        if isinstance(target, torch._ops.OpOverload):
+            return self._operator(node, target, prefix, is_recorded)
+        raise ExportError(
+            f"{self._where(node)} computes with sizes or numbers that depend on data "
+            f"({target}); make them constants of the forward"
+        )
 
-    def _inline(self, node: Node, prefix: str, is_recorded: bool) -> None:
+    def _inline(self, node: Node, prefix: str, is_recorded: bool) -> Any:
         """``with torch.no_grad()``: its calls are not recorded."""
         if str(node.target) != "wrap_with_set_grad_enabled":
             raise ExportError(
@@ -115,56 +185,99 @@ class NodeReader:
                 "an option of the Trainer"
             )
         is_enabled, inner, *given = node.args
-        body = self.named[inner]  # type: ignore[index]
-        assert isinstance(body, GraphModule)
+        body = self._named[inner]  # type: ignore[index]
         holders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        for holder, argument in zip(holders, given, strict=True):
-            self.named[holder] = self._resolved(argument)
-        self.named[node] = self.read(
-            body, prefix=f"{prefix}{node.name}.", is_recorded=is_recorded and bool(is_enabled)
-        )
+        self._named |= zip(holders, self._resolved(given), strict=True)
+        is_recorded = is_recorded and bool(is_enabled)
+        return self.read(body, prefix=f"{prefix}{node.name}.", is_recorded=is_recorded)
 
     def _operator(
         self, node: Node, target: torch._ops.OpOverload, prefix: str, is_recorded: bool
-    ) -> None:
+    ) -> Any:
         if target._schema.name in _DROPPED:
-            self.named[node] = None
-            return
-        made = [value for value in tensors_of(node.meta.get("val")) if isinstance(value, Tensor)]
-        if not made:
+            return None
+        if not list(tensors_of(node.meta.get("val"))):
             raise ExportError(
                 f"{self._where(node)} takes a number out of a tensor ({target}), so what follows "
                 "depends on data; keep it a tensor"
             )
-        arguments = {
-            parameter.name: value
-            for parameter, value in zip(target._schema.arguments, node.args, strict=False)
-        } | dict(node.kwargs)
-        resolved = {name: self._resolved(value) for name, value in arguments.items()}
-        name = f"{prefix}{node.name}"
-        try:
-            target, changed = self.in_place.out_of_place(target, resolved, self.sources)
-        except ValueError as error:
-            raise ExportError(f"{self._where(node)}: {error}") from error
-        reads: list[str] = []
-        given = {key: _with_operands(value, reads) for key, value in resolved.items()}
-        is_tuple = not isinstance(node.meta["val"], Tensor)
-        names = [f"{name}.{i}" for i in range(len(made))] if is_tuple else [name]
-        self.named[node] = _like(node.meta["val"], iter(names))
-        self.in_place.note(target, given, reads, names, changed)
-        self.calls.append(OperatorCall(name, str(target), given, is_recorded))
-        self.read_by[name] = tuple(reads)
-        self.made_by[name] = tuple(zip(names, made, strict=True))
-        self.modules[name] = _module_of(node)
+        names = [argument.name for argument in target._schema.arguments]
+        nodes = {**dict(zip(names, node.args)), **node.kwargs}
+        arguments = {name: self._resolved(argument) for name, argument in nodes.items()}
+        target, changed = self._out_of_place(node, target, arguments)
+        roles: list[tuple[str, str]] = []
+        given = {name: _with_operands(value, name, roles) for name, value in arguments.items()}
+        reads = [read for read, _ in roles]
+        call = OperatorCall(f"{prefix}{node.name}", str(target), given, is_recorded)
+        with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            result = call.result([self._tensors[name] for name in reads])
+        made = list(tensors_of(result))
+        is_one = isinstance(result, Tensor)
+        outputs = [call.name] if is_one else [f"{call.name}.{i}" for i in range(len(made))]
+        names_made = [
+            self._add(n, t, ValueSource.OPERATOR) for n, t in zip(outputs, made, strict=True)
+        ]
+        if changed is not None:
+            self._renamed[changed] = names_made[0]
+        else:
+            self._note_views(target, given, reads, outputs)
+        namespace, kind, _ = call.target.split(".")
+        self.calls.append(call)
+        self.operators.append(
+            SpmdOperator(
+                name=call.name,
+                kind=kind if namespace == "aten" else f"{namespace}.{kind}",
+                inputs=tuple(reads),
+                arguments=tuple(role for _, role in roles),
+                outputs=tuple(outputs),
+                attributes={n: _plain(v) for n, v in arguments.items() if not _has_names(v)},
+                flops=float(counter.get_total_flops()) or float(sum(t.numel() for t in made)),
+            )
+        )
+        return _like(node.meta["val"], iter(names_made))
 
-    def _resolved(self, argument: Any) -> Any:
-        """An argument with names in the place of nodes."""
-        if isinstance(argument, Node):
-            found = self.named[argument]
-            return _named(found, self.in_place)
-        if isinstance(argument, tuple | list):
-            return [self._resolved(each) for each in argument]
-        return argument
+    def _out_of_place(
+        self, node: Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any]
+    ) -> tuple[torch._ops.OpOverload, str | None]:
+        """The operator that makes a new tensor, and the name of the one it stands for.
+
+        Raises:
+            ExportError: it changes a parameter, an argument, or memory that a view shares.
+        """
+        schema = target._schema
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if not written or schema.name.startswith("aten::batch_norm"):
+            return target, None
+        changed = arguments[written[0]]
+        source = self.values[changed].source
+        if source is ValueSource.BUFFER:
+            return target, None
+        namespace, name = schema.name.split("::")
+        overloads = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+        found: torch._ops.OpOverload | None = getattr(overloads, target._overloadname, None)
+        if source is ValueSource.OPERATOR and changed not in self._family and found is not None:
+            return found, changed
+        shared = ", whose memory other tensors view" if changed in self._family else ""
+        what = "" if source is ValueSource.OPERATOR else f"the {source.value} "
+        raise ExportError(
+            f"{self._where(node)} changes {what}{changed!r} in place ({target}){shared}; write "
+            "what it becomes to a new name"
+        )
+
+    def _note_views(
+        self,
+        target: torch._ops.OpOverload,
+        given: Mapping[str, Any],
+        reads: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
+        """What a call makes that is a view of what it reads shares its memory."""
+        for argument in target._schema.arguments:
+            operand = given.get(argument.name)
+            if argument.alias_info is not None and isinstance(operand, Operand):
+                read = reads[operand.index]
+                number = self._family.setdefault(read, len(self._family))
+                self._family.update(dict.fromkeys(outputs, number))
 
     def _where(self, node: Node) -> str:
         trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
@@ -172,79 +285,36 @@ class NodeReader:
         place = f" ({line})" if line else ""
         return f"the forward of {type(self.module).__name__}, at {node.name!r}{place},"
 
-    def results(
-        self, program: torch.export.ExportedProgram
-    ) -> tuple[list[str], list[tuple[str | None, Any]]]:
-        """Names of the tensors that the forward returns, and every leaf of its result."""
-        (node,) = [n for n in program.graph.nodes if n.op == "output"]
-        leaves: list[tuple[str | None, Any]] = []
-        for argument in node.args[0]:
-            found = self._resolved(argument)
-            leaves.append((found.value, None) if isinstance(found, _Name) else (None, found))
-        return [name for name, _ in leaves if name is not None], leaves
 
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """The name of a value, told from texts that are arguments."""
-
-    value: str
-
-
-def _named(found: Any, in_place: InPlace) -> Any:
-    if isinstance(found, str):
-        return _Name(in_place.now(found))
-    if isinstance(found, tuple | list):
-        return [_named(each, in_place) for each in found]
-    return found.value if isinstance(found, _Text) else found
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text that is an argument."""
-
-    value: str
-
-
-def _with_operands(argument: Any, reads: list[str]) -> Any:
-    """An argument with operands in the place of names, which are added to ``reads``."""
+def _with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> Any:
+    """An argument with operands in the place of names, which are added with what they are."""
     if isinstance(argument, _Name):
-        reads.append(argument.value)
-        return Operand(len(reads) - 1)
+        roles.append((str(argument), role))
+        return Operand(len(roles) - 1)
     if isinstance(argument, list):
-        return [_with_operands(each, reads) for each in argument]
+        return [_with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
     return argument
+
+
+def _has_names(argument: Any) -> bool:
+    is_list = isinstance(argument, list)
+    return any(map(_has_names, argument)) if is_list else isinstance(argument, _Name)
 
 
 def _like(value: Any, names: Iterator[str]) -> Any:
     """The next names in the form of what an operator returns."""
-    if isinstance(value, Tensor):
-        return next(names)
     if isinstance(value, tuple | list):
         return [_like(each, names) for each in value]
-    return None
+    return next(names) if isinstance(value, Tensor) else None
 
 
-def _attribute(root: nn.Module, path: str) -> Any:
-    found: Any = root
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer -> its first one."""
-    first: dict[int, str] = {}
-    found = {}
-    for named in (module.named_parameters, module.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            found[name] = first.setdefault(id(tensor), name)
-    return found
-
-
-def _module_of(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    return next((path for path, _ in reversed(stack.values())), "")
+def _plain(value: Any) -> object:
+    """An attribute as planners have it, who know no torch."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value).removeprefix("torch.")
 
 
 _DROPPED = frozenset(

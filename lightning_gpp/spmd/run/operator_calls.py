@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 NestedArgument = Any
 """A constant, an :class:`Operand`, or a list of these."""
 
@@ -64,35 +66,49 @@ class OperatorCall:
         never = named == "scaled_dot_product_attention" and "dropout_p" not in given
         return not (is_off or never or given.get("train") is False)
 
-    def run(self, tensors: Sequence[Tensor], arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    @property
+    def written(self) -> set[str]:
+        """Names of the arguments that it changes."""
+        schema = self.function._schema
+        found = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
+        if schema.name == "aten::batch_norm" and self.arguments.get("training"):
+            found |= {"running_mean", "running_var"}
+        return found
+
+    def run(
+        self,
+        tensors: Sequence[Tensor],
+        arguments: Mapping[str, Any] | None = None,
+        device: torch.device = CPU,
+    ) -> tuple[Tensor, ...]:
         """The tensors that it makes.
 
         Args:
             tensors: what it reads.
-            arguments: in place of its own.
+            arguments: in place of its own, if given.
+            device: in place of that of the export.
         """
-        function = self.function
-        positional, named = [], {}
-        is_open = True
-        for argument in function._schema.arguments:
-            if argument.name not in arguments:
-                is_open = False
-                continue
-            value = filled(arguments[argument.name], tensors)
-            if is_open and not argument.kwarg_only:
-                positional.append(value)
-            else:
-                named[argument.name] = value
+        return tuple(tensors_of(self.result(tensors, arguments, device)))
+
+    def result(
+        self,
+        tensors: Sequence[Tensor],
+        arguments: Mapping[str, Any] | None = None,
+        device: torch.device = CPU,
+    ) -> Any:
+        """What it returns."""
+        function, own = self.function, self.arguments if arguments is None else arguments
+        given: dict[str, Any] = {
+            name: device if isinstance(value, torch.device) else filled(value, tensors)
+            for name, value in own.items()
+        }
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
-            result = _ANY_STRIDES.get(function, function)(*positional, **named)
-        return tuple(tensors_of(result))
+            if function in _VIEWS:  # of a whole tensor: a part may need a copy
+                return given["self"].reshape(given["size"])
+            return function(**given)
 
 
-_ANY_STRIDES = {
-    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
-    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
-}
-"""Views of a whole tensor may need a copy of a part, whose elements lie apart."""
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def tensors_of(result: Any) -> Iterator[Tensor]:

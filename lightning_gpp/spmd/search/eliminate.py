@@ -25,19 +25,15 @@ MOST_ENTRIES = 10_000_000
 """Of a table. The published models have 85,840; this many take 80 MB, and tenths of a second."""
 
 
-class TooWideError(Exception):
-    """A table would have too many entries."""
-
-
-def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> list[Scope]:
+def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> list[Scope] | None:
     """Variables in the order in which they go, each with its neighbours at that time.
 
     Args:
         sizes: numbers of values of the variables.
         scopes: of the tables.
 
-    Raises:
-        TooWideError: a table would have more than :data:`MOST_ENTRIES`.
+    Returns:
+        None where a table would have more than :data:`MOST_ENTRIES`.
     """
     neighbours: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
@@ -55,7 +51,7 @@ def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> list[Sco
         if variable in order or known != entries(variable):
             continue  # it went, or waits in the heap with another number as well
         if known > MOST_ENTRIES:
-            raise TooWideError
+            return None
         others = neighbours[variable] - {variable}
         order[variable] = (variable, *sorted(others))
         for other in others:
@@ -75,34 +71,28 @@ def cheapest_values(
         num_variables: of all; those without a choice are in no table.
     """
     turn = {scope[0]: number for number, scope in enumerate(order)}
-    waiting: list[list[tuple[Scope, Vector]]] = [[] for _ in order]
+    waiting: list[list[tuple[Scope, Vector]]] = [[] for _ in (*order, None)]
     known: dict[Hashable, tuple[Vector, np.ndarray]] = {}
-    best: list[np.ndarray] = []
-    total = 0.0
 
     def wait(scope: Scope, table: Vector) -> None:
-        nonlocal total
-        if scope:
-            waiting[min(turn[variable] for variable in scope)].append((scope, table))
-        else:
-            total += float(table)
+        waiting[min((turn[variable] for variable in scope), default=-1)].append((scope, table))
 
     for scope, table in tables:
         wait(scope, table)
-    for (_, *others), scope, group in zip(order, order, waiting):
-        axes = {variable: axis for axis, variable in enumerate(scope)}
-        placed = [(tuple(axes[each] for each in own), table) for own, table in group]
+    best: list[np.ndarray] = []
+    for scope, group in zip(order, waiting):
+        placed = [(tuple(map(scope.index, own)), table) for own, table in group]
         key = tuple((own, id(table)) for own, table in placed)
         if key not in known:
-            together = sum(_along(table, own, len(scope)) for own, table in placed)
-            known[key] = together.min(axis=0), together.argmin(axis=0)  # type: ignore[union-attr]
+            together: Vector = sum(_along(table, own, len(scope)) for own, table in placed)  # type: ignore[assignment]
+            known[key] = together.min(axis=0), together.argmin(axis=0)
         least, which = known[key]
         best.append(which)
-        wait(tuple(others), least)
+        wait(scope[1:], least)
     values = [0] * num_variables
     for (variable, *others), which in zip(reversed(order), reversed(best)):
         values[variable] = int(which[tuple(values[other] for other in others)])
-    return values, total
+    return values, sum(float(table) for _, table in waiting[-1])
 
 
 def _along(table: Vector, axes: tuple[int, ...], num_axes: int) -> Vector:
@@ -115,4 +105,4 @@ def table_of(costs: FactorCosts, byte_s: Vector) -> Vector:
     """The least cost of every combination of values, with bytes at a price per class."""
     table = np.full(costs.shape, np.inf)
     np.minimum.at(table, tuple(costs.places.T), costs.priced(byte_s))
-    return table
+    return table.squeeze()

@@ -8,16 +8,26 @@ are only made where a rule reads their result: one that is made earlier could as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.spmd.costs.prices import Machine, Price, PriceList, is_given
-from lightning_gpp.spmd.costs.share_cost import Parts, Vector
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
+from lightning_gpp.spmd.program import (
+    Computation,
+    Conversion,
+    Instruction,
+    ReceiveInput,
+    ReturnOutput,
+    SpmdProgram,
+)
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.limits import Allowed
@@ -41,7 +51,7 @@ class SearchStep:
 
 @dataclass(frozen=True, eq=False)
 class FactorCosts:
-    """FactorCosts by the values of some variables; equal layers share one.
+    """Costs by the values of some variables; equal layers share one.
 
     Attributes:
         shape: numbers of values of the variables.
@@ -66,7 +76,7 @@ class FactorCosts:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """FactorCosts of variables.
+    """Costs of variables.
 
     Attributes:
         variables: whose values they are by.
@@ -101,21 +111,27 @@ class FactorGraph:
     def __init__(
         self, theory: Theory, machine: Machine, shares: tuple[float, ...], allowed: Allowed
     ) -> None:
-        self.graph: SpmdGraph = theory.graph
+        self.graph, self._theory, self._allowed = theory.graph, theory, allowed
         self.prices = PriceList(self.graph, machine, shares)
-        self._theory = theory
-        self._allowed = allowed
-        alike = _alike(machine, self.prices.parts, theory.units)
-        self.classes = tuple(devices[0] for devices in alike)
-        self.num_alike = np.array([float(len(devices)) for devices in alike])
+        alike: dict[tuple[float, ...], list[int]] = {}
+        for device in np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist():
+            parts = (self.prices.parts.of(units)[device] for units in theory.units)
+            alike.setdefault((machine.memory_bytes[device], *parts), []).append(device)
+        self.classes = tuple(devices[0] for devices in alike.values())
+        self.num_alike = np.array([float(len(devices)) for devices in alike.values()])
         self.limits: Vector = machine.memory_bytes[list(self.classes)].astype(float)
-        self._rules = {op.name: self._rules_of(op) for op in self.graph.operators}
-        self._known_tables: dict[tuple[object, ...], ValueTable] = {}
-        self._known_costs: dict[tuple[object, ...], tuple[FactorCosts, tuple[int, ...]]] = {}
+        self._known: dict[Any, Any] = {}
+        self._rules = {operator.name: self._rules_of(operator) for operator in self.graph.operators}
         self.tables = self._tables()
-        self.steps = self._steps()
+        self.steps = list(self._steps())
         self.sizes = [len(step.rules) for step in self.steps]
         self.factors = list(self._factors())
+
+    def _once(self, key: Any, make: Callable[..., Any], *args: Any) -> Any:
+        """What is made for one of equal layers serves all."""
+        if key not in self._known:
+            self._known[key] = make(*args)
+        return self._known[key]
 
     def _rules_of(self, operator: SpmdOperator) -> tuple[Rule, ...]:
         found = self._theory.rules(operator)
@@ -128,46 +144,45 @@ class FactorGraph:
             for rule in self._rules[operator.name]:
                 for name, placement in operator.operands(rule.inputs, rule.outputs):
                     found[name][placement] = None
-        return {
-            value.name: self._table(value, tuple(found[value.name])) for value in self.graph.values
-        }
+        tables = {}
+        for value in self.graph.values:
+            stored = self._storages(value)
+            placements = (*found[value.name], *stored)
+            key = (value.size_bytes, value.requires_grad, value.source, placements, stored)
+            tables[value.name] = self._once(key, self._table, value, placements, stored)
+        return tables
 
-    def _table(self, value: SpmdValue, placements: tuple[Placement, ...]) -> ValueTable:
-        stored = self._storages(value)
-        placements = tuple(dict.fromkeys((*placements, *stored)))
-        key = (value.size_bytes, value.requires_grad, value.source, placements, stored)
-        if key not in self._known_tables:
-            begun = [(placement, self.prices.stored(value, placement)) for placement in stored]
-            if value.source is ValueSource.INPUT:
-                begun = [(p, self.prices.received(value, p)) for p in placements if p != PARTIAL]
-            self._known_tables[key] = ValueTable(
-                value, placements, self.prices, self.classes, begun, self._allowed.conversion
-            )
-        return self._known_tables[key]
+    def _table(
+        self, value: SpmdValue, placements: tuple[Placement, ...], stored: tuple[Placement, ...]
+    ) -> ValueTable:
+        placements = tuple(dict.fromkeys(placements))
+        begun = [(placement, self.prices.stored(value, placement)) for placement in stored]
+        if value.source is ValueSource.INPUT:
+            begun = [(p, self.prices.received(value, p)) for p in placements if p != PARTIAL]
+        return ValueTable(value, placements, self.prices, self.classes, begun, self._allowed)
 
     def _storages(self, value: SpmdValue) -> tuple[Placement, ...]:
         """How a parameter or buffer may be kept."""
-        if value.source is ValueSource.BUFFER:
-            return (R_SAME,)
-        if value.source is not ValueSource.PARAMETER:
-            return ()
-        shards = self._theory.shards(value.name) if value.requires_grad else ()
-        return self._allowed.storages(value, (R_SAME, *shards))
+        if value.source is ValueSource.PARAMETER:
+            shards = self._theory.shards(value.name) if value.requires_grad else ()
+            return self._allowed.storages(value, (R_SAME, *shards))
+        return (R_SAME,) if value.source is ValueSource.BUFFER else ()
 
-    def _steps(self) -> list[SearchStep]:
-        returned = dict.fromkeys(self.graph.outputs)
-        found = [self._return(n) for n in returned if is_given(self.graph.value_of[n])]
+    def _steps(self) -> Iterator[SearchStep]:
+        def returned(names: Sequence[str]) -> Iterator[SearchStep]:
+            for name in dict.fromkeys(names):
+                placements = self.tables[name].placements
+                rules = tuple(Rule((each,), (), note="returned") for each in placements)
+                yield SearchStep(None, (name,), rules)
+
+        outputs, value_of = self.graph.outputs, self.graph.value_of
+        yield from returned([name for name in outputs if value_of[name].is_given])
         for operator in self.graph.operators:
             reads = tuple(dict.fromkeys(operator.inputs))
-            found.append(SearchStep(operator, reads, self._rules[operator.name]))
-            found += [self._return(name) for name in operator.outputs if name in returned]
-        return found
+            yield SearchStep(operator, reads, self._rules[operator.name])
+            yield from returned([name for name in operator.outputs if name in outputs])
 
-    def _return(self, name: str) -> SearchStep:
-        rules = [Rule((each,), (), note="returned") for each in self.tables[name].placements]
-        return SearchStep(None, (name,), tuple(rules))
-
-    def _factors(self) -> Iterable[Factor]:
+    def _factors(self) -> Iterator[Factor]:
         last = {name: number for number, step in enumerate(self.steps) for name in step.reads}
         states: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for number, step in enumerate(self.steps):
@@ -175,8 +190,9 @@ class FactorGraph:
             for name in step.reads:
                 variables, before = states.get(name, ((), (0,)))
                 wanted = tuple(self._wanted(step, rule, name) for rule in step.rules)
-                is_last = last[name] == number
-                costs, after = self._reading(self.tables[name], before, wanted, is_last)
+                is_last, table = last[name] == number, self.tables[name]
+                key = table, before, wanted, is_last
+                costs, after = self._once(key, _reading, *key)
                 variables = (*variables, number)
                 if not is_last:
                     states[name] = (len(self.sizes),), after
@@ -194,68 +210,89 @@ class FactorGraph:
         return tuple(self.tables[name].placements.index(placement) for placement in placements)
 
     def _own_costs(self, step: SearchStep) -> FactorCosts:
-        prices = [self._price(step, rule) for rule in step.rules]
-        key = tuple(map(id, prices)) if step.operator else (step.reads,)
-        if key not in self._known_costs:
+        if step.operator is not None:
+            prices = [self.prices.computation(step.operator, rule) for rule in step.rules]
+        else:
+            value = self.graph.value_of[step.reads[0]]
+            prices = [self.prices.given(value, rule.inputs[0]) for rule in step.rules]
+
+        def costs() -> FactorCosts:
             memory = np.array([price.memory_bytes[list(self.classes)] for price in prices])
             seconds = np.array([price.seconds for price in prices])
-            places = np.arange(len(prices))[:, None]
-            costs = FactorCosts((len(prices),), places, seconds, memory)
-            self._known_costs[key] = costs, ()
-        return self._known_costs[key][0]
+            return FactorCosts((len(prices),), np.arange(len(prices))[:, None], seconds, memory)
 
-    def _price(self, step: SearchStep, rule: Rule) -> Price:
-        if step.operator is not None:
-            return self.prices.computation(step.operator, rule)
-        return self.prices.given(self.graph.value_of[step.reads[0]], rule.inputs[0])
+        key = tuple(map(id, prices)) if step.operator else step.reads
+        found: FactorCosts = self._once(key, costs)
+        return found
 
-    def _reading(
-        self,
-        table: ValueTable,
-        before: tuple[int, ...],
-        wanted: tuple[tuple[int, ...], ...],
-        is_last: bool,
-    ) -> tuple[FactorCosts, tuple[int, ...]]:
-        """The costs of a read, and what may be there after it.
+    def program(self, answer: ProgramAnswer, name: str) -> SpmdProgram:
+        """The instructions of all steps; conversions are made where their result is first read."""
+        storage: dict[str, Placement] = {}
+        instructions: list[Instruction] = []
+        there: dict[str, set[Placement]] = {}
 
-        Args:
-            table: of the value.
-            before: in which placements it may be there, a set each.
-            wanted: by every rule.
-            is_last: whether nothing reads it later.
-        """
-        key = (table, before, wanted, is_last)
-        if key not in self._known_costs:
-            found = [
-                (has, rule, way)
-                for has, placements in enumerate(before)
-                for rule, targets in enumerate(wanted)
-                for way in table.ways(placements, targets)
-            ]
-            sets = sorted({way.placements for *_, way in found})
-            number = {placements: place for place, placements in enumerate(sets)}
-            places = np.array(
-                [(has, rule, number[way.placements]) for has, rule, way in found], dtype=np.intp
-            )
-            axes = slice(0 if before != (0,) else 1, 2 if is_last else 3)
-            costs = FactorCosts(
-                tuple([len(before), len(wanted), len(sets)][axes]),
-                places.reshape(-1, 3)[:, axes],
-                np.array([way.seconds for *_, way in found]),
-                np.array([way.memory for *_, way in found]).reshape(len(found), -1),
-                tuple(way for *_, way in found),
-            )
-            self._known_costs[key] = costs, tuple(sets)
-        return self._known_costs[key]
+        def obtain(name: str, way: Obtained) -> None:
+            """Begins a value where it has not begun, and makes its conversions."""
+            placements, value = self.tables[name].placements, self.graph.value_of[name]
+            if name not in there:
+                first = way.path[0][0] if way.path else way.placements.bit_length() - 1
+                there[name] = {placements[first]}
+                if value.source is ValueSource.INPUT:
+                    instructions.append(ReceiveInput(name, placements[first]))
+                else:
+                    storage[name] = placements[first]
+            for one, other in ((placements[i], placements[j]) for i, j in way.path):
+                if other not in there[name]:
+                    price = self.prices.conversion(value, one, other)
+                    methods = price.method, price.backward_method
+                    instructions.append(Conversion(name, one, other, *methods))
+                    there[name].add(other)
+
+        paid = zip(self.factors, answer.paid, strict=True)
+        for number, group in groupby(paid, key=lambda pair: pair[0].step):
+            for factor, way in group:
+                if factor.value:
+                    obtain(factor.value, factor.costs.ways[way])
+            operator = self.steps[number].operator
+            rule = self.steps[number].rules[answer.rules[number]]
+            if operator is None:
+                instructions.append(ReturnOutput(self.steps[number].reads[0], rule.inputs[0]))
+                continue
+            method = self.prices.computation(operator, rule).method
+            made = rule.inputs, rule.outputs, rule.option, method, rule.note
+            instructions.append(Computation(operator.name, *made))
+            there |= {n: {p} for n, p in zip(operator.outputs, rule.outputs)}
+        return SpmdProgram(self.prices.parts.shares, storage, tuple(instructions), name)
 
 
-def _alike(machine: Machine, parts: Parts, units: Sequence[int]) -> list[list[int]]:
-    """Devices with a limit of memory, those together that have equal limits and parts."""
-    found: dict[tuple[float, ...], list[int]] = {}
-    for device in np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist():
-        key = (machine.memory_bytes[device], *(parts.of(each)[device] for each in units))
-        found.setdefault(key, []).append(device)
-    return list(found.values())
+def _reading(
+    table: ValueTable, before: tuple[int, ...], wanted: tuple[tuple[int, ...], ...], is_last: bool
+) -> tuple[FactorCosts, tuple[int, ...]]:
+    """The costs of a read, and what may be there after it.
+
+    Args:
+        table: of the value.
+        before: in which placements it may be there, a set each.
+        wanted: by every rule.
+        is_last: whether nothing reads it later.
+    """
+    found = [
+        (has, rule, way)
+        for has, placements in enumerate(before)
+        for rule, targets in enumerate(wanted)
+        for way in table.ways(placements, targets)
+    ]
+    sets = sorted({way.placements for *_, way in found})
+    places = [(has, rule, sets.index(way.placements)) for has, rule, way in found]
+    axes = slice(0 if before != (0,) else 1, 2 if is_last else 3)
+    costs = FactorCosts(
+        tuple([len(before), len(wanted), len(sets)][axes]),
+        np.array(places, dtype=np.intp).reshape(-1, 3)[:, axes],
+        np.array([way.seconds for *_, way in found]),
+        np.array([way.memory for *_, way in found]).reshape(len(found), -1),
+        tuple(way for *_, way in found),
+    )
+    return costs, tuple(sets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,13 +321,12 @@ class ProgramAnswer:
     ) -> ProgramAnswer:
         """The answer of the values of all variables, with the costs that they come to."""
         pairs = [(factor.costs, number) for factor, number in zip(factor_graph.factors, paid)]
-        seconds = sum(float(costs.seconds[number]) for costs, number in pairs)
         none = np.zeros(len(factor_graph.classes))
         memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
         return cls(
             tuple(values[: len(factor_graph.steps)]),
             tuple(paid),
-            seconds,
+            sum(float(costs.seconds[number]) for costs, number in pairs),
             memory_bytes,
             float(factor_graph.num_alike @ memory_bytes),
             bool((memory_bytes <= factor_graph.limits).all()),

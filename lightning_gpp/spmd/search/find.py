@@ -13,7 +13,6 @@ less there, no other price would help.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +22,9 @@ from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.build import program_of
-from lightning_gpp.spmd.search.eliminate import (
-    Scope,
-    TooWideError,
-    cheapest_values,
-    elimination_order,
-    table_of,
-)
-from lightning_gpp.spmd.search.factor_graph import Factor, FactorGraph, ProgramAnswer
-from lightning_gpp.spmd.search.integer import cheapest, cheapest_fitting, num_columns
+from lightning_gpp.spmd.search.eliminate import cheapest_values, elimination_order, table_of
+from lightning_gpp.spmd.search.factor_graph import FactorGraph, ProgramAnswer
+from lightning_gpp.spmd.search.integer import cheapest
 from lightning_gpp.spmd.search.limits import Allowed
 
 MOST_COLUMNS = 5_000
@@ -96,7 +88,7 @@ def find_program(
     answer, least_s = search.at(0.0)
     if limits_memory and not answer.fits:
         answer, least_s = search.fitting(answer, least_s)
-    return FoundProgram(program_of(search.factor_graph, answer, name), answer.seconds, least_s)
+    return FoundProgram(search.factor_graph.program(answer, name), answer.seconds, least_s)
 
 
 class _PricedSearch:
@@ -108,15 +100,12 @@ class _PricedSearch:
 
     def __init__(self, factor_graph: FactorGraph) -> None:
         self.factor_graph = factor_graph
-        self._order: list[Scope] | None = None
-        with contextlib.suppress(TooWideError):
-            self._order = elimination_order(
-                factor_graph.sizes, map(self._scope, factor_graph.factors)
-            )
-
-    def _scope(self, factor: Factor) -> Scope:
-        """The variables of a factor that have a choice."""
-        return tuple(each for each in factor.variables if self.factor_graph.sizes[each] > 1)
+        has_choice = [size > 1 for size in factor_graph.sizes]
+        self._scopes = [
+            tuple(each for each in factor.variables if has_choice[each])
+            for factor in factor_graph.factors
+        ]
+        self._order = elimination_order(factor_graph.sizes, self._scopes)
 
     def at(self, price: float) -> tuple[ProgramAnswer, float]:
         """The cheapest program with a price per byte, and what none costs less than.
@@ -126,10 +115,12 @@ class _PricedSearch:
         """
         factor_graph, byte_s = self.factor_graph, price * self.factor_graph.num_alike
         if self._order is None:
-            return cheapest(factor_graph, byte_s)
+            found = cheapest(factor_graph, byte_s)
+            assert found is not None, "every program is one that may be had"
+            return found
         every = {id(factor.costs): factor.costs for factor in factor_graph.factors}
-        tables = {key: table_of(costs, byte_s).squeeze() for key, costs in every.items()}
-        placed = [(self._scope(each), tables[id(each.costs)]) for each in factor_graph.factors]
+        tables = {key: table_of(costs, byte_s) for key, costs in every.items()}
+        placed = [(s, tables[id(f.costs)]) for s, f in zip(self._scopes, factor_graph.factors)]
         values, total_s = cheapest_values(self._order, placed, len(factor_graph.sizes))
         paid = []
         for factor in factor_graph.factors:
@@ -148,28 +139,31 @@ class _PricedSearch:
         Raises:
             NoProgramFitsError: none fits, or none was found that does.
         """
-        limit_bytes = float(self.factor_graph.num_alike @ self.factor_graph.limits)
+        limits = self.factor_graph.limits
+        limit_bytes = float(self.factor_graph.num_alike @ limits)
         price = free.seconds / limit_bytes
         highest = price * HIGHEST
-        if self._order is None or num_columns(self.factor_graph) <= MOST_COLUMNS:
-            found = cheapest_fitting(self.factor_graph)
+        num_columns = sum(len(factor.costs.seconds) for factor in self.factor_graph.factors)
+        if self._order is None or num_columns <= MOST_COLUMNS:
+            found = cheapest(self.factor_graph, np.zeros(len(limits)), limits)
             if found is None:
                 raise self._too_large(self.at(highest)[0])
             return found
-        met = []
+        fitting: list[ProgramAnswer] = []
 
         def at(price: float) -> ProgramAnswer:
             nonlocal least_s
             answer, total_s = self.at(price)
             least_s = max(least_s, total_s - price * limit_bytes)
-            met.append(answer)
+            fitting.extend([answer] if answer.fits else [])
             return answer
 
-        low = free
-        while not (high := at(price)).fits:
+        low, high = free, at(price)
+        while not high.fits:
             low, price = high, price * 8
             if price >= highest:
                 raise self._too_large(high)
+            high = at(price)
         for _ in range(MOST_PRICES):
             if low.held_bytes <= high.held_bytes:
                 break
@@ -178,7 +172,7 @@ class _PricedSearch:
             if answer.cost_s(price) >= high.cost_s(price) * (1 - TOLERANCE):
                 break
             low, high = (low, answer) if answer.fits else (answer, high)
-        return min((each for each in met if each.fits), key=lambda each: each.seconds), least_s
+        return min(fitting, key=lambda each: each.seconds), least_s
 
     def _too_large(self, leanest: ProgramAnswer) -> NoProgramFitsError:
         limits = self.factor_graph.limits

@@ -28,43 +28,23 @@ MOST_NODES = 10_000
 INFEASIBLE = 2
 """SciPy's status."""
 
-TOLERANCES = (0.0, 1e-5)
+TOLERANCE = 1e-5
 """Part of the memory that is left, first none: HiGHS may take a millionth more than there is."""
 
 
-def num_columns(factor_graph: FactorGraph) -> int:
-    """Of the 0-1 program."""
-    return sum(len(factor.costs.seconds) for factor in factor_graph.factors)
-
-
-def cheapest(factor_graph: FactorGraph, byte_s: Vector) -> tuple[ProgramAnswer, float]:
-    """The cheapest program with bytes at a price per class, and what none costs less than.
-
-    Raises:
-        RuntimeError: none was found before the branch and bound was ended.
-    """
-    found = _solved(factor_graph, byte_s, None)
-    assert found is not None
-    return found
-
-
-def cheapest_fitting(factor_graph: FactorGraph) -> tuple[ProgramAnswer, float] | None:
-    """The cheapest program that fits, and what none that fits is below of; None if none fits.
-
-    Raises:
-        RuntimeError: none was found before the branch and bound was ended.
-    """
-    nothing = np.zeros(len(factor_graph.limits))
-    for left in TOLERANCES:
-        found = _solved(factor_graph, nothing, factor_graph.limits * (1 - left))
-        if found is None or found[0].fits:
-            return found
-    raise AssertionError("more memory was taken than there is")
-
-
-def _solved(
-    factor_graph: FactorGraph, byte_s: Vector, limits: Vector | None
+def cheapest(
+    factor_graph: FactorGraph, byte_s: Vector, limits: Vector | None = None
 ) -> tuple[ProgramAnswer, float] | None:
+    """The cheapest program, and what none costs less than; None if none fits.
+
+    Args:
+        factor_graph: the choice.
+        byte_s: price of a byte per class.
+        limits: of memory per class.
+
+    Raises:
+        RuntimeError: none was found before the branch and bound was ended.
+    """
     every = [factor.costs for factor in factor_graph.factors]
     seconds = np.concatenate([costs.priced(byte_s) for costs in every])
     constraints = [_one_each(factor_graph)]
@@ -92,7 +72,10 @@ def _solved(
     for factor, number in zip(factor_graph.factors, paid, strict=True):
         for variable, value in zip(factor.variables, factor.costs.places[number]):
             values[variable] = int(value)
-    return ProgramAnswer.of(factor_graph, values, paid.tolist()), solved.mip_dual_bound * scale
+    answer = ProgramAnswer.of(factor_graph, values, paid.tolist())
+    if limits is factor_graph.limits and not answer.fits:
+        return cheapest(factor_graph, byte_s, limits * (1 - TOLERANCE))
+    return answer, solved.mip_dual_bound * scale
 
 
 def _one_each(factor_graph: FactorGraph) -> LinearConstraint:

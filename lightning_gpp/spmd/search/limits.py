@@ -5,17 +5,25 @@ Baselines are searches that may choose less, so they are compared by the same th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.placement import Placement, PlacementKind
+from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.program import Option
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
 
 
 class Allowed:
-    """Everything."""
+    """Everything; but parameters that are stored already are kept as they are.
+
+    Args:
+        storage: placement by name, whole where nothing is said; None: any.
+    """
+
+    def __init__(self, storage: Mapping[str, Placement] | None = None) -> None:
+        self._storage = storage
 
     def rule(self, operator: SpmdOperator, rule: Rule) -> bool:
         """Whether an operator may be run so."""
@@ -23,7 +31,9 @@ class Allowed:
 
     def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
         """How a parameter may be kept, of every way to."""
-        return tuple(every)
+        if self._storage is None:
+            return tuple(every)
+        return (self._storage.get(value.name, R_SAME),)
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> bool:
         """Whether a value may be converted so."""
@@ -42,6 +52,7 @@ class DataParallel(Allowed):
     """
 
     def __init__(self, graph: SpmdGraph, theory: Theory) -> None:
+        super().__init__({})
         self._samples = sample_shards(graph, theory)
         self._dealt = frozenset(
             operator.name
@@ -57,23 +68,14 @@ class DataParallel(Allowed):
 
     def _deals(self, operator: SpmdOperator, rule: Rule) -> bool:
         """Whether a rule divides an operator along the samples, and nothing else."""
-        if rule.option is Option.SUFFICIENT_FACTORS:
-            return False
-        placed = operator.operands(rule.inputs, rule.outputs)
-        shards = [(name, placement) for name, placement in placed if placement.is_shard]
-        return bool(shards) and all(
-            placement in self._samples.get(name, ()) for name, placement in shards
-        )
-
-    def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
-        """Whole."""
-        return tuple(every[:1])
+        shards = _shards(operator, rule)
+        is_plain = rule.option is not Option.SUFFICIENT_FACTORS
+        return is_plain and bool(shards) and all(p in self._samples[name] for name, p in shards)
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> bool:
         """Parameters are only read as they are."""
-        if value.source is ValueSource.PARAMETER:
-            return not source.is_shard and not target.is_shard
-        return True
+        is_read = value.source is ValueSource.PARAMETER
+        return not (is_read and (source.is_shard or target.is_shard))
 
 
 class ShardedDataParallel(DataParallel):
@@ -89,26 +91,28 @@ class ShardedDataParallel(DataParallel):
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> bool:
         """Parameters are gathered."""
-        if value.source is ValueSource.PARAMETER:
-            return target.kind in (PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE)
-        return True
+        return value.source is not ValueSource.PARAMETER or target.is_replicated
 
 
-def sample_shards(graph: SpmdGraph, theory: Theory) -> Mapping[str, frozenset[Placement]]:
+def sample_shards(graph: SpmdGraph, theory: Theory) -> Mapping[str, set[Placement]]:
     """Of every value the shards that hold samples: what an input's first dimension becomes.
 
     The samples are followed through the rules from the inputs on: a rule deals one factor, so where
     one of its tensors is dealt by samples, all that it deals are.
     """
-    found: dict[str, set[Placement]] = {}
+    found: defaultdict[str, set[Placement]] = defaultdict(set)
     for value in graph.of_source(ValueSource.INPUT):
         first = [p for p in theory.shards(value.name) if p.dim == 0 and p.outer == 1]
-        found[value.name] = set(first[:1])
+        found[value.name].update(first[:1])
     for operator in graph.operators:
         for rule in theory.rules(operator):
-            placed = operator.operands(rule.inputs, rule.outputs)
-            dealt = [(name, placement) for name, placement in placed if placement.is_shard]
-            if any(placement in found.get(name, ()) for name, placement in dealt):
-                for name, placement in dealt:
-                    found.setdefault(name, set()).add(placement)
-    return {name: frozenset(placements) for name, placements in found.items()}
+            shards = _shards(operator, rule)
+            if any(placement in found[name] for name, placement in shards):
+                for name, placement in shards:
+                    found[name].add(placement)
+    return found
+
+
+def _shards(operator: SpmdOperator, rule: Rule) -> list[tuple[str, Placement]]:
+    placed = operator.operands(rule.inputs, rule.outputs)
+    return [(name, placement) for name, placement in placed if placement.is_shard]

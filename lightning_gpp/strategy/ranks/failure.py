@@ -17,12 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes.heartbeats import Heartbeats
+from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
 from lightning_gpp.runtime.transport.transport import TransportError
 from lightning_gpp.strategy.lightning_private import SIGTERMException
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
@@ -65,7 +64,6 @@ class _Report:
         details: its traceback; empty where nobody could make one.
         pipeline: of the rank, where there are several.
         kind: module and qualified name of the error's type; empty where there is no error.
-        message: what the error says.
         args: of the error.
         attributes: of the error.
     """
@@ -75,7 +73,6 @@ class _Report:
     details: str = ""
     pipeline: int | None = None
     kind: str = ""
-    message: str = ""
     args: Sequence[Any] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,7 +87,6 @@ class _Report:
             "".join(traceback.format_exception(error)),
             pipeline,
             f"{kind.__module__}:{kind.__qualname__}",
-            message,
             error.args if is_plain else (message,),
             {key: each for key, each in vars(error).items() if isinstance(each, _PLAIN)},
         )
@@ -131,10 +127,10 @@ class _Report:
             error = found.__new__(found, *self.args)
             error.args = tuple(self.args)
             error.__dict__.update(self.attributes)
-            says = str(error)
+            says = f"failed: {found.__name__}: {error}"
         except (TypeError, ValueError, AttributeError):  # it is made in a way of its own
             return None
-        return error if says == self.message else None
+        return error if says == self.summary else None
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -146,10 +142,6 @@ def of_other_rank(error: BaseException) -> str | None:
     """The text of an error that another rank had first; None for an own one."""
     text = vars(error).get("of_other_rank")
     return text if isinstance(text, str) else None
-
-
-class EndOfDataError(StopIteration):
-    """No failure: the data end on all ranks, inside of a step that reads them by itself."""
 
 
 class FailureWatch:
@@ -165,6 +157,7 @@ class FailureWatch:
         terminated: which rank was asked to end (SIGTERM), as rank 0 knows; it ends all of them at
             the end of the step.
         ends_with_step: whether it does; the watch leaves that run alone.
+        has_failed: whether this rank reported an error or saw one.
     """
 
     def __init__(
@@ -184,27 +177,21 @@ class FailureWatch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._ending: threading.Thread | None = None
-        self._has_reported = False
+        self.has_failed = False
         self._ended = threading.Event()
         self._met = threading.Event()
         self._apart: str | None = None
         self._states: dict[int, Mapping[str, Any]] = {}
         self._main = threading.get_ident()
-        _show_peer_errors_short()
         self._heartbeats = Heartbeats(host, self._hear, self._lose)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this rank reported an error or saw one."""
-        return self._has_reported
 
     def report(self, error: BaseException) -> None:
         """Tells the others of an error of this rank, unless it is one of theirs."""
         if self.is_in_order(error):
             return
-        is_known, self._has_reported = self._has_reported, True
+        is_known, self.has_failed = self.has_failed, True
         if not is_known and of_other_rank(error) is None:
-            self._tell(_Report.of(error, self._rank, self._pipeline))
+            self._to_leader(asdict(_Report.of(error, self._rank, self._pipeline)))
 
     def is_in_order(self, error: BaseException) -> bool:
         """Whether it ends the run of all ranks, which are still together, and is no failure."""
@@ -220,10 +207,7 @@ class FailureWatch:
             Why they do not have it; None if all are here.
         """
         self._ended.set()
-        if self._rank == 0:
-            self._come(0, state)
-        else:
-            self._heartbeats.send({"came": dict(state)})
+        self._to_leader({"came": dict(state)})
         if not self._met.wait(_MEET_S):
             missing = sorted({*range(dist.get_world_size())} - {*self._states})
             who = f"ranks {missing}" if self._rank == 0 else "some ranks"
@@ -243,18 +227,20 @@ class FailureWatch:
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
+        self._to_leader({"terminated": self._rank})
+
+    def _to_leader(self, message: dict[str, Any]) -> None:
+        """Rank 0 decides what was first, and whether all are here."""
         if self._rank == 0:
-            self._hear(0, {"terminated": 0})
+            self._hear(0, message)
         else:
-            self._heartbeats.send({"terminated": self._rank})
+            self._heartbeats.send(message)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
         """Reports errors of its body; errors that only echo another rank's become that one."""
         try:
             yield
-        except EndOfDataError:
-            raise
         except BaseException as error:
             first = self.origin(error)
             if first is None:
@@ -265,7 +251,7 @@ class FailureWatch:
         """Raises the error of another rank that ended the run."""
         first = self._first
         if first is not None and first.rank != self._rank:
-            self._has_reported = True
+            self.has_failed = True
             raise first.error()
 
     def origin(self, error: BaseException) -> Exception | None:
@@ -277,25 +263,18 @@ class FailureWatch:
             self._known.wait(_GRACE_S)
             first = self._first
             if first is not None and first.rank != self._rank:
-                self._has_reported = True
+                self.has_failed = True
                 return first.error()
-            if first is None and (heard := self._heard_of_other_pipeline()) is not None:
-                self._has_reported = True
-                self._tell(heard)
+            joined = self._joined
+            text = joined.heard_failure() if first is None and joined is not None else None
+            if text is not None:
+                summary = f"ends with another pipeline\n{text}"
+                heard = _Report(self._rank, summary, pipeline=self._pipeline)
+                self.has_failed = True
+                self._to_leader(asdict(heard))
                 return heard.error()
         self.report(error)
         return None
-
-    def _heard_of_other_pipeline(self) -> _Report | None:
-        """Why this pipeline ends with another one, if it does."""
-        text = None if self._joined is None else self._joined.heard_failure()
-        if text is None:
-            return None
-        return _Report(self._rank, f"ends with another pipeline\n{text}", pipeline=self._pipeline)
-
-    def _tell_other_pipelines(self, report: _Report) -> None:
-        if self._joined is not None and self._rank == 0:
-            self._joined.tell_failure(report.full_text)
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
@@ -304,10 +283,7 @@ class FailureWatch:
         self._ended.set()
         if self._ending is not None:
             self._ending.join()
-        if self.has_failed:
-            self._heartbeats.close(_LEAVE_FAILED_S)
-        else:
-            self._heartbeats.close()
+        self._heartbeats.close(_LEAVE_FAILED_S if self.has_failed else LEAVE_S)
 
     # In threads of the heartbeats ----------------------------------------------------------------
 
@@ -354,13 +330,6 @@ class FailureWatch:
             report = _Report(rank, summary, pipeline=self._pipeline)
             self._settle(report, also_here=True, lets_end=False)
 
-    def _tell(self, report: _Report) -> None:
-        """The way of an error of this rank: rank 0 decides which was the first."""
-        if self._rank == 0:
-            self._settle(report)
-        else:
-            self._heartbeats.send(asdict(report))
-
     def _settle(self, report: _Report, *, also_here: bool = False, lets_end: bool = True) -> None:
         """Takes a report for the first unless there was one; rank 0 passes it on.
 
@@ -382,7 +351,8 @@ class FailureWatch:
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
-            self._tell_other_pipelines(report)
+            if self._joined is not None:
+                self._joined.tell_failure(report.full_text)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
 
@@ -419,25 +389,3 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, TransportError | dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
     )
-
-
-def _show_peer_errors_short() -> None:
-    """Python shows an uncaught error of another rank without this rank's traceback.
-
-    Rank 0 shows the other's, the rest one line each.
-    """
-    before = sys.excepthook
-    if getattr(before, "shows_peer_errors_short", False):
-        return
-
-    def show(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        text = of_other_rank(error)
-        if text is None:
-            before(kind, error, place)
-        elif dist.is_initialized() and dist.get_rank() != 0:
-            sys.stderr.write(f"rank {dist.get_rank()} ends: {text.splitlines()[0]}\n")
-        else:
-            sys.stderr.write(f"{text}\n")
-
-    show.shows_peer_errors_short = True  # type: ignore[attr-defined]
-    sys.excepthook = show

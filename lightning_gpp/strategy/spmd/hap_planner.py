@@ -11,8 +11,8 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes, collective_times
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, device_speeds
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
-from lightning_gpp.spmd.placement import R_SAME, Placement
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
@@ -32,25 +32,10 @@ def machine_of(
         measured: speeds of its devices; by their data sheets where not given.
         times: measured ones of collectives; by the cluster's links where not given.
     """
-    memory = [device.memory_bytes for device in cluster.devices]
-    limits = [float("inf") if size is None else float(size) for size in memory]
-    speeds = device_speeds(cluster) if measured is None else measured
-    return Machine(speeds, times or collective_times(cluster), np.array(limits))
-
-
-class Stored(Allowed):
-    """Parameters are kept as they are kept already.
-
-    Args:
-        storage: placement by name; whole where nothing is said.
-    """
-
-    def __init__(self, storage: Mapping[str, Placement]) -> None:
-        self._storage = storage
-
-    def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
-        """The one that it has."""
-        return (self._storage.get(value.name, R_SAME),)
+    sizes = [device.memory_bytes for device in cluster.devices]
+    limits = np.array([np.inf if size is None else float(size) for size in sizes])
+    speeds = measured or device_speeds(cluster)
+    return Machine(speeds, times or collective_times(cluster), limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +65,13 @@ class HapPlanner:
         """
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
-        theory = Theory(graph, machine.num_devices)
         if storage is None and not (self.has_shares or self.is_data_parallel):
             return plan_hap(graph, machine).program
-        allowed, name = Allowed() if storage is None else Stored(storage), "hap"
-        if self.is_data_parallel:
-            allowed, name = DataParallel(graph, theory), "data parallel"
-        # What is divided already stays so, whether or not it fits.
-        limits_memory = storage is None
+        theory = Theory(graph, machine.num_devices)
+        allowed = DataParallel(graph, theory) if self.is_data_parallel else Allowed(storage)
         return find_program(
             *(graph, machine, tuple(shares), theory),
             allowed=allowed,
-            limits_memory=limits_memory,
-            name=name,
+            limits_memory=storage is None,  # what is divided already stays so, if it fits or not
+            name="data parallel" if self.is_data_parallel else "hap",
         ).program

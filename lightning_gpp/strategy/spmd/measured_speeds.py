@@ -1,4 +1,4 @@
-"""Devices timed on the machine at hand, when a run begins.
+"""Devices and collectives timed on the machine at hand, when a run begins.
 
 An accelerator is given as much as fills it, many times in a row, and is waited for once: a wait
 after each would time launches, and what fits into its cache would not time its memory.
@@ -9,27 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gpp.common.torch_device import is_accelerator, synchronize
+from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
-from lightning_gpp.spmd.run.collectives import Collectives
+from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
 
-_SIDE = 384
-"""Side of the matrices whose product a CPU is timed with: some milliseconds on a slow core."""
+_SIDES = 384, *(1 << power for power in range(9, 14))
+"""Of the matrices whose product is timed: on a CPU the first, some milliseconds on a slow core; on
+an accelerator from 512, a launch more than a product on a large one, to 8192."""
 
-_SIDES = tuple(1 << power for power in range(9, 14))
-"""On an accelerator: from 512, a launch more than a product on a large one, to 8192."""
+_COPIED_BYTES = 1 << 24, 1 << 26, 1 << 28
+"""More than the caches of a core, the first; and of an accelerator (50 MB on an H100)."""
 
 _GOLDEN = 0.6180339887
 """The fractions of its multiples are spread over [0, 1)."""
-
-_COPIED_BYTES, _STREAMED_BYTES = 1 << 24, 1 << 28
-"""More than the caches of a core; and of an accelerator (50 MB on an H100), a power of 4 larger."""
 
 _STRETCH_S, _TURN_S = 0.1, 0.01
 """Of every kind of work in a round, and of one kind before the next has its turn: many time slices
@@ -74,7 +75,7 @@ def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Tim
     like, group, kind = trained[int(np.searchsorted(before, before[-1] / 2))]
     if kind not in ELEMENTWISE or kind is torch.optim.SparseAdam:
         return None
-    most_bytes = _STREAMED_BYTES // 2 if is_accelerator(device) else _COPIED_BYTES
+    most_bytes = _COPIED_BYTES[-1] // 2 if is_accelerator(device) else _COPIED_BYTES[0]
     count = min(like.numel(), most_bytes // like.element_size())
     copies = most_bytes // (count * like.element_size()) if is_accelerator(device) else 1
     parameters = [
@@ -135,13 +136,12 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
     return [each.tolist() for each in every]
 
 
-_Turn = Callable[[], tuple[float, int]]
-"""A turn of one kind of work: how long it took, and how often the work was done."""
-
-
 def _times(device: torch.device, update: TimedWork | None) -> Callable[[], list[float]]:
     """Measures the seconds of one operation, of a byte of memory and of an update, of a launch."""
-    works = [_product(device), _copy(device)]
+    sizes = (
+        (_SIDES[1:], _COPIED_BYTES) if is_accelerator(device) else (_SIDES[:1], _COPIED_BYTES[:1])
+    )
+    works = [largest(_product, sizes[0], device), largest(_copy, sizes[1], device)]
     works += [update] if update else []
     short = torch.ones(1, device=device)
     works.append(TimedWork(lambda: torch.add(short, 1), 1))
@@ -163,102 +163,63 @@ def _times(device: torch.device, update: TimedWork | None) -> Callable[[], list[
 # Results are written into memory that there is: new pages take longer than what is written to them.
 
 
-def _product(device: torch.device) -> TimedWork:
-    """A product of matrices: on an accelerator of those among some sizes that suit it best."""
-
-    def product(side: int) -> TimedWork:
-        row = torch.arange(1, side + 1, device=device) * _GOLDEN % 1
-        square = row.outer(row)  # numbers that are all alike take less power: clocks would be high
-        out = torch.empty_like(square)
-        return TimedWork(lambda: torch.mm(square, square, out=out), 2 * side**3)
-
-    if not is_accelerator(device):
-        return product(_SIDE)
-    return product(filling_side(lambda side: _seconds(product(side), device)))
+def _product(side: int, device: torch.device) -> TimedWork:
+    row = torch.arange(1, side + 1, device=device) * _GOLDEN % 1
+    square = row.outer(row)  # numbers that are all alike take less power: clocks would be high
+    out = torch.empty_like(square)
+    return TimedWork(lambda: torch.mm(square, square, out=out), 2 * side**3)
 
 
-def filling_side(seconds: Callable[[int], float]) -> int:
-    """The side of those square matrices whose product does most operations per second.
-
-    None is tried that would take longer than a round gives to all products.
-
-    Args:
-        seconds: what the product of matrices of a side takes.
-    """
-    found: dict[int, float] = {}
-    for side in _SIDES:
-        found[side] = seconds(side)
-        if 8 * found[side] > _STRETCH_S:
-            break
-    return max(found, key=lambda side: side**3 / found[side])
-
-
-def _copy(device: torch.device) -> TimedWork:
+def _copy(size_bytes: int, device: torch.device) -> TimedWork:
     """A sum of large vectors, which reads as many bytes as it writes."""
-
-    def copy(size_bytes: int) -> TimedWork:
-        long = torch.ones(size_bytes // 4, device=device)
-        out = torch.empty_like(long)
-        return TimedWork(lambda: torch.add(long, 1, out=out), 2 * size_bytes)
-
-    size_bytes, work = _COPIED_BYTES, copy(_COPIED_BYTES)
-    while is_accelerator(device) and size_bytes < _STREAMED_BYTES:
-        if 4 * _seconds(work, device) > _TURN_S:
-            break  # who is so slow has no such cache
-        size_bytes *= 4
-        work = copy(size_bytes)
-    return work
+    long = torch.ones(size_bytes // 4, device=device)
+    out = torch.empty_like(long)
+    return TimedWork(lambda: torch.add(long, 1, out=out), 2 * size_bytes)
 
 
-def _seconds(work: TimedWork, device: torch.device) -> float:
-    passed_s, count = _turn_of(work.do, device)()
-    return passed_s / count
+def largest(
+    work: Callable[[int, torch.device], TimedWork], sizes: Sequence[int], device: torch.device
+) -> TimedWork:
+    """The work of the largest size that a round has time for, several times; the first at least."""
+    found = work(sizes[0], device)
+    for size in sizes[1:]:
+        larger = work(size, device)
+        passed_s, count = _turn_of(larger.do, device)()
+        if 8 * passed_s > count * _STRETCH_S:
+            break
+        found = larger
+    return found
 
 
-def _turn_of(do: Callable[[], object], device: torch.device) -> _Turn:
-    """Turns of a kind of work, after one that does not count."""
-    if is_accelerator(device):
-        count = 1
-        while _queued_s(do, device, count) < _TURN_S:
-            count *= 2
-        return adapted_turn(lambda count: _queued_s(do, device, count), count)
-    _host_turn(do)
-    return lambda: _host_turn(do)
+def _turn_of(do: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, int]]:
+    """Turns of a kind of work: how long one took, and how often the work was done.
 
-
-def adapted_turn(seconds: Callable[[int], float], count: int) -> _Turn:
-    """Turns that stay about as long as they should be, whoever else uses the device.
-
-    Two processes have a GPU in slices: one that falls into the first turn makes the work look long,
-    and turns of so little of it would have to be many.
-
-    Args:
-        seconds: what so much work takes.
-        count: how much of it there is in the first turn.
+    They stay about as long as they should be, whoever else uses the device: two processes have a
+    GPU in slices, and one that falls into the first turn makes the work look long.
     """
+    next_count = 1
 
     def turn() -> tuple[float, int]:
-        nonlocal count
-        done, passed_s = count, seconds(count)
+        nonlocal next_count
+        count, passed_s = next_count, _seconds(do, device, next_count)
         if passed_s < _TURN_S / 2:
-            count *= 2
+            next_count *= 2
         elif passed_s > 4 * _TURN_S:
-            count = max(1, count // 2)
-        return passed_s, done
+            next_count = max(1, count // 2)
+        return passed_s, count
 
+    while turn()[0] < _TURN_S / 2:
+        pass
     return turn
 
 
-def _host_turn(do: Callable[[], object]) -> tuple[float, int]:
-    count, start_s = 0, time.perf_counter()
-    while (passed_s := time.perf_counter() - start_s) < _TURN_S:
-        do()
-        count += 1
-    return passed_s, count
-
-
-def _queued_s(do: Callable[[], object], device: torch.device, count: int) -> float:
-    """What an accelerator takes for work that is queued and waited for once, by its own clock."""
+def _seconds(do: Callable[[], object], device: torch.device, count: int) -> float:
+    """What so much work takes; an accelerator, by its own clock, is waited for once."""
+    if not is_accelerator(device):
+        start_s = time.perf_counter()
+        for _ in range(count):
+            do()
+        return time.perf_counter() - start_s
     stream = torch.accelerator.current_stream(device)
     start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
     start.record(stream)
@@ -267,3 +228,87 @@ def _queued_s(do: Callable[[], object], device: torch.device, count: int) -> flo
     end.record(stream)
     synchronize(device)  # a wait for the event spoils its time on Apple's GPUs before torch 2.14
     return float(start.elapsed_time(end)) / 1e3
+
+
+# Collectives -------------------------------------------------------------------------------------
+
+SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 1 << 12, 1 << 22, 1 << 26
+"""Hardly more than latency; enough for the bandwidth to show of a wire (30 ms by 1 Gbit/s); and of
+links between GPUs (0.2 ms by 300 GB/s)."""
+
+_SHOWS = 8
+"""The bandwidth shows where a large message takes this many times as long as a small one."""
+
+_REPEATS = 5
+
+
+def measure_collectives(group: Collectives, device: torch.device) -> CollectiveTimes:
+    """All ranks: lines through the times of a small and a large message, a line per collective.
+
+    The large one is as large as it takes for the bandwidth to show. All ranks get the same: a
+    collective takes as long as on the slowest rank.
+    """
+    count = group.num_ranks
+
+    def cut(tensor: Tensor, count: int) -> tuple[list[Tensor], list[Shape]]:
+        parts = list(tensor[: tensor.numel() // count * count].chunk(count))
+        return parts[: group.num_ranks], [tuple(parts[0].shape)] * group.num_ranks
+
+    def all_gather(tensor: Tensor, purpose: str) -> object:
+        parts, shapes = cut(tensor, count)
+        return group.all_gather(parts[0], shapes, is_grouped=False, purpose=purpose)
+
+    def reduce_scatter(tensor: Tensor, purpose: str) -> object:
+        return group.reduce_scatter(cut(tensor, count)[0], is_grouped=False, purpose=purpose)
+
+    def all_to_all(tensor: Tensor, purpose: str) -> object:
+        return group.all_to_all(*cut(tensor, count**2), is_grouped=False, purpose=purpose)
+
+    def broadcast(tensor: Tensor, purpose: str) -> object:
+        return group.broadcast(tensor, tuple(tensor.shape), tensor.dtype, purpose=purpose)
+
+    def root(tensor: Tensor, purpose: str) -> object:
+        return group.scatter(*cut(tensor, count), tensor.dtype, purpose=purpose)
+
+    works = {
+        "all_reduce": lambda tensor, purpose: group.all_reduce(tensor, purpose=purpose),
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all,
+        "broadcast": broadcast,
+        "reduce": lambda tensor, purpose: group.reduce(tensor, purpose=purpose),
+        "root": root,
+    }
+    lines = {
+        name: line_of(
+            partial(_collective_s, partial(work, purpose=f"timing {name}"), group, device)
+        )
+        for name, work in works.items()
+    }
+    return CollectiveTimes(**lines)
+
+
+def line_of(seconds: Callable[[int], float]) -> AlphaBeta:
+    """The line through the times of a small message and of one that shows the bandwidth."""
+    small_s, large_bytes = seconds(SMALL_BYTES), LARGE_BYTES
+    # Times are those of the slowest rank: all ranks go on or stop here together.
+    while (large_s := seconds(large_bytes)) < _SHOWS * small_s and large_bytes < MOST_BYTES:
+        large_bytes *= 4
+    beta = max(0.0, (large_s - small_s) / (large_bytes - SMALL_BYTES))
+    return AlphaBeta(max(0.0, small_s - beta * SMALL_BYTES), beta)
+
+
+def _collective_s(
+    work: Callable[[Tensor], object], group: Collectives, device: torch.device, size_bytes: int
+) -> float:
+    """The mean of some in a row, on the slowest rank, after one that brings all ranks together."""
+    tensor = torch.zeros(size_bytes // 4, device=device)
+    work(tensor)
+    group.all_reduce(torch.zeros(1, device=device), purpose="timing collectives")
+    synchronize(device)
+    start_s = time.perf_counter()
+    for _ in range(_REPEATS):
+        work(tensor)
+    synchronize(device)
+    own_s = (time.perf_counter() - start_s) / _REPEATS
+    return max(each for (each,) in _of_all([own_s], group, device))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
-from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.state.optimizers import NamesParameters, PartialOptimizer
 
 ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -73,27 +72,21 @@ class ShardedOptimizer(PartialOptimizer):
                     state[key] = partition.shards.cut(value, placement, rank).clone()
         PartialOptimizer.place_state(self)
 
-    @contextmanager
-    def whole_groups(self, module: Any, held: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Groups have all parameters of one device while the body runs; parts stay parts."""
-        partition = self._divided
-        with PartialOptimizer.whole_groups(self, partition, held):
-            yield
-
-    def adopt_new_groups(self, module: Any, held: Callable[[], Sequence[nn.Parameter]]) -> None:
+    def adopt_new_groups(
+        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
+    ) -> None:
         """Drops what this rank does not hold from groups that were added since.
 
         Raises:
             NotImplementedError: such a group has a parameter that is divided.
         """
-        partition = self._divided
         for group in self.optimizer.param_groups[len(self.names) :]:
             if any(parameter.is_meta for parameter in group["params"]):
                 raise NotImplementedError(
                     "a group with divided parameters was added to the optimizer while training; "
                     "give it to the optimizer in configure_optimizers"
                 )
-        PartialOptimizer.adopt_new_groups(self, partition, held)
+        PartialOptimizer.adopt_new_groups(self, module, held)
 
     def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
         """State by index on one device, of that of all ranks."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
-from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
+from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
-from lightning_gpp.spmd.run.interpreter import Interpreter
+from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
-from lightning_gpp.spmd.run.program_run import ProgramRun
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
@@ -45,39 +42,16 @@ class SpmdModel:
     Attributes:
         partition: what this rank holds.
         collectives: with the other ranks.
-        control: likewise, for what is no part of the program.
         prefix: of the divided module's names in the LightningModule.
-        device: of this rank.
-        interpreters: one per export, in their order.
         time: in which calls run; that of emulated devices, if they are.
+        interpreters: one per export, in their order, with its constants.
     """
 
     partition: ShardedPartition
     collectives: ProcessCollectives
-    control: Control
     prefix: str
-    device: torch.device
-    interpreters: list[tuple[Interpreter, Mapping[str, Tensor]]] = field(default_factory=list)
-    time: RealTime[Interpreter] = field(default_factory=RealTime)
-
-    def add(self, package: ProgramPackage) -> None:
-        """Takes another export."""
-        interpreter = Interpreter(
-            package.graph, package.calls, package.program, self.collectives, self.device
-        )
-        constants = {name: value.to(self.device) for name, value in package.constants.items()}
-        self.interpreters.append((interpreter, constants))
-
-    def halves(self, number: int, seed: int, boundary: SpmdBoundary | None) -> SpmdHalves:
-        """A call of an export, of which nothing has run."""
-        interpreter, constants = self.interpreters[number]
-        self.partition.agree_on_gradients()
-        stored = dict(constants)
-        for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
-            for value in interpreter.graph.of_source(source):
-                if value.name not in constants:
-                    stored[value.name] = self.partition.stored(self.prefix + value.name)
-        return SpmdHalves(interpreter, stored, seed, boundary, self.control)
+    time: RealTime[Interpreter]
+    interpreters: list[tuple[Interpreter, dict[str, Tensor]]] = field(default_factory=list)
 
     def abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with an error."""
@@ -137,26 +111,22 @@ class SpmdHalves:
             self.boundary.finish(0, dict(self._run.results))
 
     def backward_half(self, *, retain: bool) -> None:
-        """The backward; parameters and rank 0's arguments have their gradients after it."""
-        assert self._run is not None, "forward_half comes first"
-        given: Mapping[str, Any] = {}
+        """The backward; parameters and rank 0's arguments have their gradients after it.
+
+        All ranks go backward from the results that rank 0's loss depends on.
+        """
+        run, given = self._run, dict[str, Tensor]()
+        assert run is not None, "forward_half comes first"
         if self.boundary is not None:
-            given = {n: column[0] for n, column in self.boundary.output_gradients(0).items()}
-        reached = self._reached(self._run, given)
+            columns = {n: column[0] for n, column in self.boundary.output_gradients(0).items()}
+            given = {n: gradient for n, gradient in columns.items() if gradient is not None}
+        flows = [n for n, result in run.results.items() if result.requires_grad]
+        reached: list[str] = [name for name in flows if name in given]
+        if self.control.is_leader:
+            self.control.tell(reached)
+        else:
+            reached = self.control.hear("which results have gradients")
         if reached:
-            gradients = {name: given[name].to(self.interpreter.device) for name in reached if given}
-            self._run.backward(reached, gradients, retain=retain)
+            run.backward(reached, {n: given[n] for n in reached if given}, retain=retain)
         if not retain:
             self._run = None
-
-    def _reached(self, run: ProgramRun, given: Mapping[str, Any]) -> list[str]:
-        """All ranks: results that rank 0's loss depends on; the backward starts from the same."""
-        flags = [
-            given.get(name) is not None and result.requires_grad
-            for name, result in run.results.items()
-        ]
-        if self.control.is_leader:
-            self.control.tell(flags)
-        else:
-            flags = self.control.hear("which results have gradients")
-        return [name for name, flag in zip(run.results, flags, strict=True) if flag]

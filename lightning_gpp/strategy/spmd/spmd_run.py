@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.costs.speeds import measured_speeds
-from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
@@ -38,8 +38,11 @@ from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
-from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
+from lightning_gpp.strategy.spmd.measured_speeds import (
+    measure_collectives,
+    measure_speeds,
+    typical_update,
+)
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_model import (
@@ -50,7 +53,7 @@ from lightning_gpp.strategy.spmd.spmd_model import (
 )
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
-from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 
 ProgramPlanner = Callable[[SpmdGraph, Sequence[float], Mapping[str, Placement] | None], SpmdProgram]
 """Graph, share of every device, and how parameters are stored (None: to be decided) -> program."""
@@ -194,35 +197,37 @@ class SpmdRun(PipelinedRun):
             export: of that step.
 
         Raises:
-            ValueError: nothing of the model can be divided over so many devices.
+            ValueError: nothing of the model can be divided over so many devices, or only samples
+                may be, of which there are too few.
         """
         if self._has_trained:
             return
         self._has_trained = True
         assert self.divided is not None
         interpreter, _ = self.divided.interpreters[export]
-        graph, program = interpreter.graph, interpreter.program
-        theory = Theory(graph, len(self.shares))
+        graph, num = interpreter.graph, len(self.shares)
+        computed = [i for i in interpreter.program.instructions if isinstance(i, Computation)]
+        if any(p.is_shard for each in computed for p in each.outputs):
+            return
+        theory = Theory(graph, num)
         rules = (rule for operator in graph.operators for rule in theory.rules(operator))
-        if len(self.shares) > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):
+        if num > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):
             raise ValueError(
-                f"nothing of the model can be divided over {len(self.shares)} devices: samples and "
-                "every other dimension that its operators could be divided along have fewer rows "
-                f"than that. Use a larger batch, or fewer devices than {len(self.shares)}"
+                f"nothing of the model can be divided over {num} devices: samples and every other "
+                "dimension that its operators could be divided along have fewer rows than that. "
+                f"Use a larger batch, or fewer devices than {num}"
             )
-        computed = [i for i in program.instructions if isinstance(i, Computation)]
-        if not any(p.is_shard for each in computed for p in each.outputs):
-            if isinstance(self.planner, HapPlanner) and self.planner.is_data_parallel:
-                raise ValueError(
-                    "planner='data_parallel' deals the samples of a batch, its tensors' first "
-                    f"dimension, and here there are none that {len(self.shares)} devices could be "
-                    f"dealt: the batch has fewer than {len(self.shares)}, or no operator can be "
-                    "divided along them. Use a larger batch, fewer devices, or planner='hap'"
-                )
-            rank_zero_info(
-                "the program divides nothing: what would move between the devices takes longer "
-                "than what they would save; a larger batch, or one device, is better"
+        if isinstance(self.planner, HapPlanner) and self.planner.is_data_parallel:
+            raise ValueError(
+                "planner='data_parallel' deals the samples of a batch, its tensors' first "
+                f"dimension, and here there are none that {num} devices could be dealt: the batch "
+                f"has fewer than {num}, or no operator can be divided along them. Use a larger "
+                "batch, fewer devices, or planner='hap'"
             )
+        rank_zero_info(
+            "the program divides nothing: what would move between the devices takes longer than "
+            "what they would save; a larger batch, or one device, is better"
+        )
 
     def build(self, example: Any) -> None:
         """All ranks: takes an export over from rank 0, which gives its :class:`ProgramPackage`."""
@@ -231,7 +236,10 @@ class SpmdRun(PipelinedRun):
             with torch.inference_mode(False):  # what moves would be inference tensors
                 self._divide(package)
         assert self.divided is not None
-        self.divided.add(package)
+        device, constants = self.device, package.constants
+        what = package.graph, package.calls, package.program, self.collectives, device
+        there = {name: value.to(device) for name, value in constants.items()}
+        self.divided.interpreters.append((Interpreter(*what), there))
         if len(self.divided.interpreters) == MANY_EXPORTS:
             rank_zero_warn(
                 f"the forward was called with {MANY_EXPORTS} forms of arguments (sizes, modes), "
@@ -243,7 +251,7 @@ class SpmdRun(PipelinedRun):
     def _divide(self, package: ProgramPackage) -> None:
         """The module's parameters become this rank's parts."""
         program, prefix, target = package.program, self.settings.prefix, self.target
-        names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
+        names = [n for n, _ in (*target.named_parameters(), *target.named_buffers())]
         storage = {prefix + name: program.stored(name) for name in names}
         shards = Shards(program.shares)
         partition = ShardedPartition(self.module, storage, shards, self.control, self.device)
@@ -253,27 +261,21 @@ class SpmdRun(PipelinedRun):
         partition.spread()
         for optimizer in optimizers:
             optimizer.place_state()
-        partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         self.own_gradients = OwnGradients(partition.held_with_others())
-        changing = {prefix + name for name in written_buffers(package.graph, package.calls)}
-        holders = partition.owners.holders
-        self.leader_state.settle(
-            frozenset(n for n, ranks in holders.items() if ranks != (0,) and n not in changing)
-        )
-        self.divided = SpmdModel(
-            partition, self.collectives, self.control, prefix, self.device, time=self.time
-        )
+        written = {prefix + name for name in written_buffers(package.graph, package.calls)}
+        elsewhere = {n for n, ranks in partition.owners.holders.items() if ranks != (0,)}
+        self.leader_state.settle(frozenset(elsewhere - written))
+        self.divided = SpmdModel(partition, self.collectives, prefix, self.time)
 
     # Calls -----------------------------------------------------------------------------------
 
-    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+    def open_call(self, message: Forward, boundary: Boundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
-        halves = self._halves(message, boundary)
-        assert self.divided is not None
-        stash = PartsStash(self._held, self.divided.partition)
-        return OpenCall(halves, stash, self._alone_in)
+        halves, model = self._halves(message, boundary), self.divided
+        assert model is not None
+        return RankCall(halves, PartsStash(self._held, model.partition), self._alone_in)
 
     @contextmanager
     def _alone_in(self, halves: SpmdHalves, is_second: bool) -> Iterator[None]:
@@ -284,11 +286,7 @@ class SpmdRun(PipelinedRun):
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
         halves = self._halves(message, boundary)
-        with (
-            torch.no_grad(),
-            message.autocast.on(self.device),
-            lifted(),
-        ):
+        with torch.no_grad(), message.autocast.on(self.device), lifted():
             halves.forward_half()
 
     def _halves(self, message: Forward, boundary: Boundary | None) -> SpmdHalves:
@@ -296,14 +294,27 @@ class SpmdRun(PipelinedRun):
         assert boundary is None or isinstance(boundary, SpmdBoundary)
         partition = self.divided.partition
         for partial in self.partial_optimizers:
-            partial.adopt_new_groups(self.module, partition.held_parameters)
-        return self.divided.halves(message.export, message.seed, boundary)
+            partial.adopt_new_groups(partition, partition.held_parameters)
+        partition.agree_on_gradients()
+        interpreter, constants = self.divided.interpreters[message.export]
+        stored = {
+            value.name: partition.stored(self.divided.prefix + value.name)
+            for value in interpreter.graph.values
+            if value.source in (ValueSource.PARAMETER, ValueSource.BUFFER)
+            and value.name not in constants
+        }
+        return SpmdHalves(interpreter, constants | stored, message.seed, boundary, self.control)
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
-        """Optimizers have the parameters of one device while the body runs."""
-        placed = nullcontext() if self.divided is None else self.divided.partition.parts_in_place()
-        with super().whole_optimizers(), placed:
+        """Optimizers have the parameters of one device while the body runs; parts stay parts."""
+        with ExitStack() as stack:
+            if self.divided is not None:
+                partition = self.divided.partition
+                stack.enter_context(partition.parts_in_place())
+                for partial in self.partial_optimizers:
+                    held = partition.held_parameters()
+                    stack.enter_context(partial.whole_groups(partition, held))
             yield
 
     def _abort(self, error: BaseException) -> None:

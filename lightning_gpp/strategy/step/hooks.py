@@ -1,96 +1,100 @@
-"""Hooks of the LightningModule that look at data or results run where those are: on rank 0.
+"""Hooks of user code run where what they look at is.
 
-The others wait for the hook's logs and answer, and log the same. A user who collects outputs in
-``validation_step`` and averages them in ``on_validation_epoch_end`` would otherwise find an empty
-list on every rank but rank 0. Hooks that see neither run on every rank.
+Those of the LightningModule that look at data or results run on rank 0; the others wait for the
+hook's logs and answer, and log the same. A user who collects outputs in ``validation_step`` and
+averages them in ``on_validation_epoch_end`` would otherwise find an empty list on every rank but
+rank 0. Hooks that see neither, and those of callbacks, run on every rank.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.step.asides import ON_EVERY_RANK, as_aside
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch
 
+_STAGES = ("validation", "test", "predict")
 LEADER_HOOKS = tuple(
     f"on_{stage}_{when}"
-    for stage in ("train", "validation", "test", "predict")
+    for stage in ("train", *_STAGES)
     for when in ("batch_start", "batch_end", "epoch_end")
 )
-
+_ON_EVERY_RANK = (
+    *(f"on_{stage}_{when}" for stage in ("fit", "train", *_STAGES) for when in ("start", "end")),
+    *(f"on_{stage}_epoch_start" for stage in ("train", *_STAGES)),
+    *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+)
+_OF_PARTS = (BaseFinetuning, StochasticWeightAveraging, WeightAveraging)
+"""Callbacks that work on what each rank holds."""
 
 _Hook = Callable[..., Any]
 
 
-class HookRelay:
-    """Puts relays in the place of a module's (or data module's) hooks, as instance attributes.
+class LedHooks:
+    """Puts relays in the place of the hooks of a module, its data module and callbacks.
 
     Args:
         session: of this rank.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
-        self._module = session.run.module
-        self._installed = contextlib.ExitStack()
+        self._session, self._installed = session, ExitStack()
 
     def install(self) -> None:
         """Puts the relays in place."""
+        session, run = self._session, self._session.run
+        is_leader = run.control.is_leader
         for name in LEADER_HOOKS:
-            if is_overridden(name, self._module):
-                self._put(self._module, name, functools.partial(self._relay, name))
-        for name in ON_EVERY_RANK:
-            if is_overridden(name, self._module):
-                aside = functools.partial(as_aside, name, asides=self._session.asides)
-                self._put(self._module, name, aside)
-        manual = self._session.manual
-        if manual is not None and self._session.run.control.is_leader:
-            manual.install()
+            self._put(run.module, name, self._led)
+        for name in _ON_EVERY_RANK:
+            self._put(run.module, name, self._aside)
+        if session.manual is not None and is_leader:
+            self._installed.enter_context(session.manual.relaying())
         name = "on_before_batch_transfer"
-        is_leader = self._session.run.control.is_leader
-        data = getattr(self._module.trainer, "datamodule", None)
-        for owner in (self._module, data):
-            is_there = owner is self._module and not is_leader
-            if is_there or (owner is not None and is_overridden(name, owner)):
-                relay = functools.partial(self._led, name) if is_leader else _skip_remote
-                self._put(owner, name, relay)
+        self._put(run.module, name, self._before_transfer, always=not is_leader)
+        if (data := getattr(run.module.trainer, "datamodule", None)) is not None:
+            self._put(data, name, self._before_transfer)
+        for callback in run.module.trainer.callbacks:  # type: ignore[attr-defined]
+            is_ours = type(callback).__module__.startswith(("lightning.", "lightning_gpp."))
+            if is_ours or isinstance(callback, _OF_PARTS):
+                continue
+            for name in dir(pl.Callback):
+                if name.startswith("on_") and name.endswith(("_start", "_end", "_step")):
+                    self._put(callback, name, self._aside, pl.Callback)
 
     def remove(self) -> None:
-        """Takes the relays away; the module is as the user wrote it."""
+        """Takes the relays away; modules and callbacks are as the user wrote them."""
         self._installed.close()
-        if self._session.manual is not None:
-            self._session.manual.remove()
 
-    def _put(self, owner: object, name: str, relay: Callable[[_Hook], _Hook]) -> None:
-        hook = getattr(owner, name)
-        relayed = functools.wraps(hook)(relay(hook))  # with its signature
-        self._installed.enter_context(instance_attribute(owner, name, relayed))
+    def _put(
+        self, owner: Any, name: str, relay: _Hook, *parent: type, always: bool = False
+    ) -> None:
+        if always or is_overridden(name, owner, *parent):
+            hook = getattr(owner, name)
+            relayed = functools.wraps(hook)(functools.partial(relay, name, hook))
+            self._installed.enter_context(instance_attribute(owner, name, relayed))
 
-    def _relay(self, name: str, hook: _Hook) -> _Hook:
-        def relayed(*args: Any, **kwargs: Any) -> Any:
-            with self._session.run.failures.guard():
-                return self._session.hook(name, hook, args, kwargs)
+    def _led(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+        with self._session.run.failures.guard():
+            return self._session.hook(name, hook, args, kwargs)
 
-        return relayed
+    def _aside(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+        with self._session.asides.around(name):
+            return hook(*args, **kwargs)
 
-    def _led(self, name: str, hook: _Hook) -> _Hook:
-        def led(*args: Any, **kwargs: Any) -> Any:
-            if isinstance(args[0], PlacedBatch):
-                return args[0]
-            with self._session.run.alone(name):
-                return hook(*args, **kwargs)
-
-        return led
-
-
-def _skip_remote(hook: _Hook) -> _Hook:
-    def skipping(batch: Any, dataloader_idx: int) -> Any:
-        return batch if isinstance(batch, RemoteBatch) else hook(batch, dataloader_idx)
-
-    return skipping
+    def _before_transfer(
+        self, name: str, hook: _Hook, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(batch, PlacedBatch | RemoteBatch):
+            return batch
+        run = self._session.run
+        with run.alone(name) if run.control.is_leader else nullcontext():
+            return hook(batch, *args, **kwargs)

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from helpers.random_programs import methods
 from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.moves import MoveCosts
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
@@ -23,7 +23,6 @@ from lightning_gpp.spmd.program import (
     Method,
     ReceiveInput,
     SpmdProgram,
-    methods,
 )
 from lightning_gpp.spmd.search.find import find_program
 
@@ -100,9 +99,9 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
 def test_prices_know_every_method(source: Placement) -> None:
     """Of all that programs can be written with."""
     machine = random_machine(random.Random(1), 2)
-    costs = MoveCosts(machine.times, 2)
-    value = SpmdValue("x", TensorSpec((6, 4), "float32"), ValueSource.OPERATOR, True)
+    value = SpmdValue("x", TensorSpec((6, 4), "float32"), ValueSource.INPUT, True)
+    prices = PriceList(SpmdGraph((value,), (), ("x",)), machine, (0.5, 0.5))
     for target in PLACEMENTS:
-        ways = costs.conversion(value, source, target)
-        assert {*ways.forward} == {*methods(source, target)}
-        assert {*ways.backward} == {*methods(target.dual, source.dual)}
+        forward, backward = prices.ways(value, source, target)
+        assert {*forward} == {*methods(source, target)}
+        assert {*backward} == {*methods(target.dual, source.dual)}

@@ -8,13 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.operator_graph import (
-    SpmdGraph,
-    SpmdOperator,
-    SpmdValue,
-    ValueSource,
-)
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, shard, units_per_device
 from lightning_gpp.spmd.program import (
     Computation,
@@ -72,13 +65,6 @@ def test_a_program_as_a_document() -> None:
     kinds = [name for entry in document["instructions"] for name in entry]
     assert kinds == ["receive", "convert", "compute", "give"]
     assert document["instructions"][2]["compute"]["operator"] == "view"
-
-
-def test_a_graph_out_of_order_is_refused() -> None:
-    spec = TensorSpec((8,), "float32")
-    values = (SpmdValue("y", spec, ValueSource.OPERATOR, False),)
-    with pytest.raises(ValueError, match="reads 'y' before"):
-        SpmdGraph(values, (SpmdOperator("a", "relu", ("y",), ("self",), ("y",)),), ())
 
 
 def test_what_leaves_a_device_without_is_refused() -> None:

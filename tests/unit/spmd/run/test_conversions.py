@@ -10,10 +10,11 @@ import torch
 from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
-from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
+from lightning_gpp.spmd.program import Method
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.shards import Shards
 
+CPU = torch.device("cpu")
 WHOLE = (6, 4, 10)
 PLACEMENTS = (
     *(R_SAME, R_SUMMED, PARTIAL),
@@ -36,19 +37,19 @@ def test_every_conversion(source: Placement, num_devices: int) -> None:
     value = torch.randn(WHOLE, dtype=torch.float64)
     gradient = torch.randn(WHOLE, dtype=torch.float64)
     for target, method in itertools.product(PLACEMENTS, METHODS):
-        conversion = Conversion("x", source, target, method, method)
         values = dealt(value, source, shards)
         gradients = dealt(gradient, target.dual, shards)
 
         def run(
             group,
-            conversion=conversion,
+            target=target,
+            method=method,
             values=values,
             gradients=gradients,
         ):
-            mover = Mover(group, shards)
-            converted = mover.convert(values[group.rank], WHOLE, conversion)
-            back = mover.convert_back(gradients[group.rank], WHOLE, conversion)
+            mover, gradient = Mover(group, shards, CPU), gradients[group.rank]
+            converted = mover.move(values[group.rank], WHOLE, source, target, method, "x")
+            back = mover.move(gradient, WHOLE, target.dual, source.dual, method, "x")
             return converted, back
 
         found = on_threads(num_devices, run)
@@ -66,11 +67,10 @@ def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> N
     gradients = dealt(gradient, placement.dual, shards)
 
     def run(group):
-        mover, instruction = Mover(group, shards), ReceiveInput("x", placement)
+        mover = Mover(group, shards, CPU)
         given = value if group.rank == 0 else None
-        received = mover.receive(given, WHOLE, torch.float64, instruction)
-        back = mover.receive_back(gradients[group.rank], WHOLE, instruction)
-        return received, back
+        received = mover.from_root(given, WHOLE, torch.float64, placement, "x")
+        return received, mover.to_root(gradients[group.rank], WHOLE, placement.dual, "x")
 
     found = on_threads(num_devices, run)
     torch.testing.assert_close(joined([v for v, _ in found], placement, shards), value)
@@ -88,11 +88,10 @@ def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
     values = dealt(value, placement, shards)
 
     def run(group):
-        mover, instruction = Mover(group, shards), ReturnOutput("x", placement)
-        given = mover.give(values[group.rank], WHOLE, instruction)
+        mover = Mover(group, shards, CPU)
+        given = mover.to_root(values[group.rank], WHOLE, placement, "x")
         whole = gradient if group.rank == 0 else None
-        cpu = torch.device("cpu")
-        return given, mover.give_back(whole, WHOLE, torch.float64, cpu, instruction)
+        return given, mover.from_root(whole, WHOLE, torch.float64, placement.dual, "x")
 
     found = on_threads(num_devices, run)
     torch.testing.assert_close(found[0][0], value)

@@ -51,18 +51,6 @@ def test_buckets(bucket_bytes: int, num_messages: int) -> None:
             torch.testing.assert_close(gradient, 2 * (1 + 2) * parameter.detach())
 
 
-def test_what_a_failed_backward_left_is_forgotten() -> None:
-    def run(group):
-        sums = GradientSums(group)
-        (parameter, *_) = parameters()
-        sums.add(parameter, torch.ones(3, dtype=torch.float64))
-        sums.forget()
-        sums.finish()
-        return parameter.grad
-
-    assert on_threads(2, run) == [None, None]
-
-
 def test_gradients_are_given_as_they_are() -> None:
     """No copy of them; hooks see them, and a second gradient is added to the first."""
     given = parameters()[:2]
