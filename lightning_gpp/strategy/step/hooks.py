@@ -77,10 +77,15 @@ class LedHooks:
     def _put(
         self, owner: Any, name: str, relay: _Hook, *parent: type, always: bool = False
     ) -> None:
-        if always or is_overridden(name, owner, *parent):
-            hook = getattr(owner, name)
-            relayed = functools.wraps(hook)(functools.partial(relay, name, hook))
-            self._installed.enter_context(instance_attribute(owner, name, relayed))
+        if not always and not is_overridden(name, owner, *parent):
+            return
+        hook = getattr(owner, name)
+
+        @functools.wraps(hook)  # a function, which a copy of its owner has in common with it
+        def relayed(*args: Any, **kwargs: Any) -> Any:
+            return relay(name, hook, *args, **kwargs)
+
+        self._installed.enter_context(instance_attribute(owner, name, relayed))
 
     def _led(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
         with self._session.run.failures.guard():
