@@ -15,11 +15,10 @@ from typing import Protocol
 
 import torch
 
-from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.costs.machine import CollectiveTimes, Machine
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.program import SpmdProgram, bytes_in_bucket
 from lightning_gpp.spmd.run.collectives import Collectives
 
 

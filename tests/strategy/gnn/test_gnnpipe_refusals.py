@@ -71,12 +71,6 @@ CASES: list[tuple[Data, type[lp.LightningModule], dict[str, Any], str]] = [
         {},
         "GraphTrainingError: Perceptron has no message-passing layer",
     ),
-    (
-        changed(train_mask=torch.ones(30, dtype=torch.bool)),
-        NodeClassifier,
-        {},
-        "GraphTrainingError: train_mask has to have an entry per vertex, which are 31, got shape",
-    ),
 ]
 
 
