@@ -71,6 +71,12 @@ CASES: list[tuple[Data, type[lp.LightningModule], dict[str, Any], str]] = [
         {},
         "GraphTrainingError: Perceptron has no message-passing layer",
     ),
+    (
+        changed(train_mask=torch.ones(30, dtype=torch.bool)),
+        NodeClassifier,
+        {},
+        "IndexError: The shape of the mask [30]",
+    ),
 ]
 
 
