@@ -149,7 +149,7 @@ class Chunks:
         """Of all chunks."""
         return len(self.part_of)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Vertices of every chunk."""
         found: list[int] = torch.bincount(self.assignment, minlength=len(self)).tolist()
