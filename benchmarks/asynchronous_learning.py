@@ -180,8 +180,6 @@ def fit(
     depth: int,
     clip: Clip = NO_CLIP,
     pieces: int = 1,
-    batch: int = BATCH,
-    watch: Callable[[nn.Module, Data], None] | None = None,
 ) -> list[float]:
     """The accuracy after every epoch.
 
@@ -195,8 +193,6 @@ def fit(
         depth: number of stages.
         clip: of gradients.
         pieces: mini-batches that a batch is cut into.
-        batch: samples of an update.
-        watch: sees the net and what it is trained with after every epoch.
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -206,7 +202,7 @@ def fit(
     net = task.net(data)
     stages, versions = pipeline(net, depth, policy, make, lr, pieces)
     whole = nn.Sequential(*net)
-    size = batch // versions.per_update
+    size = BATCH // versions.per_update
     found = []
     for _ in range(task.epochs):
         shuffled = train[torch.randperm(cut, generator=generator)]
@@ -214,8 +210,6 @@ def fit(
         batches = [(data[0][part], data[1][part]) for part in parts]
         train_epoch(stages, versions, batches, policy.drains, clip)
         found.append(accuracy(whole, (data[0][valid], data[1][valid])))
-        if watch is not None:
-            watch(whole, (data[0][train], data[1][train]))
     for stage in stages:
         stage.last_steps.close()
     return found

@@ -14,80 +14,59 @@ faster. Ours includes Lightning's loop, the data loader and the optimizer step.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
 import time
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from measuring import leave, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.data import DataLoader
 
 from lightning_gpp import GraphPipeStrategy
 
+LAYERS, MICROBATCHES = 8, 4
 
-@dataclass(frozen=True)
-class Size:
-    """What is trained.
 
-    Attributes:
-        width: of every layer.
-        num_layers: in the chain; half of them on each rank.
-        batch_size: samples of a mini-batch.
-        num_microbatches: that it is cut into.
-        steps_per_block: steps between two changes.
-    """
+class Size(NamedTuple):
+    """Width of every layer, samples of a mini-batch, and steps between two changes."""
 
     width: int
-    num_layers: int
     batch_size: int
-    num_microbatches: int
     steps_per_block: int
 
 
-SIZES = {
-    "small": Size(width=192, num_layers=8, batch_size=512, num_microbatches=4, steps_per_block=30),
-    "large": Size(width=1024, num_layers=8, batch_size=2048, num_microbatches=4, steps_per_block=2),
-}
+SIZES = {"small": Size(192, 512, 30), "large": Size(1024, 2048, 2)}
 
 
-def layers(size: Size) -> nn.Sequential:
-    """The chain."""
+def layers(width: int) -> nn.Sequential:
+    """The chain; half of it on each rank."""
     return nn.Sequential(
-        *(
-            nn.Sequential(nn.Linear(size.width, size.width), nn.ReLU())
-            for _ in range(size.num_layers)
-        )
+        *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS))
     )
-
-
-def example(size: Size) -> tuple[Tensor, Tensor]:
-    """Inputs and targets ``(batch_size, width)``."""
-    return torch.randn(size.batch_size, size.width), torch.randn(size.batch_size, size.width)
 
 
 class Chain(LightningModule):
     """The chain as a user writes it."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = layers(size)
+        self.layers = layers(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Through all layers; ``(batch, width)`` to ``(batch, width)``."""
-        y: Tensor = self.layers(x)
-        return y
+        """Through all layers; ``(batch, width)`` to the same."""
+        return self.layers(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Mean squared error."""
         x, y = batch
         return nn.functional.mse_loss(self(x), y)
@@ -97,24 +76,20 @@ class Chain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class Schedule1F1BLoop:
+class Rival:
     """The same training in a bare loop over torch's schedule."""
 
-    def __init__(self, size: Size, rank: int) -> None:
-        half = size.num_layers // 2
-        part = layers(size)[rank * half : (rank + 1) * half]
+    def __init__(self, width: int, rank: int, batch: list[Tensor]) -> None:
+        half = LAYERS // 2
+        part = layers(width)[rank * half : (rank + 1) * half]
         stage = PipelineStage(part, rank, 2, torch.device("cpu"))
-        self.schedule = Schedule1F1B(stage, size.num_microbatches, loss_fn=nn.functional.mse_loss)
+        self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
         self.optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
-        self.x, self.y = example(size)
-        self.rank = rank
+        self.given: Any = ((batch[0],), {}) if rank == 0 else ((), {"target": batch[1]})
 
     def step(self) -> None:
         """One mini-batch: forward, backward, update."""
-        if self.rank == 0:
-            self.schedule.step(self.x)
-        else:
-            self.schedule.step(target=self.y)
+        self.schedule.step(*self.given[0], **self.given[1])
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -122,107 +97,56 @@ class Schedule1F1BLoop:
 class Alternate(Callback):
     """Runs a block of the rival's steps after every block of ours, and times both."""
 
-    def __init__(self, rival: Schedule1F1BLoop, size: Size) -> None:
-        self.rival = rival
-        self.size = size
-        self.ours_s: list[float] = []
-        self.rival_s: list[float] = []
-        self.ours_cpu_s: list[float] = []
-        self.rival_cpu_s: list[float] = []
+    def __init__(self, rival: Rival, size: Size, folder: str) -> None:
+        self.rival, self.size, self.folder = rival, size, folder
+        self.found: dict[str, list[tuple[float, float]]] = {"ours": [], "rival": []}
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Changes over at the end of a block."""
-        if trainer.global_step % self.size.steps_per_block:
-            return
-        is_warm = trainer.global_step > self.size.steps_per_block
-        if is_warm:
-            self._note(self.ours_s, self.ours_cpu_s)
-        self._mark()
-        for _ in range(self.size.steps_per_block):
-            self.rival.step()
-        if is_warm:
-            self._note(self.rival_s, self.rival_cpu_s)
-        self._mark()
+        if trainer.global_step % self.size.steps_per_block == 0:
+            self._note("ours", is_warm=trainer.global_step > self.size.steps_per_block)
+            for _ in range(self.size.steps_per_block):
+                self.rival.step()
+            self._note("rival", is_warm=trainer.global_step > self.size.steps_per_block)
 
-    def _mark(self) -> None:
+    def _note(self, name: str, *, is_warm: bool) -> None:
+        """Wall-clock and processor seconds per step since the last note."""
         dist.barrier()
-        self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
+        now = time.perf_counter(), time.process_time()
+        if is_warm:
+            each = ((b - a) / self.size.steps_per_block for a, b in zip(self._since, now))
+            self.found[name].append((next(each), next(each)))
+        dist.barrier()
+        self._since = time.perf_counter(), time.process_time()
 
-    def _note(self, wall_s: list[float], cpu_s: list[float]) -> None:
-        """Wall-clock and processor seconds per step since the mark."""
-        dist.barrier()
-        steps = self.size.steps_per_block
-        wall_s.append((time.perf_counter() - self._start_s) / steps)
-        cpu_s.append((time.process_time() - self._start_cpu_s) / steps)
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves the times."""
+        leave(self.folder, trainer.global_rank, self.found)
 
 
 def train(rank: int, size: Size, num_blocks: int, schedule: str | None, folder: str) -> None:
     """One of the two processes."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "benchmark",
-    }
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "benchmark"}
+    quiet()
+    method = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     seed_everything(0, verbose=False)
-    callback = Alternate(Schedule1F1BLoop(size, rank), size)
-    half = size.num_layers // 2
-    rows = [[f"layers.{i}" for i in range(start, start + half)] for start in (0, half)]
+    batch = [torch.randn(size.batch_size, size.width) for _ in range(2)]
+    strategy = GraphPipeStrategy(
+        num_microbatches=MICROBATCHES,
+        plan=[
+            [f"layers.{i}" for i in range(LAYERS // 2 * k, LAYERS // 2 * (k + 1))] for k in (0, 1)
+        ],
+        schedule=schedule,
+        cluster_environment=TorchElasticEnvironment(),
+        timeout=120,
+    )
     num_steps = (num_blocks + 1) * size.steps_per_block
-    trainer = Trainer(
-        strategy=GraphPipeStrategy(
-            num_microbatches=size.num_microbatches,
-            plan=rows,
-            schedule=schedule,
-            cluster_environment=TorchElasticEnvironment(),
-            timeout=120,
-        ),
-        accelerator="cpu",
-        devices=2,
-        max_steps=num_steps,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
+    callback = Alternate(Rival(size.width, rank, batch), size, folder)
+    trainer(strategy, 2, max_steps=num_steps, max_epochs=-1, callbacks=[callback]).fit(
+        Chain(size.width), DataLoader([batch] * num_steps, batch_size=None)
     )
-    batches = [example(size)] * num_steps  # already collated: reading data is not what is measured
-    trainer.fit(Chain(size), DataLoader(batches, batch_size=None))
-    torch.save(
-        {k: v for k, v in callback.__dict__.items() if k.endswith("_s")},
-        Path(folder) / f"times-{rank}.pt",
-    )
-
-
-def report(size: Size, times: list[dict[str, Any]]) -> None:
-    """Prints medians and ratios."""
-    ours_s, rival_s = times[0]["ours_s"], times[0]["rival_s"]
-    ratios = [a / b for a, b in zip(ours_s, rival_s)]
-    print(
-        f"{size.num_layers} layers of {size.width}, {size.batch_size} samples in "
-        f"{size.num_microbatches} micro-batches, {len(ratios)} blocks of {size.steps_per_block}:"
-    )
-    print(f"  ours         {1e3 * statistics.median(ours_s):9.2f} ms a step")
-    print(f"  Schedule1F1B {1e3 * statistics.median(rival_s):9.2f} ms a step")
-    print(
-        f"  ratio        {statistics.median(ratios):9.3f}  ({min(ratios):.3f} to {max(ratios):.3f})"
-    )
-    for rank, each in enumerate(times):
-        ours_ms, rival_ms = (
-            1e3 * statistics.median(each[key]) for key in ("ours_cpu_s", "rival_cpu_s")
-        )
-        print(
-            f"  processor time of rank {rank}: ours {ours_ms:.2f} ms, "
-            f"Schedule1F1B {rival_ms:.2f} ms"
-        )
 
 
 def main() -> None:
@@ -231,17 +155,23 @@ def main() -> None:
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--schedule", help="of ours; the default if not given")
-    arguments = parser.parse_args()
-    names = list(SIZES) if arguments.size == "all" else [arguments.size]
-    for name in names:
+    given = parser.parse_args()
+    for name in SIZES if given.size == "all" else [given.size]:
+        size = SIZES[name]
         with tempfile.TemporaryDirectory() as folder:
-            given = SIZES[name], arguments.blocks, arguments.schedule, folder
-            mp.spawn(train, given, nprocs=2)
-            times = [
-                torch.load(Path(folder) / f"times-{rank}.pt", weights_only=False)
-                for rank in range(2)
-            ]
-        report(SIZES[name], times)
+            mp.spawn(train, (size, given.blocks, given.schedule, folder), nprocs=2)
+            times = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+        print(
+            f"{LAYERS} layers of {size.width}, {size.batch_size} samples in {MICROBATCHES} "
+            f"micro-batches, {given.blocks} blocks of {size.steps_per_block}; ms a step:"
+        )
+        for rank, found in enumerate(times):
+            for who, clock in (("wall-clock", 0), ("processor", 1)):
+                ours, rival = ([each[clock] for each in found[key]] for key in ("ours", "rival"))
+                ms = [1e3 * statistics.median(each) for each in (ours, rival)]
+                ratio = spread([a / b for a, b in zip(ours, rival)])
+                line = f"ours {ms[0]:8.2f}  Schedule1F1B {ms[1]:8.2f}  ratio {ratio}"
+                print(f"  rank {rank}, {who:10}  {line}")
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ clock's in the other.
 
     python benchmarks/emulation.py                      # all configurations, some minutes
     python benchmarks/emulation.py --only replica       # those with this in their name
-    python benchmarks/emulation.py --json rows.json
 
 ``error`` is the emulated step over the predicted one, less one; ``slip`` is what did not fit its
 emulated time on the rank that slipped most, as part of the step. Slip is this machine's doing (a
-process beside it, say), so a run that slips by more than ``--slip`` is repeated, and the one that
-slipped least counts; ``runs`` says how many there were.
+process beside it, say), so a run that slips by more than 1 % is repeated, and of three the one that
+slipped least counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import random
 import statistics
@@ -33,7 +31,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
-from helpers.threads.emulate import EmulatedRun
 from helpers.threads.shapes import emulate_shapes
 from measuring import least_slipped, quiet, slip
 
@@ -42,7 +39,6 @@ from lightning_gpp.common.text_table import text_table
 from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -51,6 +47,7 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
+from lightning_gpp.simulate.simulation import simulate
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 BANDWIDTH = 1e9
@@ -175,44 +172,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--time-scale", type=float, help="real seconds per emulated second")
-    parser.add_argument("--slip", type=float, default=0.01, help="part of a step; else again")
-    parser.add_argument("--runs", type=int, default=3, help="most runs of a case")
-    parser.add_argument("--json", type=Path, help="write all rows to this file")
     given = parser.parse_args()
     quiet()
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}\n")
-    rows = [measured(case, given) for case in CASES if given.only in case.name]
-    print(render(rows))
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    print(render([measured(case) for case in CASES if given.only in case.name]))
 
 
-def measured(case: Case, given: argparse.Namespace) -> Row:
+def measured(case: Case) -> Row:
     """Predicts and emulates a case."""
     graph, program, costs = problem(case)
     predicted = simulate(program, costs, num_steps=case.num_steps, prefetch=case.prefetch)
     start_s = time.monotonic()
-    runs: list[EmulatedRun] = []
-
-    def emulate() -> EmulatedRun:
-        runs.append(
-            emulate_shapes(
-                program,
-                graph,
-                costs,
-                minibatch_size=case.microbatches,
-                num_steps=case.num_steps,
-                prefetch=case.prefetch,
-                time_scale=given.time_scale,
-                timeout_s=300.0,
-            )
-        )
-        return runs[-1]
-
-    run = least_slipped(emulate, given.slip, given.runs)
-    worst = run.slip.worst
-    what = "" if worst is None else f"{worst.what} on rank {worst.rank}"
+    options = {"num_steps": case.num_steps, "prefetch": case.prefetch, "timeout_s": 300.0}
+    size = case.microbatches
+    run = least_slipped(
+        lambda: emulate_shapes(program, graph, costs, minibatch_size=size, **options)
+    )
     return {
         "case": case.name,
         "devices": len(program.actions),
@@ -224,9 +199,6 @@ def measured(case: Case, given: argparse.Namespace) -> Row:
         "emulated": run.step_s,
         "error": run.step_s / predicted.step_s - 1,
         "slip": slip(run),
-        "worst slip": what,
-        "runs": len(runs),
-        "scale": run.time_scale,
         "real": time.monotonic() - start_s,
     }
 
@@ -324,13 +296,13 @@ def cluster_of(case: Case, num_devices: int) -> Cluster:
 
 
 FORMATS = {"predicted": ".4f", "emulated": ".4f", "error": "+.2%", "slip": ".2%"}
-FORMATS |= {"scale": ".2f", "real": ".1f"}
+FORMATS |= {"real": ".1f"}
 
 
 def render(rows: Sequence[Row]) -> str:
     """The table, and the errors in one line; seconds of the emulated devices, but for real ones."""
     table = [[format(value, FORMATS.get(key, "")) for key, value in row.items()] for row in rows]
-    left = {"case", "schedule", "worst slip"}
+    left = {"case", "schedule"}
     errors = {abs(row["error"]): row["case"] for row in rows}
     return (
         f"{text_table([*rows[0]], table, left=left, max_width=200)}\n\n{len(rows)} configurations: "

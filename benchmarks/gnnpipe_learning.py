@@ -129,8 +129,6 @@ class Run:
         layer: of the network.
         variant: how it is trained.
         seed: of weights, dropout, chunks and their order.
-        dropout: probability.
-        depth: number of layers.
     """
 
     def __init__(
@@ -139,13 +137,11 @@ class Run:
         layer: str,
         variant: Variant,
         seed: int,
-        dropout: float = DROPOUT,
-        depth: int = DEPTH,
     ) -> None:
         torch.manual_seed(seed)
         self.graph: Data = data.graph
-        self.net = NodeNetwork.for_data(data, layer=layer, depth=depth, width=WIDTH, dropout=0.0)
-        self.net.dropout = ByteDropout(dropout, seed)
+        self.net = NodeNetwork.for_data(data, layer=layer, depth=DEPTH, width=WIDTH, dropout=0.0)
+        self.net.dropout = ByteDropout(DROPOUT, seed)
         self.net.stem = SparseStem(self.net.stem, self.graph.x, self.net.dropout)
         self.variant, edges = variant, self.graph.edge_index
         chunks = partition(edges, len(self.graph.x), NUM_CHUNKS, seed)
@@ -177,13 +173,6 @@ class Run:
     def loss(self, scores: Tensor, mask: str = "train_mask") -> Tensor:
         """Mean over the vertices of a mask."""
         return F.cross_entropy(scores[self.graph[mask]], self.graph.y[self.graph[mask]])
-
-    def gradient(self, *, exact: bool) -> Tensor:
-        """Of all parameters, flat."""
-        self.net.zero_grad()
-        self.loss(self.scores(exact=exact)).backward()
-        found = [p.grad.flatten() for p in self.net.parameters() if p.grad is not None]
-        return torch.cat(found)
 
     def optimizer(self, settings: Settings) -> torch.optim.Adam:
         """Adam with two weight decays."""

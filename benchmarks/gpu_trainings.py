@@ -1,17 +1,15 @@
 """The trainings of ``benchmarks/gpu.py``, as one of their ranks.
 
-Of forty steps ten warm up, some of which are recorded; twenty are timed in blocks of five (only the
-end of a block waits for the device, so that a host that runs ahead may); in ten the waits of the
-host are counted.
+Of thirty steps ten warm up, some of which are recorded; twenty are timed in blocks of five (only
+the end of a block waits for the device, so that a host that runs ahead may).
 """
 
 from __future__ import annotations
 
 import gc
-import logging
+import os
 import statistics
 import time
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from gpu_processes import Case, Place
-from gpu_waits import HostWaits
+from measuring import quiet, trainer
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.data import DataLoader
@@ -29,7 +27,7 @@ from lightning_gpp import GraphPipeStrategy, HAPStrategy, TimelineCallback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.plan.by_rank import by_rank
 
-WARM_UP, BLOCK, NUM_BLOCKS, WATCHED = 10, 5, 4, 10
+WARM_UP, BLOCK, NUM_BLOCKS = 10, 5, 4
 RECORDED = (4, 6, 8)
 MICROBATCHES = 4
 TIMEOUT_S = 100.0
@@ -117,7 +115,8 @@ class Module(pl.LightningModule):
         """The loss of a batch."""
         x, y = batch
         scores = self(x)
-        self.memory.note_once("first forward")
+        if "first forward" not in self.memory.peaks:
+            self.memory.note("first forward")
         loss = nn.functional.mse_loss(scores.float(), y.float())
         self.log("loss", loss)
         return loss
@@ -151,11 +150,6 @@ class Memory:
         if self._is_gpu:
             self.peaks[name] = torch.cuda.max_memory_allocated() - self._before_bytes
 
-    def note_once(self, name: str) -> None:
-        """The first one of that name."""
-        if name not in self.peaks:
-            self.note(name)
-
     def note_now(self, name: str) -> None:
         """What is there now."""
         if self._is_gpu:
@@ -163,7 +157,7 @@ class Memory:
 
 
 class Notes(pl.Callback):
-    """Losses, times, memory and waits of this rank.
+    """Losses, times and memory of this rank.
 
     Args:
         device: of this rank.
@@ -176,7 +170,6 @@ class Notes(pl.Callback):
         self.losses: list[Tensor] = []
         self.predicted_bytes: list[int] = []
         self.blocks = Blocks(device)
-        self.waits = HostWaits(device)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """After a step."""
@@ -185,12 +178,9 @@ class Notes(pl.Callback):
         self.blocks.step_ends()
         if self.blocks.num_steps == WARM_UP:
             self.memory.start()
-        if self.blocks.are_over:
-            self.waits.start()
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         """While all is still where it was trained."""
-        self.waits.stop()
         self.memory.note("steps")
         strategy = trainer.strategy
         if isinstance(strategy, GraphPipeStrategy) and not isinstance(strategy, HAPStrategy):
@@ -244,13 +234,11 @@ def wait(device: torch.device) -> None:
 
 def own_device(place: Place) -> torch.device:
     """Of this process, which has it to itself as far as threads go, and says only errors."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet()
     device = torch.device(place.devices[place.rank])
     if device.type == "cuda":
+        torch.set_num_threads(os.cpu_count() or 1)
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
     return device
 
 
@@ -271,18 +259,13 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
     if isinstance(strategy, dict) and "schedule" not in strategy:
         callbacks.append(recorded)
     module = Module(layers(given, device), memory)
-    trainer = pl.Trainer(
+    trainer(
         **_placed(place, strategy),
-        max_steps=WARM_UP + BLOCK * NUM_BLOCKS + WATCHED,
+        max_steps=WARM_UP + BLOCK * NUM_BLOCKS,
         max_epochs=-1,
         precision=given["precision"],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=callbacks,
-    )
-    trainer.fit(module, DataLoader(_samples(given, device), batch_size=None))  # type: ignore[arg-type]
+    ).fit(module, DataLoader(_samples(given, device), batch_size=None))  # type: ignore[arg-type]
     steps = sorted(recorded.reports, key=lambda step: recorded.timelines[step].step_s)
     typical = steps[len(steps) // 2] if steps else None
     return {
@@ -292,9 +275,6 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
         "peaks": memory.peaks,
         "predicted_bytes": notes.predicted_bytes,
         "model_bytes": sum(each.nbytes for each in module.parameters()),
-        "num_waits": notes.waits.num(in_helpers=False),
-        "num_waits_in_helpers": notes.waits.num(in_helpers=True),
-        "waits_at": notes.waits.most_frequent(3),
         "recorded_s": None if typical is None else recorded.timelines[typical].step_s,
         "predicted_s": None if typical is None else recorded.reports[typical].predicted.step_s,
     }
@@ -306,6 +286,7 @@ def _placed(place: Place, strategy: dict[str, Any] | str | None) -> dict[str, An
     options: dict[str, Any] = {
         "accelerator": place.accelerator,
         "devices": ",".join(place.devices) if is_pool else len(place.devices),
+        "strategy": "auto",
     }
     if strategy == "hap":
         options["strategy"] = HAPStrategy(cache=False, timeout=TIMEOUT_S)

@@ -99,9 +99,9 @@ def slip(run: Any) -> float:
     return float(run.slip.total_s / run.step_s)
 
 
-def least_slipped(emulate: Callable[[], Any], most: float = 0.01, tries: int = 3) -> Any:
-    """The emulation that slipped least, of as many as it takes until one slips by little."""
+def least_slipped(emulate: Callable[[], Any]) -> Any:
+    """The emulation that slipped least, of three or as many as it takes until one slips by 1 %."""
     runs: list[Any] = []
-    while len(runs) < tries and (not runs or slip(runs[-1]) > most):
+    while len(runs) < 3 and (not runs or slip(runs[-1]) > 0.01):
         runs.append(emulate())
     return min(runs, key=slip)

@@ -4,13 +4,15 @@ The model is tiny, so nearly all of a step is overhead; of ``width`` it is not: 
 layers of that width trains on 512 samples (2,048 of the widest). Every line is a training of its
 own in fresh processes, with plain Lightning on one process in turn: the step's processor time on
 rank 0 (and on the rank that needs most of the others), the tenth percentile of its steps, which
-other work on the machine disturbs least; and the ratio to plain Lightning, the median of the rounds
+other work on the machine disturbs least (of ``first``, of GPT-2 of 24 layers of 512, the first step
+with tracing, measuring and planning); and the ratio to plain Lightning, the median of the rounds
 and between which values it lies, of processor and wall-clock time (medians of steps). ``recorded``
 compares with the same ranks of which no step is recorded.
 
     python benchmarks/overhead.py                  # all curves, some minutes
     python benchmarks/overhead.py modules logged
     python benchmarks/overhead.py width --rounds 7
+    python benchmarks/overhead.py first           # from ``fit`` to the end of the first step
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from measuring import StepTimes, of_ranks, quiet, spread, trainer
+from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_gpp import GraphPipeStrategy
 
 DEFAULTS = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1, "width": 0}
-DEFAULTS |= {"emulated": 0, "recorded": 0}
+DEFAULTS |= {"emulated": 0, "recorded": 0, "first": 0}
 CURVES: dict[str, list[dict[str, int]]] = {
     "modules": [{"modules": n} for n in (10, 100, 1000, 10000)],
     "modules, two ranks": [{"ranks": 2, "modules": n} for n in (10, 100, 1000, 10000)],
@@ -41,6 +43,7 @@ CURVES: dict[str, list[dict[str, int]]] = {
     "ranks, emulated": [{"ranks": n, "emulated": 1} for n in (1, 2, 4, 8)],
     "width": [{"width": n} for n in (192, 1024)],
     "recorded": [{"ranks": 2, "microbatches": 8, "recorded": 1}],
+    "first": [{"first": 24, "microbatches": 2}],
 }
 STEPS = {0: (120, 30), 192: (150, 30), 1024: (6, 1)}
 """Width -> steps, and how many of them do not count."""
@@ -80,6 +83,43 @@ class Chain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class GPT2(LightningModule):
+    """GPT-2 of so many layers."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {"n_layer": num_layers, "n_embd": 512, "n_head": 8}
+        config = GPT2Config(vocab_size=1000, n_positions=128, use_cache=False, **sizes)
+        self.model = GPT2LMHeadModel(config)
+
+    def training_step(self, ids: Tensor, batch_idx: int) -> Tensor:
+        """Predicts the next token."""
+        logits = self.model(input_ids=ids).logits
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.parameters())
+
+
+class FirstStep(StepTimes):
+    """Counts from the beginning of the fit."""
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        """The fit begins."""
+        super().on_train_batch_start()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Nothing to note."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step ends."""
+        super().on_train_batch_start()
+        leave(self.folder, trainer.global_rank, [self.steps(0), self.steps(1)])
+
+
 class Recorded(StepTimes):
     """Records every step, as ``TimelineCallback`` does; gathering comes after a step."""
 
@@ -108,7 +148,14 @@ def train(asked: dict[str, int], folder: str) -> None:
     strategy: Any = "auto"
     if ranks:
         cluster = "summit" if asked["emulated"] else None
-        strategy = GraphPipeStrategy(asked["microbatches"], plan=plan, cluster=cluster)
+        options = {"module": "model", "cache": False} if asked["first"] else {"plan": plan}
+        strategy = GraphPipeStrategy(asked["microbatches"], cluster=cluster, **options)
+    if asked["first"]:
+        ids = torch.randint(0, 1000, (8, 64))
+        trainer(strategy, max_steps=1, callbacks=[FirstStep(0, folder)]).fit(
+            GPT2(asked["first"]), DataLoader([ids], batch_size=None)
+        )
+        return
     accelerator = "emulated" if ranks and asked["emulated"] else "cpu"
     times = (Recorded if ranks and asked["recorded"] else StepTimes)(num_warmup, folder)
     num_samples = {0: 64, 1024: 2048}.get(width, 512)

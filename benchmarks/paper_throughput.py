@@ -5,19 +5,17 @@ planner: samples per second as the simulator predicts them, and as the real exec
 sums make them on emulated devices (one thread for each of up to 32, tensors that are shapes alone).
 Beside them the published figures, read off the image to 1 or 2 %.
 
-    python benchmarks/paper_throughput.py --folder out        # table, throughput.json, .png
-    python benchmarks/paper_throughput.py --folder out --models mmt --devices 4 8 --no-emulation
+    python benchmarks/paper_throughput.py --folder out        # table, throughput.png
+    python benchmarks/paper_throughput.py --folder out --models mmt --devices 4 8
 
-Plans are kept in the folder and taken from there the next time; a search that does not end within
-``--limit-s`` is said to have been cut off. Costs are estimated (roofline of the V100's data sheet),
-mini-batches are those of the workloads, so published and simulated samples per second compare in
-their ratios, not in their size.
+A search that does not end within ``--limit-s`` is said to have been cut off. Costs are estimated
+(roofline of the V100's data sheet), mini-batches are those of the workloads, so published and
+simulated samples per second compare in their ratios, not in their size.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,9 +30,8 @@ from planners import question, workload
 
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, answer
-from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
 from lightning_gpp.simulate.plan_costs import simulate_plan
 
 if TYPE_CHECKING:
@@ -67,48 +64,26 @@ def rows(given: argparse.Namespace) -> Iterator[Row]:
             for planner in given.planners:
                 published = dict(zip(DEVICES, PUBLISHED.get((model, planner), ()))).get(devices)
                 row = {"model": model, "devices": devices, "planner": planner}
-                stem = given.folder / f"{model}_{devices}_{planner}"
-                yield row | {"published": published} | measured(planner, request, stem, given)
+                yield row | {"published": published} | measured(planner, request, given.limit_s)
 
 
-def measured(planner: str, request: PlanRequest, stem: Path, given: argparse.Namespace) -> Row:
+def measured(planner: str, request: PlanRequest, limit_s: float) -> Row:
     """What a planner's plan does."""
-    plan, note = plan_of(stem, planner, request, given.limit_s)
+    try:
+        plan, note = call_within(limit_s, searched, planner, request)
+    except OutOfTimeError as error:
+        plan, note = None, str(error)
     if plan is None:
         return {"note": note}
     predicted_s = simulate_plan(plan, request).step_s
-    row = {"stages": plan.num_stages, "predicted": request.minibatch_size / predicted_s}
-    if given.no_emulation:
-        return row
     run = least_slipped(lambda: emulate_plan(plan, request, timeout_s=300.0))
-    return row | {
+    return {
+        "stages": plan.num_stages,
+        "predicted": request.minibatch_size / predicted_s,
         "emulated": request.minibatch_size / run.step_s,
         "error": run.step_s / predicted_s - 1,
         "slip": slip(run),
     }
-
-
-def plan_of(
-    stem: Path, planner: str, request: PlanRequest, limit_s: float
-) -> tuple[Plan | None, str]:
-    """The plan from the folder, or from a search; where there is none, why.
-
-    That a search was cut off is not kept, so that a longer limit tries again.
-    """
-    plan_file, reason_file = stem.with_suffix(".plan.json"), stem.with_suffix(".none.txt")
-    if plan_file.is_file():
-        return load_plan(plan_file), ""
-    if reason_file.is_file():
-        return None, reason_file.read_text(encoding="utf-8")
-    try:
-        plan, reason = call_within(limit_s, searched, planner, request)
-    except OutOfTimeError as error:
-        return None, str(error)
-    if plan is None:
-        reason_file.write_text(reason, encoding="utf-8")
-    else:
-        save_plan(plan, plan_file)
-    return plan, reason
 
 
 def searched(planner: str, request: PlanRequest) -> tuple[Plan | None, str]:
@@ -193,12 +168,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, required=True, help="of plans and results")
+    parser.add_argument("--folder", type=Path, required=True, help="of the picture")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--planners", nargs="+", default=ORDER, choices=sorted(PLANNERS))
     parser.add_argument("--limit-s", type=float, default=300.0, help="for one search")
-    parser.add_argument("--no-emulation", action="store_true", help="simulate alone")
     given = parser.parse_args()
     quiet()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -207,8 +181,6 @@ def main() -> None:
         table.append(row)
         print(row, file=sys.stderr, flush=True)
     print(f"summit; {platform.machine()}, Python {platform.python_version()}\n\n{render(table)}")
-    found = json.dumps(table, indent=2)
-    (given.folder / "throughput.json").write_text(f"{found}\n", encoding="utf-8")
     draw(table, given.folder / "throughput.png")
 
 

@@ -20,18 +20,17 @@ other one is faster. ``limit``: Piper's number of downsets; ``memory``: the plan
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.common.units_of_measure import seconds_text
-from lightning_gpp.jobs.problem.workload_problem import workload_of
-from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.problem.workload import load_workload
+from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest, answer, evaluate_plan, plan_request
 from lightning_gpp.workloads import Workload
 
@@ -76,7 +75,7 @@ def workload(name: str) -> Workload:
         return random_workload(name, int(options)) if options else foreign_workload(name)
     pairs = (item.split("=") for item in options.split(",") if item)
     own = {"samples": PIPER_IMAGES} if name.endswith(".json") else {}
-    return workload_of(name, own | {key: int(value) for key, value in pairs})
+    return load_workload(name, own | {key: int(value) for key, value in pairs})
 
 
 def question(model: Workload, num_devices: int, samples: int, cluster_name: str) -> PlanRequest:
@@ -117,8 +116,8 @@ def answers(request: PlanRequest, given: argparse.Namespace, slow: set[str]) -> 
     return all_found
 
 
-def rows(given: argparse.Namespace) -> Iterator[tuple[list[str], dict[str, object]]]:
-    """A line of the table for every question, and the same as data."""
+def rows(given: argparse.Namespace) -> Iterator[list[str]]:
+    """A line of the table for every question."""
     names = [each for name in given.models for each in (FOREIGN if name == "foreign" else [name])]
     for name in names:
         model = workload(name)
@@ -129,9 +128,7 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[list[str], dict[str, objec
                 plans = answers(request, given, slow)
                 short = Path(name).name if "/" in name else name
                 asked = short, len(model.graph), num_devices, request.minibatch_size // num_devices
-                data = {planner: asdict(each) for planner, each in plans.items()}
-                keys = ("model", "operators", "devices", "samples")
-                yield cells(asked, request, plans), dict(zip(keys, asked)) | {"plans": data}
+                yield cells(asked, request, plans)
 
 
 def cells(asked: Sequence[object], request: PlanRequest, plans: dict[str, Answer]) -> list[str]:
@@ -172,12 +169,10 @@ def main() -> None:
     parser.add_argument("--planners", nargs="*", default=OTHERS, choices=sorted(PLANNERS))
     parser.add_argument("--cluster", default="summit", help="a preset")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for one search")
-    parser.add_argument("--json", type=Path, help="write all answers to this file")
     given = parser.parse_args()
-    start_s, table, data = time.perf_counter(), [], []
-    for line, answered in rows(given):
+    start_s, table = time.perf_counter(), []
+    for line in rows(given):
         table.append(line)
-        data.append(answered)
         print(" ".join(line), flush=True)
     header = ["model", "operators", "devices", "samples\nper device", "samples/s", "of bound"]
     header += ["stages", "search", *given.planners]
@@ -186,8 +181,6 @@ def main() -> None:
         f"{given.cluster}; {len(table)} questions in {time.perf_counter() - start_s:.0f} s on "
         f"{platform.machine()}, Python {platform.python_version()}"
     )
-    if given.json:
-        given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

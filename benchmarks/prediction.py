@@ -29,6 +29,7 @@ process with as many threads. Columns:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -98,9 +99,8 @@ class Prediction(TimelineCallback):
         self.found: list[tuple[Question, Timeline]] = []
 
     def _take(self, run: Any, timeline: Timeline, *_: object) -> None:
-        question = Question.of(run.pipeline)
-        if question is not None:
-            self.found.append((question, timeline))
+        with contextlib.suppress(ValueError):  # of a mini-batch that was too small for the plan
+            self.found.append((Question.of(run.pipeline), timeline))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints on rank 0, which is a process of its own."""
@@ -175,8 +175,8 @@ class Batches(StepTimes):
         if isinstance(strategy, GraphPipeStrategy):
             times = strategy._reports.batch_times
             verdict = verdict_on(strategy.session.run.pipeline.planned, strategy.settings)
-            assert times is not None, "the verdict needs more batches"
-            found += [verdict.step_s, times.batch_s, times.alone_s(verdict.one_device_s)]
+            assert times is not None and times.own_s is not None, "it needs more batches"
+            found += [verdict.step_s, times.batch_s, times.own_s + verdict.one_device_s]
         leave(self.folder, 0, found)
 
 

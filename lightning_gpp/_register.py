@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-_ROOT = "lightning.pytorch"
 _NAMES: dict[str, dict[str, dict[str, str]]] = {
     "strategies": {
         "graphpipe": {"start_method": "popen"},
@@ -34,7 +33,7 @@ _NAMES: dict[str, dict[str, dict[str, str]]] = {
 }
 """Module of Lightning with a registry -> our names in it, with what they are made with."""
 
-_MODULES = tuple(f"{root}.{name}" for root in (_ROOT, "pytorch_lightning") for name in _NAMES)
+_MODULES = tuple(f"lightning.pytorch.{name}" for name in _NAMES)
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +53,15 @@ autoload = register
 
 
 def _register(module: ModuleType) -> None:
-    """Puts our names into a registry; in that of the other copy of Lightning they refuse."""
-    root, _, room = module.__name__.rpartition(".")
+    """Puts our names into a registry."""
+    room = module.__name__.rpartition(".")[2]
     try:
         is_accelerator = room == "accelerators"
         registry = module.AcceleratorRegistry if is_accelerator else module.StrategyRegistry
         ours = LazyAccelerator if is_accelerator else LazyStrategy
         for name, arguments in _NAMES[room].items():
             if name not in registry:
-                made = ours if root == _ROOT else OtherRoot
-                registry.register(name, made, description="lightning_gpp", **arguments)
+                registry.register(name, ours, description="lightning_gpp", **arguments)
     except Exception as error:  # must not break `import torch`; the registry then lacks our names
         log.warning("lightning_gpp could not register its plug-ins: %s", error)
 
@@ -91,24 +89,6 @@ class LazyAccelerator:
     def is_available() -> bool:
         """Whether the Trainer may name it as one that is there; all run on a CPU too."""
         return True
-
-
-class OtherRoot:
-    """Refuses Trainers of the other copy of Lightning."""
-
-    def __new__(cls, **kwargs: Any) -> Any:
-        """Says what to import instead."""
-        raise TypeError(
-            "the plug-ins of lightning_gpp (strategy='graphpipe', ...) work with "
-            "`lightning.pytorch`; this Trainer is from `pytorch_lightning`, a separate copy whose "
-            "classes do not mix with it. Replace `import pytorch_lightning as pl` by `import "
-            "lightning.pytorch as pl`."
-        )
-
-    @staticmethod
-    def is_available() -> bool:
-        """Whether the Trainer may name it as one that is there."""
-        return False
 
 
 class _Finder(importlib.abc.MetaPathFinder):

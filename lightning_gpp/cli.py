@@ -4,7 +4,7 @@ It runs the job that the configuration group ``job`` names (:mod:`lightning_gpp.
 in the Hydra run folder ``config.yaml`` (the resolved configuration) and what the job writes.
 
 In a sweep (``-m``) every job has a folder of its own;
-:mod:`lightning_gpp.jobs.sweeps.sweep_report` makes the report.
+:mod:`lightning_gpp.jobs.sweep` makes the report.
 
 Torch and Lightning are imported when a job needs them, so that ``graphpipe --help``, a mistyped
 override and a plan of a published workload answer at once.

@@ -1,6 +1,7 @@
 """From an unmodified module to a graph of operators and runnable stages.
 
-``attempts`` tries the ways to capture a model; ``model`` is what comes of it, ``stage`` what runs.
+``attempts`` captures a model, and again with modules kept whole that decide for themselves;
+``model`` is what comes of it, ``stage`` what runs.
 
 Folders: ``values`` has what goes into a forward and out of it, ``tracing`` ways to trace it,
 ``operators`` the way from nodes to operators, ``checks`` whether the graph is the module,
@@ -12,7 +13,7 @@ from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.module_content import module_content
-from lightning_gpp.capture.profiling.profiler import device_kind, profile_costs
+from lightning_gpp.capture.profiling.profiler import profile_costs
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.values.placed import on_host, placed
 
@@ -23,7 +24,6 @@ __all__ = [
     "CapturedModel",
     "StageModule",
     "capture",
-    "device_kind",
     "module_content",
     "on_host",
     "placed",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 import torch
 
@@ -50,21 +51,18 @@ def is_foreign(filename: str) -> bool:
 
 def user_location() -> str:
     """``file:line`` of the innermost running line that is the user's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_foreign(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown line"
+    return _first_of_user(traceback.walk_stack(sys._getframe(1)))
 
 
 def raised_location(error: BaseException) -> str:
     """``file:line`` of the innermost line of the user that took part in raising ``error``."""
-    trace: TracebackType | None = error.__traceback__
-    frames = traceback.extract_tb(trace)
-    for frame in reversed(frames):
-        if not is_foreign(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
+    return _first_of_user(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def _first_of_user(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, line in frames:
+        if not is_foreign(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{line}"
     return "unknown line"
 
 

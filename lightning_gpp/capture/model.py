@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.operators.fingerprint import fingerprint
-from lightning_gpp.capture.operators.operators import model_graph
+from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
 from lightning_gpp.capture.tracing.reads import check_reads
@@ -106,7 +106,7 @@ class CapturedModel:
         ]
         return fingerprint(
             [self._traces[True], self._traces[False]],
-            [layout, groups, shapes, self.verified.method],
+            [layout, groups, shapes],
         )
 
     def check_reads(self) -> None:
@@ -180,19 +180,12 @@ class CapturedModel:
             operators: names of operators, in any order; they run in the order of the forward.
             inputs: names of the values it will be called with.
             outputs: names of the values to return; may be inputs too.
-
-        Raises:
-            ValueError: an operator is unknown, or a value is needed that is neither an input nor
-                made here.
         """
-        if unknown := [name for name in operators if name not in self._nodes_of]:
-            raise ValueError(f"unknown operators {unknown}; see graph.operators")
         members = {node for name in operators for node in self._nodes_of[name]}
         nodes = {
             training: [node for node in trace.graph.nodes if node.name in members]
             for training, trace in self._traces.items()
         }
-        _check_complete(nodes[True], inputs, outputs)
         parameter_names, buffer_names = self.tensors_read(nodes[True])
         return StageModule(
             self.module,
@@ -206,11 +199,8 @@ class CapturedModel:
 
     def tensors_read(self, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
         """Canonical names of the parameters, and of the buffers, that calls read."""
-        read = sorted(set(self._tensors_read(nodes)))
-        return (
-            [name for name in read if name in self._parameter_names],
-            [name for name in read if name not in self._parameter_names],
-        )
+        read = {name for node in nodes for name in read_names(node, self._canonical)}
+        return sorted(read & self._parameter_names), sorted(read - self._parameter_names)
 
     def keeper(self, operators: Sequence[str]) -> Callable[[], Callable[[], None]] | None:
         """What keeps the steady buffers of operators, and gives what puts them back.
@@ -221,31 +211,3 @@ class CapturedModel:
         changing = {name for operator in operators for name in self.graph.operator[operator].state}
         names = sorted(changing & self.steady)
         return partial(keep, self.module, names) if names else None
-
-    def _tensors_read(self, nodes: Sequence[fx.Node]) -> Iterator[str]:
-        """Canonical names of the parameters and buffers that nodes read."""
-        for node in nodes:
-            for arg in node.all_input_nodes:
-                if arg.op == "get_attr":
-                    yield str(arg.target)
-            if node.op == "call_module":
-                prefix = f"{node.target}."
-                yield from (
-                    name for full, name in self._canonical.items() if full.startswith(prefix)
-                )
-
-
-def _check_complete(
-    nodes: Sequence[fx.Node], inputs: Sequence[str], outputs: Sequence[str]
-) -> None:
-    known = set(inputs)
-    for node in nodes:
-        for arg in node.all_input_nodes:
-            if arg.op != "get_attr" and arg.name not in known:
-                raise ValueError(
-                    f"the stage reads {arg.name!r}, which is neither among its inputs "
-                    f"{list(inputs)} nor made by an operator of the stage"
-                )
-        known.add(node.name)
-    if missing := [name for name in outputs if name not in known]:
-        raise ValueError(f"the stage should return {missing}, which it neither gets nor makes")

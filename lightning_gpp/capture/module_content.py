@@ -26,26 +26,21 @@ def module_content(module: nn.Module) -> str:
     digest = hashlib.sha256()
     code = {kind: _code_of(kind) for kind in {type(part) for part in module.modules()}}
     for name, part in module.named_modules():
-        kind = type(part)
-        settings = sorted(item for item in vars(part).items() if _is_setting(*item))
+        kind, text = type(part), re.sub(r" at 0x[0-9a-f]+", "", part.extra_repr())
+        settings = sorted(
+            (key, value)
+            for key, value in vars(part).items()
+            if not key.startswith("_") and key != "training" and _is_plain(value)
+        )
         digest.update(f"{name} {kind.__module__}.{kind.__qualname__} {part.training}\n".encode())
-        digest.update(f"{_without_addresses(part.extra_repr())} {settings}\n".encode())
-        digest.update(code[kind].encode())
+        digest.update(f"{text} {settings}\n{code[kind]}".encode())
     return digest.hexdigest()[:32]
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    return not name.startswith("_") and name != "training" and _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return type(value) in _PLAIN
-
-
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _code_of(kind: type) -> str:

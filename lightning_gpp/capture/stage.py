@@ -20,12 +20,12 @@ import itertools
 import keyword
 import linecache
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.attention import sdpa_kernel
 
 _numbers = itertools.count()
 
@@ -56,7 +56,6 @@ class StageModule:
         self._module, self._nodes, self._captured_on = module, nodes, device
         self._sources: dict[bool, _Source] = {}
         self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
-        self._reparametrized: _Reparametrized | None = None
         self._compiled_with: Mapping[str, Any] | None = None
 
     def compile(self, options: Mapping[str, Any]) -> None:
@@ -85,15 +84,27 @@ class StageModule:
 
         Raises:
             GuardError: a decision that was frozen at capture comes out differently.
+            KeyError: the stage reads no parameter of the name of one of the weights.
         """
         key = (training, self._device(values))
         if key not in self._functions:
             self._functions[key] = self._bound(training, key[1])
         if weights is None:
             return self._functions[key](*values)
-        if self._reparametrized is None:
-            self._reparametrized = _Reparametrized(self._module, self.parameter_names)
-        return self._reparametrized.call(self._functions[key], values, weights)
+        given = {place: weight for name, weight in weights.items() for place in self._places[name]}
+        found: tuple[Any, ...] = torch.func.functional_call(
+            _Holder(self._module), given, (self._functions[key], *values), tie_weights=False
+        )
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, list[str]]:
+        """Where each parameter is in what is called with others."""
+        places: dict[int, list[str]] = {}
+        for place, parameter in self._module.named_parameters(remove_duplicate=False):
+            places.setdefault(id(parameter), []).append(f"module.{place}")
+        own = ((name, self._module.get_parameter(name)) for name in self.parameter_names)
+        return {name: places[id(parameter)] for name, parameter in own}
 
     def _bound(self, training: bool, device: torch.device) -> Callable[..., tuple[Any, ...]]:
         function = self._source(training).bind(device)
@@ -126,7 +137,7 @@ class StageModule:
         return away or self._captured_on
 
 
-class _Reparametrized(nn.Module):
+class _Holder(nn.Module):
     """Calls a function of a module's operators while other tensors stand for its parameters.
 
     Only the attributes of the module are exchanged, for the time of the call: what autograd has
@@ -134,31 +145,9 @@ class _Reparametrized(nn.Module):
     gives some operators' backwards the old values and others' the new ones.
     """
 
-    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        own = {name: module.get_parameter(name) for name in names}
-        places: dict[int, list[str]] = {}
-        for place, parameter in module.named_parameters(remove_duplicate=False):
-            places.setdefault(id(parameter), []).append(f"module.{place}")
-        self._places = {name: places[id(parameter)] for name, parameter in own.items()}
-
-    def call(
-        self,
-        function: Callable[..., tuple[Any, ...]],
-        values: Sequence[Any],
-        weights: Mapping[str, Tensor],
-    ) -> tuple[Any, ...]:
-        """What the function returns with other parameters.
-
-        Raises:
-            KeyError: the function reads no parameter of such a name.
-        """
-        given = {place: weight for name, weight in weights.items() for place in self._places[name]}
-        found: tuple[Any, ...] = torch.func.functional_call(
-            self, given, (function, *values), tie_weights=False
-        )
-        return found
 
     def forward(self, function: Callable[..., tuple[Any, ...]], *values: Any) -> tuple[Any, ...]:
         """The function itself."""
@@ -177,11 +166,7 @@ class _Source:
         captured_on: torch.device,
     ) -> None:
         self.module, self.captured_on = module, captured_on
-        self.objects: dict[str, Any] = {
-            "no_grad": torch.no_grad,
-            "autocast": torch.autocast,
-            "sdpa_kernel": sdpa_kernel,
-        }
+        self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
         last_reader = _last_readers(nodes, keep=set(outputs))
@@ -227,18 +212,13 @@ class _Source:
         else:
             call = f"{self._object('f', node.target)}({', '.join(args)})"
         lines = [f"{_variable(node.name)} = {call}  # {node.meta['location']}"]
-        if contexts := self._contexts(node):
+        contexts = []
+        for manager, given in node.meta["switches"]:
+            self.objects[manager.__name__] = manager
+            contexts.append(f"{manager.__name__}({', '.join(map(self._expression, given))})")
+        if contexts:
             lines = [f"with {', '.join(contexts)}:", f"    {lines[0]}"]
         return [f"    {line}" for line in lines]
-
-    def _contexts(self, node: fx.Node) -> list[str]:
-        """As :func:`lightning_gpp.capture.tracing.trace.context_of`."""
-        contexts = ["no_grad()"] if node.meta["no_grad"] else []
-        for state in node.meta["autocast"]:
-            contexts.append(f"autocast({', '.join(map(self._expression, state))})")
-        if node.meta["attention"] is not None:
-            contexts.append(f"sdpa_kernel({self._expression(node.meta['attention'])})")
-        return contexts
 
     def _expression(self, value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -288,16 +268,14 @@ def _is_literal(value: Any) -> bool:
 
 def _last_readers(nodes: Sequence[fx.Node], keep: set[str]) -> dict[str, list[str]]:
     """Node name -> values that nothing reads after it."""
-    last: dict[str, str] = {}
-    for node in nodes:
-        for name in _value_names([node, *node.all_input_nodes]):
-            last[name] = node.name
+    last = {
+        value.name: node.name
+        for node in nodes
+        for value in (node, *node.all_input_nodes)
+        if value.op != "get_attr"
+    }
     dead: dict[str, list[str]] = {}
     for name, reader in last.items():
         if name not in keep:
             dead.setdefault(reader, []).append(name)
     return dead
-
-
-def _value_names(nodes: Iterable[fx.Node]) -> list[str]:
-    return [node.name for node in nodes if node.op != "get_attr"]

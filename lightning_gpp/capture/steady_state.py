@@ -14,33 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gpp.capture.values.samples import Sample
-
-
-def other_content(sample: Sample) -> Sample:
-    """Inputs that differ from the given ones in number and content.
-
-    One more sample than there are; all are the first one. Numbers become smaller, which hardly any
-    forward minds; of graphs there are twice as many.
-    """
-    if sample.graphs is not None:
-        tensors, count = sample.graphs.twice_and_a_node(sample.tensors), 2 * sample.num_samples
-    else:
-        count = sample.num_samples + 1
-        tensors = {name: _of_first(t, sample.num_samples) for name, t in sample.tensors.items()}
-    scaled = {name: t.detach() * 0.75 if _is_real(t) else t for name, t in tensors.items()}
-    flags = {name: tensor.requires_grad for name, tensor in sample.tensors.items()}
-    return Sample({n: t.requires_grad_(flags[n]) for n, t in scaled.items()}, count)
-
-
-def _of_first(tensor: Tensor, num_samples: int) -> Tensor:
-    if not tensor.dim() or len(tensor) != num_samples:
-        return tensor.detach()
-    return tensor.detach()[[0] * (num_samples + 1)]
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+from lightning_gpp.common.num_changes import num_changes
 
 
 def steady_names(
@@ -88,40 +62,22 @@ def keep(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
 
     Unchanged ones are left alone, as autograd may have saved them.
     """
-    kept = [_Kept(owner_of(module, name), name.rpartition(".")[2]) for name in names]
+    kept = []
+    for name in names:
+        owner, key = owner_of(module, name), name.rpartition(".")[2]
+        tensor = owner._buffers[key]
+        assert tensor is not None, f"the buffer {name} was there at capture"
+        kept.append((owner, key, tensor, tensor.detach().clone(), num_changes(tensor)))
 
     def put_back() -> None:
         with torch.no_grad():
-            for item in kept:
-                item.put_back()
+            for owner, key, tensor, content, before in kept:
+                # Comparing waits for a GPU: only what ``.data`` may have changed is compared.
+                now = num_changes(tensor)
+                is_written = now is not None and now != before
+                may_be = now is None or owner.training
+                if is_written or (may_be and not torch.equal(tensor, content)):
+                    tensor.copy_(content)
+                owner._buffers[key] = tensor
 
     return put_back
-
-
-class _Kept:
-    """A buffer of a module, and what it held."""
-
-    def __init__(self, owner: nn.Module, key: str) -> None:
-        tensor = owner._buffers[key]
-        assert tensor is not None, f"the buffer {key} was there at capture"
-        self._owner, self._key, self._tensor = owner, key, tensor
-        self._content, self._version = tensor.detach().clone(), _version(tensor)
-
-    def put_back(self) -> None:
-        if self._is_changed():
-            self._tensor.copy_(self._content)
-        self._owner._buffers[self._key] = self._tensor
-
-    def _is_changed(self) -> bool:
-        """Comparing waits for a GPU: only what ``.data`` may have changed is compared."""
-        version = _version(self._tensor)
-        if version is not None and version != self._version:
-            return True
-        if version is not None and not self._owner.training:
-            return False
-        return not torch.equal(self._tensor, self._content)
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Counts the changes that autograd knows of, if it knows the tensor."""
-    return None if tensor.is_inference() else tensor._version

@@ -15,8 +15,6 @@ class Verified:
 
     Attributes:
         num_samples: of the inputs that it was captured with.
-        method: how it was captured (``"blocks"`` or ``"concrete"``).
-        open_stacks: whether transformer stacks were looked into.
         whole: names of modules whose types stay whole because their own Python decides.
         nodes: of the first trace in training, in this order.
         dropped: names of guards that were taken out, in this order.
@@ -27,8 +25,6 @@ class Verified:
     """
 
     num_samples: int
-    method: str
-    open_stacks: bool
     whole: tuple[str, ...] = ()
     nodes: tuple[NodeContent, ...] = ()
     dropped: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import platform
-import time
+import timeit
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -112,9 +112,4 @@ def _copy_bytes_per_s() -> float:
 
 
 def _fastest_s(work: Callable[[], object]) -> float:
-    times_s = []
-    for _ in range(REPEATS):
-        start_s = time.perf_counter()
-        work()
-        times_s.append(time.perf_counter() - start_s)
-    return min(times_s)
+    return min(timeit.repeat(work, number=1, repeat=REPEATS))

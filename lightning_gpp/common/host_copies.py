@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.common.torch_device import synchronize
-
-_NO_DEVICE = ("cpu", "meta")
+from lightning_gpp.common.torch_device import is_accelerator, synchronize
 
 
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -28,7 +26,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     [tensor([1., 1.])]
     """
     given = [tensor.detach() for tensor in tensors]
-    devices = {tensor.device for tensor in given if tensor.device.type not in _NO_DEVICE}
+    devices = {tensor.device for tensor in given if is_accelerator(tensor.device)}
     copies = [t.to("cpu", non_blocking=True) if t.device in devices else t for t in given]
     for device in devices:
         synchronize(device)
@@ -45,7 +43,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if tensor.is_meta:
         return tensor
-    if tensor.device.type == "cpu" and device.type not in _NO_DEVICE:
+    if tensor.device.type == "cpu" and is_accelerator(device):
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

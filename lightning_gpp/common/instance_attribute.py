@@ -38,18 +38,17 @@ def _put(owner: Any, name: str, value: Any) -> None:
         owner[name] = value
 
 
-@contextlib.contextmanager
-def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
+def instance_attribute(
+    obj: object, name: str, value: Any
+) -> contextlib.AbstractContextManager[None]:
     """Puts an attribute on an object while the body runs; nothing of it stays after.
 
     Left in place it would be pickled with the object.
     """
-    with replaced([(obj.__dict__, name, value)]):
-        yield
+    return replaced([(obj.__dict__, name, value)])
 
 
-@contextlib.contextmanager
-def taken_away(obj: object, name: str, otherwise: Any) -> Iterator[None]:
+def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractContextManager[None]:
     """Undoes :func:`instance_attribute` while the body runs.
 
     Args:
@@ -57,10 +56,4 @@ def taken_away(obj: object, name: str, otherwise: Any) -> Iterator[None]:
         name: of it.
         otherwise: the attribute that the object had of its own before; None if it had none.
     """
-    value = obj.__dict__.pop(name)
-    if otherwise is not None:
-        obj.__dict__[name] = otherwise
-    try:
-        yield
-    finally:
-        obj.__dict__[name] = value
+    return instance_attribute(obj, name, _MISSING if otherwise is None else otherwise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 COLUMN_GAP = 2
 NARROWEST = 12
@@ -38,24 +38,42 @@ def text_table(
         0  stem
        10  head
     """
-    if flexible is None:
-        return _lines(header, [[row] for row in rows], left)
-    place = list(header).index(flexible)
-    others = [_without(row, place) for row in (header, *rows)]
-    taken = sum(_width(column) + COLUMN_GAP for column in zip(*others, strict=True))
-    wanted = max(len(cell) for cell in (flexible, *(row[place] for row in rows)))
-    room = min(wanted, max_width - taken)
-    if room >= max(len(flexible), min(wanted, NARROWEST), _longest_word(rows, place)):
-        groups = [_wrapped_row(row, place, room) for row in rows]
-        if max(map(len, groups), default=0) <= MOST_LINES:
-            return _lines(header, groups, left)
-    indent = " " * 4
-    below = [
-        textwrap.wrap(row[place], max_width, initial_indent=indent, subsequent_indent=indent)
-        for row in rows
-    ]
-    groups = [[_without(row, place)] for row in rows]
-    return _lines(_without(header, place), groups, left, below)
+    below: list[list[str]] = [[] for _ in rows]
+    if flexible is not None:
+        place = list(header).index(flexible)
+        others = [[*row[:place], *row[place + 1 :]] for row in (header, *rows)]
+        taken = sum(_width(column) + COLUMN_GAP for column in zip(*others, strict=True))
+        texts = [row[place] for row in rows]
+        wanted = max(map(len, (flexible, *texts)))
+        room = min(wanted, max_width - taken)
+        longest = max((len(word) for text in texts for word in text.split()), default=0)
+        is_wide = room >= max(len(flexible), min(wanted, NARROWEST), longest)
+        cells = [textwrap.wrap(text, room) for text in texts] if is_wide else []
+        if is_wide and max(map(len, cells), default=0) <= MOST_LINES:
+            rows = [
+                [*row[:place], "\n".join(cell), *row[place + 1 :]]
+                for row, cell in zip(rows, cells, strict=True)
+            ]
+        else:
+            header, *rows = others
+            wrap = textwrap.TextWrapper(max_width, initial_indent="    ", subsequent_indent="    ")
+            below = [wrap.wrap(text) for text in texts]
+    widths = [_width(column) for column in zip(header, *rows)]
+
+    def lines(cells: Sequence[str], *, is_head: bool = False) -> Iterator[str]:
+        split = [cell.split("\n") for cell in cells]
+        height = max(map(len, split))
+        for row in range(height):
+            parts = []
+            for name, lines, width in zip(header, split, widths):
+                number = row - (height - len(lines) if is_head else 0)
+                text = lines[number] if 0 <= number < len(lines) else ""
+                parts.append(text.ljust(width) if name in left else text.rjust(width))
+            yield (" " * COLUMN_GAP).join(parts).rstrip()
+
+    rule = "─" * (sum(widths) + COLUMN_GAP * (len(widths) - 1))
+    body = (line for row, texts in zip(rows, below) for line in (*lines(row), *texts))
+    return "\n".join([*lines(header, is_head=True), rule, *body])
 
 
 def wrapped(lines: Iterable[str], max_width: int) -> str:
@@ -72,47 +90,5 @@ def wrapped(lines: Iterable[str], max_width: int) -> str:
     )
 
 
-def _without(row: Sequence[str], place: int) -> list[str]:
-    return [cell for index, cell in enumerate(row) if index != place]
-
-
-def _longest_word(rows: Sequence[Sequence[str]], place: int) -> int:
-    return max((len(word) for row in rows for word in row[place].split()), default=0)
-
-
 def _width(cells: Sequence[str]) -> int:
     return max(len(line) for cell in cells for line in cell.split("\n"))
-
-
-def _wrapped_row(row: Sequence[str], place: int, room: int) -> list[list[str]]:
-    """A row, and the rows that a long text goes on in."""
-    first, *more = textwrap.wrap(row[place], room) or [""]
-    head = [cell if index != place else first for index, cell in enumerate(row)]
-    return [head, *(["" if i != place else line for i in range(len(row))] for line in more)]
-
-
-def _lines(
-    header: Sequence[str],
-    groups: Sequence[Sequence[Sequence[str]]],
-    left: Collection[str],
-    below: Sequence[Sequence[str]] | None = None,
-) -> str:
-    """The table of rows in groups, with lines of text below each of these."""
-    heads = [name.split("\n") for name in header]
-    height = max(map(len, heads))
-    above = [[""] * (height - len(lines)) + lines for lines in heads]
-    top = [[lines[row] for lines in above] for row in range(height)]
-    widths = [_width(cells) for cells in zip(*top, *(row for rows in groups for row in rows))]
-    rule = "─" * (sum(widths) + COLUMN_GAP * (len(widths) - 1))
-
-    def line(cells: Sequence[str]) -> str:
-        parts = (
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for name, cell, width in zip(header, cells, widths)
-        )
-        return (" " * COLUMN_GAP).join(parts).rstrip()
-
-    lines = [*map(line, top), rule]
-    for rows, texts in zip(groups, below or [()] * len(groups), strict=True):
-        lines += [*map(line, rows), *texts]
-    return "\n".join(lines)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Program, last_backward
-from lightning_gpp.simulate.engine.check_costs import check_costs
-from lightning_gpp.simulate.engine.message_costs import compute_s, message_costs
+from lightning_gpp.simulate.engine.message_costs import check_costs, compute_s, message_costs
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts
 
 

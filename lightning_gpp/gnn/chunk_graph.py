@@ -319,7 +319,7 @@ class _Layer:
 
 
 def _named(arguments: Arguments, node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
-    leaves = arguments.leaves(node.args, node.kwargs)
+    leaves = arguments.flat(node.args, node.kwargs)[0]
     for name, leaf in zip(arguments.names, leaves, strict=True):
         if name is not None:
             yield name, leaf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from lightning_gpp.graph import ModelGraph, OpNode
 
@@ -20,40 +20,30 @@ def summarize_operators(graph: ModelGraph, operators: Collection[str]) -> str:
         graph: the model.
         operators: names of the stage's operators.
     """
-    inside = set(operators)
-    modules, functions = _split(graph, inside)
-    parts = [*_modules_text(graph, inside, modules, prefix=()), *_functions_text(functions)]
-    return ", ".join(parts)
-
-
-def _split(graph: ModelGraph, inside: set[str]) -> tuple[list[OpNode], list[OpNode]]:
-    chosen = [operator for operator in graph if operator.name in inside]
-    return [o for o in chosen if o.scope], [o for o in chosen if not o.scope]
-
-
-def _modules_text(
-    graph: ModelGraph, inside: set[str], operators: Sequence[OpNode], prefix: tuple[str, ...]
-) -> list[str]:
-    """Texts for operators that share a prefix of module names, in the order of the model."""
-    texts: list[str] = []
-    whole: list[tuple[str, int]] = []
-    children: dict[str, list[OpNode]] = {}
-    for operator in operators:
-        path = operator.scope.split(".")
-        child = path[len(prefix)] if len(path) > len(prefix) else ""
-        children.setdefault(child, []).append(operator)
-    for child, members in children.items():
-        if child == "":  # functions in the forward of a module of which only a part is here
-            texts += _functions_text(members)
+    inside, members = set(operators), dict[str, set[str]]()
+    for operator in graph:
+        for module in _modules(operator):
+            members.setdefault(module, set()).add(operator.name)
+    whole, functions = dict[str, int](), dict[str, None]()
+    for operator in graph:
+        if operator.name not in inside:
             continue
-        inner = (*prefix, child)
-        name = ".".join(inner)
-        everything = [o.name for o in graph if f"{o.scope}.".startswith(f"{name}.")]
-        if inside.issuperset(everything):
-            whole.append((name, len(members)))
+        home = next((m for m in _modules(operator) if members[m] <= inside), None)
+        if home is None:
+            functions[operator.target.rpartition(".")[2]] = None
         else:
-            texts += _modules_text(graph, inside, members, inner)
-    return [*_ranges(whole), *texts]
+            whole[home] = whole.get(home, 0) + 1
+    named = list(functions)
+    if len(named) > MAX_FUNCTIONS:
+        named[MAX_FUNCTIONS:] = ["…"]
+    outermost_first = sorted(whole.items(), key=lambda item: item[0].count("."))
+    return ", ".join([*_ranges(outermost_first), *named])
+
+
+def _modules(operator: OpNode) -> list[str]:
+    """The modules that an operator is in, the outermost first."""
+    parts = operator.scope.split(".") if operator.scope else []
+    return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
 def _ranges(modules: Iterable[tuple[str, int]]) -> list[str]:
@@ -73,8 +63,3 @@ def _ranges(modules: Iterable[tuple[str, int]]) -> list[str]:
         number = f" ({count})" if count > 1 else ""
         texts.append(f"{name}{f'-{last}' if last != first else ''}{number}")
     return texts
-
-
-def _functions_text(functions: Sequence[OpNode]) -> list[str]:
-    names = list(dict.fromkeys(operator.target.rpartition(".")[2] for operator in functions))
-    return [*names[:MAX_FUNCTIONS], "…"] if len(names) > MAX_FUNCTIONS else names

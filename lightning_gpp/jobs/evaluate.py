@@ -1,4 +1,4 @@
-"""The job ``eval``: the metrics of a checkpoint on the recipe's data."""
+"""The jobs ``eval`` and ``predict``: what a checkpoint does on the recipe's data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lightning_gpp.jobs.checkpoint import checkpoint_of
-from lightning_gpp.jobs.train import as_numbers, build_run, has_test, report_run
+from lightning_gpp.jobs.files import PREDICTIONS
+from lightning_gpp.jobs.train import as_numbers, build_run, has_test, is_first_rank, report_run
+from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -27,3 +28,41 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     metrics = as_numbers(trainer.callback_metrics)
     report_run(metrics, folder)
     return metrics
+
+
+def predict(config: DictConfig, folder: Path) -> dict[str, float]:
+    """Writes a list with what ``predict_step`` returns for every batch of ``predict_dataloader``.
+
+    Returns:
+        How many batches there were; nothing on other ranks than the first.
+
+    Raises:
+        ValueError: no checkpoint is named, or several ranks read a part of the data each.
+        FileNotFoundError: it is not there.
+    """
+    import torch
+
+    from lightning_gpp.jobs.predictions_file import PredictionsFile
+
+    path, written = checkpoint_of(config), folder / PREDICTIONS
+    trainer, module, data = build_run(config, [PredictionsFile(written)])
+    # Processes that Lightning starts return no predictions: the first rank writes them.
+    trainer.predict(module, datamodule=data, ckpt_path=path, return_predictions=False)
+    if not is_first_rank():
+        return {}
+    metrics = {"num_batches": float(len(torch.load(written, weights_only=False)))}
+    report_run(metrics, folder)
+    return metrics
+
+
+def checkpoint_of(config: DictConfig) -> str:
+    """The file, or the folder of a sharded checkpoint, that ``ckpt_path`` names."""
+    path = config.ckpt_path
+    if path is None:
+        raise ValueError(
+            "ckpt_path=FILE has to be given: the checkpoint to load; a training run leaves one in "
+            "lightning/checkpoints of its folder"
+        )
+    if not (Path(path).is_file() or is_sharded(path)):
+        raise FileNotFoundError(f"ckpt_path={path} is no file and no sharded checkpoint")
+    return str(path)

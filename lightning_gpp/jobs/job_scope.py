@@ -30,51 +30,29 @@ def is_sweep() -> bool:
 def job_scope(folder: str) -> Iterator[None]:
     """Gives a job the environment as it was, and takes back what the job changes in it.
 
+    A spawned process takes over the start method of its parent's by name; ``loky``, that of a
+    worker of joblib, which no fresh Python process knows, would end it at once: it is ``spawn``
+    here.
+
     Args:
         folder: where the command was given; modules of the user's in it can be imported, after
             all that is installed.
     """
-    with _environment_restored(), _start_method_that_children_know(), _importable(folder):
-        yield
-
-
-@contextlib.contextmanager
-def _environment_restored() -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextlib.contextmanager
-def _importable(folder: str) -> Iterator[None]:
-    before = list(sys.path)
-    if folder not in before:
+    environment, path = dict(os.environ), list(sys.path)
+    method = multiprocessing.get_start_method(allow_none=True)
+    is_of_joblib = method in ("loky", "loky_init_main")
+    if is_of_joblib:
+        multiprocessing.set_start_method("spawn", force=True)
+    if folder not in path:
         sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path[:] = before
-
-
-@contextlib.contextmanager
-def _start_method_that_children_know() -> Iterator[None]:
-    """Replaces joblib's start method, which no fresh Python process knows, by ``spawn``.
-
-    A spawned process takes over the start method of its parent's by name; ``loky``, that of a
-    worker of joblib, would end it at once.
-    """
-    before = multiprocessing.get_start_method(allow_none=True)
-    if before not in ("loky", "loky_init_main"):
-        yield
-        return
-    multiprocessing.set_start_method("spawn", force=True)
-    try:
-        yield
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:] = path
+        if is_of_joblib:
+            multiprocessing.set_start_method(method, force=True)
 
 
 def refuse_script_launcher(trainer: Trainer) -> None:

@@ -19,77 +19,48 @@ def as_list(name: str, value: Any) -> list[Any] | None:
     """A list; one value stands for a list of it, and None for none.
 
     Raises:
-        ValueError: it is a mapping.
+        ValueError: it is a mapping; the others raise it likewise.
 
     >>> as_list("job.planners", "graphpipe"), as_list("job.planners", ["graphpipe", "piper"])
     (['graphpipe'], ['graphpipe', 'piper'])
     """
     found = _plain(value)
-    if isinstance(found, Mapping):
-        raise _wrong(name, "a list", found)
+    _check(name, "a list", found, is_right=not isinstance(found, Mapping))
     return found if found is None or isinstance(found, list) else [found]
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping; None stands for an empty one.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    found = _plain(value)
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise _wrong(name, "a mapping {name: value}", found)
+    """A mapping; None stands for an empty one."""
+    found = _plain({} if value is None else value)
+    _check(name, "a mapping {name: value}", found, is_right=isinstance(found, Mapping))
     return {str(key): item for key, item in found.items()}
 
 
 def as_text(name: str, value: Any) -> str | None:
-    """A text, such as a name or a path; None or an empty one stands for none.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """A text, such as a name or a path; None or an empty one stands for none."""
     found = _plain(value)
-    if found is None or isinstance(found, str):
-        return found or None
-    raise _wrong(name, "a name or a path", found)
+    _check(name, "a name or a path", found, is_right=found is None or isinstance(found, str))
+    return found or None
 
 
 def as_flag(name: str, value: Any) -> bool:
-    """Whether.
-
-    Raises:
-        ValueError: it is neither true nor false.
-    """
-    if isinstance(value, bool):
-        return value
-    raise _wrong(name, "true or false", _plain(value))
+    """Whether."""
+    _check(name, "true or false", value, is_right=isinstance(value, bool))
+    return bool(value)
 
 
 def as_limit_s(name: str, value: Any) -> float | None:
-    """Seconds above 0; None stands for no limit.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if value is None:
-        return None
-    if not is_number(value) or value <= 0:
-        raise _wrong(name, "a number of seconds above 0, or null", _plain(value))
-    return float(value)
+    """Seconds above 0; None stands for no limit."""
+    is_right = value is None or (is_number(value) and value > 0)
+    _check(name, "a number of seconds above 0, or null", value, is_right=is_right)
+    return None if value is None else float(value)
 
 
 def as_seed(name: str, value: Any) -> int | None:
-    """What random numbers begin with; None for another in every run.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if value is None or (is_whole(value) and 0 <= value < 2**32):
-        seed: int | None = value
-        return seed
-    raise _wrong(name, "a whole number from 0 to 4294967295, or null", _plain(value))
+    """What random numbers begin with; None for another in every run."""
+    is_right = value is None or (is_whole(value) and 0 <= value < 2**32)
+    _check(name, "a whole number from 0 to 4294967295, or null", value, is_right=is_right)
+    return None if value is None else int(value)
 
 
 def check_names(group: str, given: Iterable[str], known: Callable[..., Any]) -> None:
@@ -121,5 +92,6 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _wrong(name: str, expected: str, got: Any) -> ValueError:
-    return ValueError(f"{name}: expected {expected}, got {got!r}")
+def _check(name: str, expected: str, got: Any, *, is_right: bool) -> None:
+    if not is_right:
+        raise ValueError(f"{name}: expected {expected}, got {_plain(got)!r}")

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.jobs.console_width import console_width
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.jobs.comparison import compared
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
-from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
+from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
-from lightning_gpp.jobs.search.memory_limit import memory_limit_note
-from lightning_gpp.jobs.search.searched import Searched, check_planner, search
-from lightning_gpp.jobs.side_by_side import compared_side_by_side, describe_side_by_side
-from lightning_gpp.jobs.spmd import HAP, explain_program
-from lightning_gpp.planner import (
-    GRAPHPIPE,
-    PLANNERS,
-    PlanEvaluation,
-    PlanRequest,
-    resolve_plan,
-    save_plan,
-    validate_plan,
-)
+from lightning_gpp.jobs.search import FoundPlan, NoPlan, check_planner, memory_limit_note, search
+from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
+from lightning_gpp.jobs.table import cell, console_width, describe_rows
+from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.plan_to_run import PlanQuestion
+from lightning_gpp.planner.side_by_side import pipeline_counts, pipeline_request, side_by_side
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import (
+    Alternative,
     describe_alternatives,
-    describe_device_columns,
     describe_devices,
 )
 from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
+
+METRICS = ("step_s", "samples_per_s", "num_stages", "depth", "peak_memory_bytes", "search_s")
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -49,56 +45,37 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     Returns:
         What a sweep compares plans by.
     """
-    width = console_width()
-    if chosen_planner(config) == HAP:
-        return explain_program(config, folder)
-    names = planners(config)
+    width, planner = console_width(), chosen_planner(config)
+    if planner in SPMD_PLANNERS:
+        return explain_program(config, planner, folder)
+    asked = as_list("job.alternatives", config.job.alternatives)
+    names = QUICK_PLANNERS if asked is None else asked
+    for name in (planner, *names):
+        check_planner(name)
+    limit_s = as_limit_s("job.limit_s", config.job.limit_s)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=width)}\n", flush=True)
-    chosen = chosen_plan(config, problem)
-    save_plan(chosen.evaluation.plan, folder / "plan.json")
-    limit_s = as_limit_s("job.limit_s", config.job.limit_s)
-    verdict = verdict_of(config, problem, chosen).text(width)
-    for part in explanation(chosen, names, width, verdict, limit_s):
+    found = chosen_plan(config, problem)
+    evaluation = found.evaluation
+    save_plan(evaluation.plan, folder / "plan.json")
+    print(f"{verdict_of(config, found).text(width)}\n", flush=True)
+    for part in explanation(found, names, width, limit_s):
         print(f"{part}\n", flush=True)
     if config.job.side_by_side:
-        found = compared_side_by_side(chosen.question, limit_s)
-        print(f"{describe_side_by_side(found)}\n", flush=True)
-    metrics = plan_metrics(chosen)
+        print(f"{describe_side_by_side(found.question, limit_s)}\n", flush=True)
+    row = compared(found)
+    metrics = {name: row[name] for name in METRICS}
+    metrics["seconds_per_sample"] = evaluation.seconds_per_sample
     save_metrics(metrics, folder)
     if config.job.picture:
         from lightning_gpp.reports.plan.picture import write_plan_picture
 
-        write_plan_picture(
-            folder / "plan.png", chosen.evaluation, chosen.request, model=problem.name
-        )
+        write_plan_picture(folder / "plan.png", evaluation, found.request, model=problem.name)
     print(written_to(folder))
     return metrics
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The plan to explain.
-
-    Attributes:
-        question: what was asked.
-        searched: the answer.
-        evaluation: what the plan would do.
-        request: the question that it answers, with the schedule that runs it.
-    """
-
-    question: PlanQuestion
-    searched: Searched
-    evaluation: PlanEvaluation
-    request: PlanRequest
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How the plan came about."""
-        return (*(f"Search: {n}." for n in self.searched.notes), *self.searched.plan_notes)
-
-
-def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
+def chosen_plan(config: DictConfig, problem: PlanningProblem) -> FoundPlan:
     """The plan that training would use: of the chosen planner, or made by hand.
 
     Raises:
@@ -109,88 +86,99 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
         plan = resolve_plan(by_hand, request.graph)
         validate_plan(plan, request.graph, request.num_devices)
         request = with_devices_of(plan, request)
-    question = PlanQuestion(
-        request, chosen_planner(config), problem.schedule, problem.uses_all_devices, plan
-    )
-    searched = search(question, as_limit_s("job.limit_s", config.job.limit_s))
-    if searched.evaluation is None or searched.request is None:
-        raise ValueError(searched.failure)
-    return Chosen(question, searched, searched.evaluation, searched.request)
+    planner = chosen_planner(config)
+    question = PlanQuestion(request, planner, problem.schedule, problem.uses_all_devices, plan)
+    found = search(question, as_limit_s("job.limit_s", config.job.limit_s))
+    if isinstance(found, NoPlan):
+        raise ValueError(found.why)
+    return found
 
 
-def verdict_of(config: DictConfig, problem: PlanningProblem, chosen: Chosen) -> PlanVerdict:
+def verdict_of(config: DictConfig, found: FoundPlan) -> PlanVerdict:
     """What the plan gains over one device; for processes here, with what one of them measures."""
-    cluster = problem.request.cluster
+    cluster = found.question.request.cluster
     hosts = {device.host for device in cluster.devices}
     is_here = config.graph is None and cluster.kinds == (CPU,) and len(hosts) == 1
     cores = num_cores() if is_here else None
-    verdict = PlanVerdict.of(chosen.evaluation, chosen.request, num_cores=cores)
+    verdict = PlanVerdict.of(found.evaluation, found.request, num_cores=cores)
     if not is_here or verdict.num_devices == 1 or config.costs is not None:
         return verdict
-    from lightning_gpp.jobs.problem.alone import batches_alone
+    from lightning_gpp.jobs.problem.recipe_problem import batches_alone
 
     alone = batches_alone(config, cluster, verdict.one_device_s)
     return verdict if alone is None else replace(verdict, own_s=alone.own_s)
 
 
 def explanation(
-    chosen: Chosen, names: Sequence[str], width: int, verdict: str, limit_s: float | None = None
+    found: FoundPlan, names: Sequence[str], width: int, limit_s: float | None
 ) -> Iterator[str]:
     """Texts that say what the plan is and why; each is made when it is asked for.
 
     Args:
-        chosen: the plan.
+        found: the plan.
         names: of the planners that it is compared with.
         width: columns of the terminal.
-        verdict: the first text.
         limit_s: seconds of each further search.
     """
-    found, request, searched = chosen.evaluation, chosen.request, chosen.searched
-    again = replace(chosen.question, schedule=request.schedule, uses_all_devices=False, plan=None)
-    yield verdict
-    yield describe_plan(found, request, max_width=width)
-    notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
-    notes += memory_limit_note(again, searched, limit_s)
-    if notes:
+    evaluation, request = found.evaluation, found.request
+    yield describe_plan(evaluation, request, max_width=width)
+    notes = [*(f"Search: {note}." for note in found.answer.result.notes), *found.answer.notes]
+    notes += forks_and_joins(evaluation.plan, request.graph)
+    if notes := [*notes, *memory_limit_note(found, limit_s)]:
         yield wrapped(notes, width)
-    yield describe_devices(found, request, max_width=width)
-    yield describe_device_columns(found, max_width=width)
-    others = [
-        search(replace(again, planner=name), limit_s) for name in names if name != searched.planner
-    ]
-    rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
+    yield describe_devices(evaluation, request, max_width=width)
+    asked, rows = found.question.request, found.alternatives()
+    times_s = {found.planner: found.search_s}
+    for name in names:
+        if name != found.planner:
+            other = search(PlanQuestion(asked, name, request.schedule), limit_s)
+            times_s[name] = other.search_s
+            rows.append(
+                Alternative(name, failure=other.why)
+                if isinstance(other, NoPlan)
+                else Alternative(name, other.evaluation)
+            )
     if rows:
-        yield describe_alternatives(found, rows, max_width=width)
-    yield "searched: " + ", ".join(f"{s.planner} {s.search_s:.2f} s" for s in (searched, *others))
+        yield describe_alternatives(evaluation, rows, max_width=width)
+    yield "searched: " + ", ".join(f"{name} {s:.2f} s" for name, s in times_s.items())
 
 
-def planners(config: DictConfig) -> Sequence[str]:
-    """The planners to compare with; the chosen one may be among them.
+def describe_side_by_side(question: PlanQuestion, limit_s: float | None = None) -> str:
+    """A table of all numbers of equal pipelines, for the same samples in a step of all.
+
+    Args:
+        question: about all devices.
+        limit_s: seconds of each search.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: no plan fits, for any number.
     """
-    asked = as_list("job.alternatives", config.job.alternatives)
-    names = [name for name in QUICK_PLANNERS if name in PLANNERS] if asked is None else asked
-    for name in (chosen_planner(config), *names):
-        check_planner(name)
-    return names
-
-
-def chosen_planner(config: DictConfig) -> str:
-    """The planner that training would ask."""
-    return str(strategy_option(config, "planner") or config.planner or GRAPHPIPE)
-
-
-def plan_metrics(chosen: Chosen) -> dict[str, float]:
-    """A plan in numbers, for the table of a sweep."""
-    evaluation = chosen.evaluation
-    return {
-        "step_s": evaluation.minibatch_s,
-        "samples_per_s": evaluation.throughput,
-        "seconds_per_sample": evaluation.seconds_per_sample,
-        "num_stages": evaluation.plan.num_stages,
-        "depth": evaluation.depth,
-        "peak_memory_bytes": evaluation.peak_memory_bytes,
-        "search_s": chosen.searched.search_s,
-    }
+    whole, why = question.request, ""
+    rows: list[dict[str, Any]] = []
+    for count in pipeline_counts(whole):
+        part = PlanQuestion(pipeline_request(whole, count), question.planner, question.schedule)
+        searched = search(part, limit_s)
+        if isinstance(searched, NoPlan):
+            why = searched.why
+            continue
+        found = side_by_side(whole, count, searched.evaluation)
+        plan = searched.evaluation.plan
+        rows.append(
+            {
+                "pipelines": count,
+                "uses devices": f"{plan.num_devices} of {found.num_devices}",
+                "stages": plan.num_stages,
+                "step": searched.evaluation.minibatch_s,
+                "average": found.average_s,
+                "samples/s": found.throughput,
+                "fullest device": searched.evaluation.peak_memory_bytes,
+            }
+        )
+    if not rows:
+        raise ValueError(why)
+    rows.sort(key=lambda row: -row["samples/s"])
+    writes = {"step": seconds_text, "average": seconds_text, "fullest device": bytes_text}
+    writes["samples/s"] = lambda rate: f"{rate:,.0f}"
+    columns = {name: cell(name, writes.get(name, str)) for name in rows[0]}
+    title = "Pipelines side by side (strategy.pipelines), predicted, the fastest first:"
+    return f"{title}\n{describe_rows(rows, columns)}"

@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, get_args
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.jobs.console_width import console_width
-from lightning_gpp.jobs.files import save_metrics, written_to
+from lightning_gpp.common.units_of_measure import count_text
+from lightning_gpp.jobs.files import save_json, save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
-from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
-from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of
+from lightning_gpp.jobs.plan import chosen_plan
+from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, policy_of
 from lightning_gpp.jobs.problem.problem_of import problem_of
-from lightning_gpp.jobs.search.searched import check_planner
-from lightning_gpp.jobs.simulation.levers_text import (
+from lightning_gpp.jobs.search import check_planner
+from lightning_gpp.jobs.simulation_text import (
+    describe_changes,
     describe_levers,
+    describe_simulation,
     describe_speedups,
-    describe_what_if,
 )
-from lightning_gpp.jobs.simulation.simulated import Simulated
-from lightning_gpp.jobs.simulation.simulation_json import save_simulation
-from lightning_gpp.jobs.simulation.simulation_options import run_of, what_if_of, with_links
-from lightning_gpp.jobs.simulation.simulation_text import describe_simulation
-from lightning_gpp.jobs.simulation.speedup import (
-    Speedups,
-    device_counts,
-    find_speedups,
-    ssgd_case,
-    write_speedup_picture,
-)
+from lightning_gpp.jobs.spmd import SPMD_PLANNERS
+from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import save_plan
+from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.reports.plan.describe import describe_head, describe_shares, describe_stages
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
+from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.simulate.ssgd.program import Ssgd
-from lightning_gpp.simulate.what_if.changes import WhatIf
-from lightning_gpp.simulate.what_if.levers import levers
-from lightning_gpp.simulate.what_if.plan_case import PlanCase
+from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
+from lightning_gpp.simulate.plan_costs import Overlap
+from lightning_gpp.simulate.program_costs import Overhead, StepCosts
+from lightning_gpp.simulate.ssgd import VARIANTS
+from lightning_gpp.simulate.task import TaskKind
+from lightning_gpp.simulate.what_if import Case, levers
 
+LEVERS = "What would speed up this plan"
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
-"""What the lever means."""
+AS_IT_IS = "as it is"
 
 MOST_DRAWN = 64
 """Timelines of more devices than these are no pictures any more."""
+
+MOST_SHOWN = 12
+"""Mini-batches that overlap in a picture."""
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -54,129 +56,271 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     Returns:
         What a sweep compares simulations by.
     """
-    width = console_width()
-    what_if = what_if_of(config.what_if)
-    problem = changed_links(problem_of(config, folder), config)
-    counts = device_counts(problem.request.num_devices, as_list("job.speedup", config.job.speedup))
-    policy = policy_of(config)
-    if policy is not None:
-        counts = []  # samples per device would be others
-    before = simulated(config, problem)
-    after = changed(before, what_if, replan=config.job.replan)
-    metrics = simulation_metrics(after)
-    cases = compared(config, after)
+    width, planner = console_width(), chosen_planner(config)
+    if planner in SPMD_PLANNERS:
+        raise ValueError(
+            f"planner={planner} makes programs of torch's operators, which job=simulate does not "
+            f"play; job=plan planner={planner} predicts and explains one, and job=compare puts it "
+            "beside plans of pipelines"
+        )
+    check_planner(planner)
+    check_choices(config)
+    problem = problem_of(config, folder)
+    cluster = with_links(problem.request.cluster, config.links)
+    problem = replace(problem, request=replace(problem.request, cluster=cluster))
+    counts = device_counts(cluster.num_devices, as_list("job.speedup", config.job.speedup))
+    factors = _plain(config.what_if)
+    before, notes = case_of(config, problem)
+    after = before.changed(factors)
+    what_if = ", ".join(f"{name} x{f:g}" for name, f in factors.items() if f != 1)
+    if what_if and config.job.replan:
+        request = after.request
+        after = after.replanned(replace(request, cluster=in_plan_order(request.cluster)))
+        notes = ()
+    worlds = {AS_IT_IS: before, what_if: after} if what_if else {"": after}
+    step = as_json(after)
+    metrics = {name: step[name] for name in ("step_s", "samples_per_s", "bubble_share")} | {
+        "num_stages": after.plan.num_stages,
+        "peak_memory_bytes": max(device.peak_bytes for device in after.usage.devices),
+    }
     print(f"{problem.describe(max_width=width)}\n", flush=True)
-    for text in step_texts(before, after, width):
+    for text in step_texts(worlds, notes, width):
         print(f"{text}\n", flush=True)
-    ranked = {}
-    for name, case in cases.items():
-        ranked[name] = levers(case)
-        print(f"{describe_levers(ranked[name], name, max_width=width)}\n", flush=True)
-    if cases:
+    ranked = {LEVERS: levers(after)} if config.job.levers else {}
+    for title, found in ranked.items():
+        print(f"{title}\n{describe_levers(found, max_width=width)}\n", flush=True)
         print(f"{wrapped([TWICE], width)}\n", flush=True)
-    speedups = find_speedups(after.case, counts) if counts else None
-    if speedups is not None:
-        print(f"{describe_speedups(speedups, max_width=width)}\n", flush=True)
-    save_plan(after.case.plan, folder / "plan.json")
+    speedup = None
+    if counts and policy_of(config) is None:  # samples per device would be others
+        speedup = speedups(after, counts)
+        print(f"{describe_speedups(speedup, max_width=width)}\n", flush=True)
+    save_plan(after.plan, folder / "plan.json")
     save_metrics(metrics, folder)
-    save_simulation(before, after, ranked, speedups, folder)
-    if config.job.picture:
-        draw(before, after, speedups, folder, weights=policy.name if policy else "")
+    data = {
+        "what_if": what_if or None,
+        "before": as_json(before) if what_if else None,
+        "step": step,
+        "levers": {title: [asdict(lever) for lever in found] for title, found in ranked.items()},
+        "speedup": speedup,
+    }
+    save_json(data, folder / "simulation.json")
+    if config.job.picture and cluster.num_devices <= MOST_DRAWN:
+        policy = policy_of(config)
+        weights = policy.name if policy else ""
+        write_step([timeline_of(case, name, weights) for name, case in worlds.items()], folder)
     print(written_to(folder))
     return metrics
 
 
-def changed_links(problem: PlanningProblem, config: DictConfig) -> PlanningProblem:
-    """The problem with the links that the configuration changes.
-
-    Raises:
-        ValueError: a number makes no sense.
-    """
-    request = problem.request
-    cluster = with_links(request.cluster, config.links)
-    return replace(problem, request=replace(request, cluster=cluster))
-
-
-def simulated(config: DictConfig, problem: PlanningProblem) -> Simulated:
-    """The plan that training would use, as it would run.
+def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequence[str]]:
+    """The plan that training would use, as it would run, and notes on it.
 
     Raises:
         ValueError: an option makes no sense, or there is no plan.
     """
-    check_planner(chosen_planner(config))
-    run = run_of(config, problem.request.cluster, problem.request.held_versions.per_update)
-    chosen = chosen_plan(config, problem)
-    case = PlanCase(
-        chosen.evaluation.plan,
-        chosen.request,
-        run,
-        planner=chosen.searched.planner,
-        keeps_schedule=problem.schedule is not None,
+    request = problem.request
+    step = step_of(config.step, request.cluster, request.held_versions.per_update)
+    found = chosen_plan(config, problem)
+    case = Case(
+        found.evaluation.plan,
+        found.request,
+        step,
+        config.overlap,
+        config.all_reduce,
+        config.prefetch,
+        planner=found.planner,
+        schedule=None if problem.schedule is None else found.request.schedule,
     )
-    return Simulated(case, notes=chosen.searched.plan_notes)
+    return case, found.answer.notes
 
 
-def changed(before: Simulated, what_if: WhatIf, *, replan: bool) -> Simulated:
-    """The plan, or the planner's new one, in the changed world.
+def check_choices(config: DictConfig) -> None:
+    """Refuses ways to run a step that are not known."""
+    for name, kinds in (("all_reduce", AllReduce), ("overlap", Overlap)):
+        if config[name] not in get_args(kinds):
+            known = ", ".join(get_args(kinds))
+            raise ValueError(f"{name}={config[name]} is unknown; known: {known}")
+
+
+def step_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> StepCosts:
+    """What a step takes beside computing and messages.
+
+    Args:
+        config: of the step.
+        cluster: whose devices run it.
+        per_update: mini-batches that overlap after which the optimizer steps.
 
     Raises:
-        ValueError: there is no such device or operator, or no plan.
+        ValueError: a number is negative, or none.
     """
-    case = before.case.changed(what_if)  # checks names, also where nothing changes
-    if what_if.is_nothing:
-        return before
-    if replan:
-        cluster = in_plan_order(case.request.cluster)
-        again = case.replanned(replace(case.request, cluster=cluster))
-        return Simulated(again, what_if.describe())
-    return Simulated(case, what_if.describe(), before.notes)
+    given = _plain(config)
+    for name, value in given.items():
+        _check_number(f"step.{name}", value)
+    bandwidth, latency_s = (
+        given.pop("host_bandwidth_bytes_per_s", None),
+        given.pop("host_latency_s"),
+    )
+    link = None
+    if bandwidth is not None:
+        try:
+            link = Link(bandwidth, latency_s)
+        except ValueError as error:
+            raise ValueError(f"step.host_bandwidth_bytes_per_s={bandwidth}: {error}") from error
+    for name in ("finish_s", "optimizer_s"):
+        given[name] = dict.fromkeys(range(cluster.num_devices), given[name]) if given[name] else {}
+    for name in ("send", "receive"):
+        given[name] = Overhead(given.pop(f"{name}_s"))
+    return StepCosts(host_link=link, per_update=per_update, **given)
 
 
-def step_texts(before: Simulated, after: Simulated, width: int) -> Iterator[str]:
-    """What a step is and does."""
-    request = after.case.request
-    yield describe_head(after.evaluation, request, max_width=width)
-    if after.notes:
-        yield wrapped(after.notes, width)
-    yield describe_stages(after.evaluation, request, max_width=width)
-    if shares := describe_shares(after.evaluation, max_width=width):
-        yield shares
-    if after is not before:
-        yield describe_what_if(before, after, max_width=width)
-    yield from describe_simulation(after, max_width=width)
+def _check_number(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
 
 
-def compared(config: DictConfig, found: Simulated) -> dict[str, PlanCase | Ssgd]:
-    """What levers are shown of: the plan, and S-SGD of the same model."""
-    if not config.job.levers:
-        return {}
-    case = found.case
-    cases: dict[str, PlanCase | Ssgd] = {"What would speed up this plan": case}
-    if config.job.ssgd is not None and case.request.num_minibatches == 1:
-        name = f"What would speed up pure data parallelism (S-SGD, {config.job.ssgd})"
-        cases[name] = ssgd_case(case, case.request.num_devices, config.job.ssgd)
-    return cases
+def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
+    """The cluster with the links that the configuration changes.
+
+    Raises:
+        ValueError: a number makes no sense.
+    """
+    host, rack, spine = (_plain(config[level]) for level in ("host", "rack", "spine"))
+    rack_link, spine_link = cluster.rack_link, cluster.spine_link
+    if rack:
+        rack_link = _link("rack", rack_link or cluster.host_link, rack)
+    if spine:
+        spine_link = _link("spine", spine_link or rack_link or cluster.host_link, spine)
+    if host:  # what goes between hosts stays as it was
+        rack_link = rack_link or cluster.host_link
+    return replace(
+        cluster,
+        host_link=_link("host", cluster.host_link, host),
+        rack_link=rack_link,
+        spine_link=spine_link,
+        host_links=tuple(HostLink(o.host, _link("host", o.link, host)) for o in cluster.host_links),
+    )
 
 
-def simulation_metrics(found: Simulated) -> dict[str, float]:
-    """A simulation in numbers, for the table of a sweep."""
+def _link(level: str, link: Link, changes: Mapping[str, Any]) -> Link:
+    for name, value in changes.items():
+        if name.startswith("is_") and not isinstance(value, bool):
+            raise ValueError(f"links.{level}.{name} must be true or false, got {value!r}")
+        if not name.startswith("is_"):
+            _check_number(f"links.{level}.{name}", value)
+    try:
+        return replace(link, **changes)
+    except ValueError as error:
+        raise ValueError(f"links.{level}: {error}") from error
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """What is set of a group: that which is not null."""
+    found: Any = OmegaConf.to_container(config, resolve=True)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def step_texts(worlds: dict[str, Case], notes: Sequence[str], width: int) -> Iterator[str]:
+    """What a step is and does, in the last of some worlds."""
+    case = [*worlds.values()][-1]
+    yield describe_head(case.evaluation, case.request, max_width=width)
+    if notes:
+        yield wrapped(notes, width)
+    yield describe_stages(case.evaluation, case.request, max_width=width)
+    if len(worlds) > 1:
+        yield describe_changes(worlds, max_width=width)
+    yield from describe_simulation(case, max_width=width)
+
+
+def timeline_of(case: Case, name: str, weights: str) -> Timeline:
+    """The simulation as it is drawn, with as many overlapping mini-batches as can be shown."""
+    request, count = case.request, case.request.num_minibatches
+    if count > MOST_SHOWN:
+        size = request.minibatch_size // count * MOST_SHOWN
+        request = replace(request, minibatch_size=size, num_microbatches=MOST_SHOWN)
+        case = replace(case, request=request)
+    program = case.simulation.program
+    stages = plan_stages(program, case.plan, request.graph, range(len(program.actions)))
+    return replace(predicted_timeline(case.simulation, stages=stages, name=name), weights=weights)
+
+
+def as_json(case: Case) -> dict[str, Any]:
+    """A simulation in plain numbers."""
+    use, transfers = case.usage, {}
+    for kind in (TaskKind.TRANSFER, TaskKind.REDUCE):
+        found = [one for one in use.transfers if one.kind is kind]
+        transfers[kind.value] = {
+            "count": len(found),
+            "total_s": sum(one.duration_s for one in found),
+            "exposed_s": sum(one.exposed_s for one in found),
+        }
     return {
-        "step_s": found.step_s,
-        "samples_per_s": found.samples_per_s,
-        "bubble_share": found.usage.bubble_share,
-        "num_stages": found.case.plan.num_stages,
-        "peak_memory_bytes": found.peak_memory_bytes,
+        "planner": case.plan.planner,
+        "step_s": case.step_s,
+        "samples": case.request.minibatch_size,
+        "samples_per_s": case.samples_per_s,
+        "bubble_share": use.bubble_share,
+        "num_steps": case.num_steps,
+        "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
+        "devices": [asdict(device) for device in use.devices],
+        "channels": [asdict(channel) for channel in use.channels],
+        "transfers": transfers,
     }
 
 
-def draw(
-    before: Simulated, after: Simulated, speedups: Speedups | None, folder: Path, *, weights: str
-) -> None:
-    """Writes the figures, and the timelines, with the policy of weights, as a page and a trace."""
-    worlds = [before, after] if after is not before else [after]
-    if after.case.request.num_devices <= MOST_DRAWN:
-        names = [found.name if len(worlds) > 1 else "" for found in worlds]
-        shown = [found.shortened().timeline(name) for found, name in zip(worlds, names)]
-        write_step([replace(timeline, weights=weights) for timeline in shown], folder)
-    if speedups is not None:
-        write_speedup_picture(speedups, folder)
+def device_counts(num_devices: int, asked: Sequence[int] | None = None) -> list[int]:
+    """The numbers of devices of the table: those asked for, or powers of two and all.
+
+    Raises:
+        ValueError: one is not a number of devices of the cluster.
+
+    >>> device_counts(6), device_counts(8, [8, 2])
+    ([1, 2, 4, 6], [2, 8])
+    """
+    if asked is None:
+        powers = {2**power for power in range(num_devices.bit_length())}
+        return sorted({*powers, num_devices})
+    for count in asked:
+        if not isinstance(count, int) or not 1 <= count <= num_devices:
+            raise ValueError(
+                f"job.speedup: {count!r} is no number of devices of the cluster, which has "
+                f"{num_devices}; raise cluster.num_devices, or leave it out"
+            )
+    return sorted(set(asked))
+
+
+def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
+    """Throughput of the planner's plans and of S-SGD, with the same samples for every device.
+
+    Args:
+        case: the plan for all devices.
+        counts: numbers of devices.
+    """
+
+    def ssgd(count: int, variant: str) -> float:
+        samples = case.request.minibatch_size * count / case.request.num_devices
+        return samples / case.ssgd(count, variant).simulate().step_s
+
+    notes, own = [], dict[int, float | None]()
+    for count in counts:
+        try:
+            own[count] = case.on_first_devices(count).samples_per_s
+        except ValueError as error:
+            own[count] = None
+            notes.append(f"No plan on {count_text(count, 'device')}: {error}.")
+    rates = {name: {count: ssgd(count, name) for count in counts} for name in VARIANTS}
+    try:
+        plan_to_run(PlanQuestion(case.request, DATA_PARALLEL, case.schedule))
+    except ValueError as error:
+        notes.append(f"S-SGD is computed as if memory had no limit: {error}.")
+    alone = ssgd(1, "naive")
+    columns: dict[str, dict[int, Any]] = {case.planner: own, **rates}
+    return {
+        "one_device_samples_per_s": alone,
+        "samples_per_s": columns,
+        "speedup": {
+            name: {count: rate and rate / alone for count, rate in column.items()}
+            for name, column in columns.items()
+        },
+        "notes": notes,
+    }

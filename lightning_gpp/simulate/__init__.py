@@ -8,14 +8,12 @@ whether the step was measured by the runtime or predicted from a program, so tha
 put side by side. :func:`shares` reads off where the time went; :mod:`lightning_gpp.reports` shows
 it.
 
-Folders: ``engine`` plays programs, ``timeline`` says what happened, ``ssgd`` is pure data
-parallelism as a special case, ``what_if`` tries changes, ``refit`` corrects costs by recorded
-steps.
+Beside it: ``timeline`` says what happened, ``ssgd`` is pure data parallelism as a special case,
+``what_if`` tries changes, ``refit`` corrects costs by recorded steps.
 """
 
-from lightning_gpp.simulate.critical_path import CriticalPath, PathStep, critical_path
-from lightning_gpp.simulate.engine.run import simulate
-from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
+from lightning_gpp.simulate.critical_path import critical_path
+from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -25,45 +23,34 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.refit.refit import Refit, load_refit
-from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
+from lightning_gpp.simulate.simulation import Simulation, simulate
+from lightning_gpp.simulate.task import TaskKind
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
-from lightning_gpp.simulate.timeline.shares import RankShares, Shares, path_shares, shares
-from lightning_gpp.simulate.timeline.span import Category, Span, SpanKind
+from lightning_gpp.simulate.timeline.shares import path_shares, shares
+from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.stages import plan_stages
-from lightning_gpp.simulate.timeline.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.timeline import PathPart, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
-from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage, TransferUsage, Usage, usage
+from lightning_gpp.simulate.usage import usage
 
 __all__ = [
     "Bucket",
-    "Category",
-    "ChannelUsage",
-    "CriticalPath",
-    "DeviceUsage",
-    "MemoryCurve",
     "MessageBytes",
     "Overhead",
-    "Overlap",
     "PathPart",
-    "PathStep",
     "ProgramCosts",
-    "RankShares",
     "Refit",
-    "Shares",
     "Simulation",
     "Span",
     "SpanKind",
     "StageCosts",
     "StepCosts",
-    "Task",
     "TaskKind",
     "Timeline",
     "TimelineStage",
     "Transfer",
     "TransferKind",
-    "TransferUsage",
-    "Usage",
     "critical_path",
     "load_refit",
     "path_shares",

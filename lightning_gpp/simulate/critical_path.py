@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
+from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.task import Task, TaskKind
 
 
 @dataclass(frozen=True, slots=True)

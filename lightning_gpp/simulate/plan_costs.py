@@ -9,22 +9,21 @@ own device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from lightning_gpp.cluster import BUCKET_BYTES, AllReduce, all_reduce_s
+from lightning_gpp.cluster import AllReduce, all_reduce_s
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.step_time.gradients import Rule, in_buckets, stage_gradients
+from lightning_gpp.planner.step_time.gradients import BUCKETS, Rule, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
 from lightning_gpp.planner.step_time.users_step import users_step_bytes
-from lightning_gpp.schedule import ReduceGroup, reduce_groups
+from lightning_gpp.schedule import reduce_groups
 from lightning_gpp.schedule.replicas import expand
-from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -32,12 +31,14 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd.gradient_merging import MERGING
+from lightning_gpp.simulate.simulation import Simulation, simulate
+from lightning_gpp.simulate.ssgd import MERGING
 
-Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
-"""How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
-so many bytes, as our runtime does it (here of whole operators, there of parameters)."""
+Overlap = Literal["at_end", "wait_free", "merged", "buckets"]
+"""How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or into the buckets
+of our runtime (here of whole operators, there of parameters)."""
+
+RULES: Mapping[str, Rule] = {**MERGING, "buckets": BUCKETS}
 
 
 def simulate_plan(
@@ -76,7 +77,6 @@ def program_costs(
     *,
     overlap: Overlap = "buckets",
     all_reduce: AllReduce = "ring",
-    bucket_bytes: float = BUCKET_BYTES,
     step: StepCosts | None = None,
 ) -> ProgramCosts:
     """What the program of a plan costs.
@@ -86,17 +86,16 @@ def program_costs(
         request: the model, the cluster, the costs, the mini-batch.
         overlap: how the gradients of replicas are cut into sums.
         all_reduce: how they are summed.
-        bucket_bytes: a bucket of ``overlap="buckets"`` is closed when it has so many bytes.
         step: what a step costs besides; nothing if not given.
 
     Raises:
         ValueError: the plan does not fit the model, has no number of micro-batches, or ``overlap``
             is unknown.
     """
-    if overlap not in get_args(Overlap):
+    if overlap not in RULES:
         raise ValueError(f"unknown overlap {overlap!r}; known: {', '.join(get_args(Overlap))}")
-    pipeline = plan_graph(plan, request.graph)
-    unit_size = request.minibatch_size / num_microbatches(plan, request)
+    pipeline, count = plan_graph(plan, request.graph), num_microbatches(plan, request)
+    unit_size, besides = request.minibatch_size / count, step or StepCosts()
     expansion = expand(pipeline.stages, pipeline.devices, pipeline.multiples, pipeline.shares)
     forward, backward = {}, {}
     for edge in expansion.edges:
@@ -105,32 +104,18 @@ def program_costs(
         forward[pair] = MessageBytes(size.per_sample * unit_size, size.fixed)
         if edge.has_backward:
             backward[pair] = MessageBytes(size.gradient_per_sample * unit_size, size.gradient_fixed)
-    merge = in_buckets(bucket_bytes) if overlap == "buckets" else MERGING[overlap]
-    how = _Sums(plan, request, unit_size, merge, all_reduce, cuts_layers=overlap == "buckets")
-    groups = reduce_groups(pipeline.stages, pipeline.devices)
-    besides = step or StepCosts()
-    count = num_microbatches(plan, request)
     in_flight = request.order.peak_in_flight(pipeline.stages, count, pipeline.multiples)
     *stages, loss = _stage_costs(plan, request, pipeline, unit_size, in_flight)
-    held_bytes = users_step_bytes(request, unit_size, max(in_flight.values()))
-    return ProgramCosts(
-        request.cluster,
-        (*stages, _with_users_step(loss, besides, held_bytes)),
-        forward,
-        backward,
-        tuple(b for index, group in enumerate(groups) for b in how.buckets(index, group)),
-        besides,
-        all_reduce,
-    )
-
-
-def _with_users_step(loss: StageCosts, step: StepCosts, held_bytes: int) -> StageCosts:
-    """The stage of the loss, with the user's step after the pipelined forward."""
-    return replace(
+    loss = replace(  # with the user's step after the pipelined forward
         loss,
-        forward_s=loss.forward_s + step.loss_s,
-        backward_s=loss.backward_s + step.loss_backward_s,
-        fixed_bytes=loss.fixed_bytes + held_bytes,
+        forward_s=loss.forward_s + besides.loss_s,
+        backward_s=loss.backward_s + besides.loss_backward_s,
+        fixed_bytes=loss.fixed_bytes
+        + users_step_bytes(request, unit_size, max(in_flight.values())),
+    )
+    buckets = _buckets(plan, request, pipeline, unit_size, overlap, all_reduce)
+    return ProgramCosts(
+        request.cluster, (*stages, loss), forward, backward, tuple(buckets), besides, all_reduce
     )
 
 
@@ -161,43 +146,28 @@ def _stage_costs(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """How the gradients of a plan are summed.
-
-    Attributes:
-        plan: the plan.
-        request: the model and its costs.
-        unit_size: samples of a smallest micro-batch.
-        merge: cuts gradients into sums.
-        all_reduce: how they are summed.
-        cuts_layers: whether gradients of one layer may be in several sums, as the runtime has it.
-    """
-
-    plan: Plan
-    request: PlanRequest
-    unit_size: float
-    merge: Rule
-    all_reduce: AllReduce
-    cuts_layers: bool
-
-    def buckets(self, index: int, group: ReduceGroup) -> Iterator[Bucket]:
-        """The sums of a reduce group in the order in which they begin."""
+def _buckets(
+    plan: Plan,
+    request: PlanRequest,
+    pipeline: PlanGraph,
+    unit_size: float,
+    overlap: Overlap,
+    all_reduce: AllReduce,
+) -> Iterator[Bucket]:
+    """The sums of every reduce group in the order in which they begin."""
+    for index, group in enumerate(reduce_groups(pipeline.stages, pipeline.devices)):
         if group.stage is None:
-            parameters = [self.request.graph.parameter[name] for name in group.parameters]
+            parameters = [request.graph.parameter[name] for name in group.parameters]
             if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
                 yield Bucket(index, size_bytes)
-            return
-        stage = self.plan.stages[group.stage]
+            continue
         gradients = stage_gradients(
-            self.request,
-            stage,
-            self.unit_size,
+            request,
+            plan.stages[group.stage],
+            unit_size,
             group.parameters,
-            cuts_layers=self.cuts_layers,
+            cuts_layers=overlap == "buckets",  # as the runtime does
         )
-        for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
+        sum_s = partial(all_reduce_s, request.cluster, group.devices, algorithm=all_reduce)
+        for piece in RULES[overlap](gradients, sum_s):
             yield Bucket(index, piece.size_bytes, gradients.part(piece))
-
-    def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
-        return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)

@@ -8,7 +8,7 @@ emulated (:mod:`lightning_gpp.emulation`), so that both speak of the same step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightning_gpp.cluster import AllReduce, Cluster, Link
 
@@ -128,6 +128,19 @@ class StepCosts:
     reduce: Overhead = Overhead()
     action_s: float = 0.0
 
+    @property
+    def has_input(self) -> bool:
+        """Whether reading a mini-batch and copying it to the device takes time."""
+        return self.data_s > 0 or self.host_link is not None
+
+    def of_devices(self, count: int) -> StepCosts:
+        """On so many devices, all of which take what the slowest takes."""
+        optimizer_s, finish_s = (
+            dict.fromkeys(range(count), max(seconds.values())) if seconds else {}
+            for seconds in (self.optimizer_s, self.finish_s)
+        )
+        return replace(self, optimizer_s=optimizer_s, finish_s=finish_s)
+
 
 @dataclass(frozen=True)
 class ProgramCosts:
@@ -152,3 +165,12 @@ class ProgramCosts:
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
     all_reduce: AllReduce = "ring"
+
+    def with_bytes(self, factor: float) -> ProgramCosts:
+        """With so many times the bytes of messages and sums."""
+        forward, backward = (
+            {pair: MessageBytes(b.per_unit * factor, b.fixed * factor) for pair, b in sizes.items()}
+            for sizes in (self.forward_bytes, self.backward_bytes)
+        )
+        buckets = tuple(replace(one, size_bytes=one.size_bytes * factor) for one in self.buckets)
+        return replace(self, forward_bytes=forward, backward_bytes=backward, buckets=buckets)

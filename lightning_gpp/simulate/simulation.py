@@ -1,109 +1,212 @@
-"""What a simulation found: every task of the step, when it ran, and what it waited for last."""
+"""The simulation of a program: an event simulation that contains no schedule logic.
+
+It reads the actions of a :class:`~lightning_gpp.schedule.Program`, the same that the runtime
+executes, and takes their durations from :class:`~lightning_gpp.simulate.ProgramCosts`:
+
+- a device runs its actions in their order; sends are handed over and the device goes on, as in the
+  runtime;
+- messages and sums of gradients keep the channels that they go through to themselves
+  (:func:`lightning_gpp.cluster.channels`), first come, first served;
+- sums of the gradients of replicas run beside the backward, bucket by bucket;
+- a device begins its next step when its optimizer is done; the input of a step is read and copied
+  at its start, or with ``prefetch`` by the host while the step before runs.
+
+``engine/compile_program`` turns actions into the work that :mod:`lightning_gpp.engine` plays; what
+happened is told when somebody asks. An action takes some microseconds to simulate
+(``docs/prediction.md``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from functools import cached_property
 
-from lightning_gpp.schedule import Action, Program
+from lightning_gpp.engine.play import NEVER, Played, play
+from lightning_gpp.engine.trace import WorkTrace, trace
+from lightning_gpp.schedule import Kind, Program, ScheduleError
+from lightning_gpp.simulate.engine.compile_program import ProgramWork, Shown
+from lightning_gpp.simulate.engine.message_costs import check_costs
 from lightning_gpp.simulate.program_costs import ProgramCosts
-
-
-class TaskKind(Enum):
-    """What a task is.
-
-    Attributes:
-        DATA: the host reads a mini-batch.
-        COPY: the mini-batch goes from the host to the device.
-        PREPARE: the mini-batch is cut into micro-batches.
-        FEED: the user's step before the pipelined forward.
-        TURN: the user's step between the forward and the backward half of a program.
-        FORWARD: the forward of a stage.
-        BACKWARD: the backward of a stage.
-        SEND: what a message costs its sender.
-        TRANSFER: a message on its way; on channels, not on a device.
-        RECEIVE: what a message costs its receiver.
-        REDUCE: the sum of a bucket of gradients over the devices of its group; on channels. On a
-            device: what it costs that device besides.
-        FINISH: the results are joined and told to all, gradients handed out.
-        OPTIMIZER: the optimizer's step.
-        OVERHEAD: what the interpreter takes between two actions.
-    """
-
-    DATA = "data"
-    COPY = "copy"
-    PREPARE = "prepare"
-    FEED = "feed"
-    TURN = "turn"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    SEND = "send"
-    TRANSFER = "transfer"
-    RECEIVE = "receive"
-    REDUCE = "reduce"
-    FINISH = "finish"
-    OPTIMIZER = "optimizer"
-    OVERHEAD = "overhead"
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One thing that takes time.
-
-    Attributes:
-        kind: what.
-        start_s: when it starts, in seconds since the first step began.
-        end_s: when it ends.
-        device: the device whose stream it occupies; None for transfers, sums, and input that is
-            read and copied ahead of time.
-        channels: the channels that it occupies (see :func:`lightning_gpp.cluster.channels`).
-        action: the action of the program that it is, or belongs to: of a transfer the send; of the
-            sum of a bucket the REDUCE of one of its devices.
-        size_bytes: of a message, a copy or a bucket.
-        cause: index of the task whose end let it start; None where it starts with the simulation.
-            Of a sum that starts before the last backward is over: that backward.
-        step: which of the simulated steps it belongs to.
-        ready_s: of transfers and sums, when they would have started had their channels been free.
-    """
-
-    kind: TaskKind
-    start_s: float
-    end_s: float
-    device: int | None = None
-    channels: tuple[str, ...] = ()
-    action: Action | None = None
-    size_bytes: float | None = None
-    cause: int | None = None
-    step: int = 0
-    ready_s: float | None = None
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds that it takes."""
-        return self.end_s - self.start_s
+from lightning_gpp.simulate.task import Task, TaskKind
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated program.
+    """A simulated program; its tasks are found when they are asked for.
 
     Attributes:
         program: what was simulated.
         costs: with these costs.
-        tasks: in the order of their starts.
-        step_s: seconds of a step: from the start to the end of the only one; of several the
-            seconds by which the last one ends after the one before it.
-        device_memory: device -> (seconds, bytes) whenever the memory in use changes.
+        compiled: the work of a step.
+        played: that of all steps, played.
+        num_steps: steps one after the other.
     """
 
     program: Program
     costs: ProgramCosts
-    tasks: Sequence[Task]
-    step_s: float
-    device_memory: Mapping[int, Sequence[tuple[float, float]]]
+    compiled: ProgramWork
+    played: Played
+    num_steps: int
+
+    @cached_property
+    def _trace(self) -> WorkTrace:
+        return trace(self.compiled.work.repeated(self.num_steps), self.played)
+
+    @cached_property
+    def _shown(self) -> list[tuple[int, Shown]]:
+        """The step of every slot of the trace, and what it is."""
+        compiled = self.compiled
+        return [
+            (step, shown)
+            for kinds in (compiled.items, compiled.messages, compiled.sums)
+            for step in range(self.num_steps)
+            for shown in kinds
+        ]
+
+    @cached_property
+    def tasks(self) -> Sequence[Task]:
+        """In the order of their starts."""
+        found, shown = self._trace, self._shown
+        slots = [slot for slot, (_, what) in enumerate(shown) if what.kind is not None]
+        slots.sort(key=lambda slot: (found.start_s[slot], found.end_s[slot]))
+        index = {slot: number for number, slot in enumerate(slots)}
+
+        def task(slot: int) -> Task:
+            step, what = shown[slot]
+            assert what.kind is not None
+            cause, device = found.cause[slot], None
+            while cause >= 0 and cause not in index:  # what waits alone is passed over
+                cause = found.cause[cause]
+            is_item = slot < found.first_message
+            if is_item:
+                line = self.compiled.line(slot % len(self.compiled.items))
+                device = line if line < len(self.program.actions) else None
+            return Task(
+                what.kind,
+                found.start_s[slot],
+                found.end_s[slot],
+                device=device,
+                channels=what.channels,
+                action=what.action,
+                size_bytes=what.size_bytes,
+                cause=index.get(cause),
+                step=step,
+                ready_s=None if is_item else found.ready_s[slot],
+            )
+
+        return [task(slot) for slot in slots]
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a step; of several by how much the last ends after the one before it."""
+        if self.num_steps == 1:
+            return self.played.step_s
+        ends_s = [0.0] * self.num_steps
+        for (step, _), end_s in zip(self._shown, self._trace.end_s):
+            ends_s[step] = max(ends_s[step], end_s)
+        return ends_s[-1] - ends_s[-2]
 
     @property
     def minibatch_s(self) -> float:
         """Seconds of a mini-batch; of several between which nothing drains their mean."""
         return self.step_s / self.program.num_minibatches
+
+    @cached_property
+    def device_memory(self) -> Mapping[int, Sequence[tuple[float, float]]]:
+        """Device -> (seconds, bytes) whenever the memory in use changes.
+
+        What stages hold all the time (``fixed_bytes``) is there from the start. A forward takes
+        ``activation_bytes`` at its start, its backward gives them back at its end and uses
+        ``working_bytes`` meanwhile; where nothing goes backward, the forward gives them back
+        itself.
+        """
+        found = {}
+        for device in range(len(self.program.actions)):
+            in_use = sum(
+                costs.fixed_bytes
+                for costs, home in zip(self.costs.stages, self.program.devices)
+                if home == device
+            )
+            found[device] = [(0.0, in_use)]
+            for at_s, change in self._memory_changes(device):
+                if change:
+                    in_use += change
+                    found[device].append((at_s, in_use))
+        return found
+
+    def _memory_changes(self, device: int) -> Iterator[tuple[float, float]]:
+        """(seconds, bytes more or less) in the order of the device's line, which is time's."""
+        items, work = self.compiled.items, self.compiled.work
+        for first in range(0, self.num_steps * len(items), len(items)):
+            for item in work.lines[device]:
+                kind, action, *_ = items[item]
+                if kind not in (TaskKind.FORWARD, TaskKind.BACKWARD) or action is None:
+                    continue
+                costs = self.costs.stages[action.stage]
+                start_s = self.played.start_s[first + item]
+                end_s = start_s + work.seconds[item]
+                kept, used = costs.activation_bytes, costs.working_bytes
+                if action.kind is Kind.FORWARD:
+                    yield start_s, kept
+                    if not self.program.has_backward:
+                        yield end_s, -kept
+                else:
+                    yield start_s, used
+                    yield end_s, -used - kept
+
+
+def simulate(
+    program: Program,
+    costs: ProgramCosts,
+    *,
+    num_steps: int = 1,
+    prefetch: bool = False,
+) -> Simulation:
+    """When everything in a step happens.
+
+    Args:
+        program: what every device does.
+        costs: what it costs; device ``d`` of the program is device ``d`` of its cluster.
+        num_steps: steps one after the other; more than one show what pre-fetching is good for.
+        prefetch: whether the host reads and copies the input of a step while the one before runs.
+
+    Raises:
+        ValueError: the costs do not fit the program.
+        ScheduleError: devices wait for each other for ever; the text names them and where.
+
+    >>> from lightning_gpp.cluster import Link, uniform_cluster
+    >>> from lightning_gpp.graph import StageEdge, StageGraph
+    >>> from lightning_gpp.schedule import build_program
+    >>> from lightning_gpp.simulate.program_costs import MessageBytes, StageCosts
+    >>> chain = StageGraph(2, (StageEdge(0, 1, ("h",)),))
+    >>> program = build_program(chain, devices=[0, 1], num_microbatches=4)
+    >>> size = {(0, 1): MessageBytes(per_unit=0.0)}
+    >>> costs = ProgramCosts(
+    ...     uniform_cluster(2, Link(10.0)), (StageCosts(1.0, 2.0),) * 2, size, size
+    ... )
+    >>> simulate(program, costs).step_s  # (4 micro-batches + 2 stages - 1) (1 + 2) seconds
+    15.0
+    """
+    check_costs(program, costs)
+    compiled = ProgramWork(program, costs, prefetch=prefetch)
+    played = play(compiled.work.repeated(num_steps))
+    assert played is not None  # no step is too long
+    if played.stuck:
+        raise ScheduleError(_deadlock(compiled, played))
+    return Simulation(program, costs, compiled, played, num_steps)
+
+
+def _deadlock(compiled: ProgramWork, played: Played) -> str:
+    waiting = []
+    for device, item in played.stuck.items():
+        step, own = divmod(item, len(compiled.items))
+        actions = [
+            action
+            for message, action in compiled.waits.get(own, ())
+            if message.sender < 0
+            or played.start_s[step * len(compiled.items) + message.sender] == NEVER
+        ] or [compiled.items[own].action]
+        if actions[0] is not None:
+            waiting.append(f"device {device} waits at {actions[0]}")
+    return "the program deadlocks: " + "; ".join(sorted(waiting))

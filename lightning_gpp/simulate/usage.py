@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from lightning_gpp.schedule import Action, Kind, Program
-from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
+from lightning_gpp.schedule import Kind, Program
+from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.task import Task, TaskKind
 
 COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED, TaskKind.TURN)
 """What counts as compute; the rest of a step is bubble (as in ``simulate.shares``)."""
@@ -35,24 +36,9 @@ class DeviceUsage:
     limit_bytes: int | None
 
     @property
-    def utilisation(self) -> float:
-        """Part of the time in which it computes."""
-        return self.compute_s / self.total_s if self.total_s else 0.0
-
-    @property
     def bubble_s(self) -> float:
         """Seconds in which it does not compute."""
         return self.total_s - self.compute_s
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds in which it does nothing."""
-        return self.total_s - self.compute_s - self.other_s
-
-    @property
-    def fits(self) -> bool:
-        """Whether its memory suffices."""
-        return self.limit_bytes is None or self.peak_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +58,6 @@ class ChannelUsage:
     busy_s: float
     size_bytes: float
     waited_s: float
-
-    @property
-    def utilisation(self) -> float:
-        """Part of the time in which it is occupied."""
-        return self.busy_s / self.total_s if self.total_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +100,8 @@ class Usage:
     @property
     def bubble_share(self) -> float:
         """Part of all device-seconds in which no compute action runs."""
-        return 1 - sum(device.utilisation for device in self.devices) / len(self.devices)
+        total_s = sum(device.total_s for device in self.devices)
+        return sum(device.bubble_s for device in self.devices) / total_s if total_s else 1.0
 
 
 def usage(simulation: Simulation) -> Usage:
@@ -167,22 +149,17 @@ def _transfers(
     program: Program, tasks: Sequence[Task], busy: Sequence[_Busy]
 ) -> Iterator[TransferUsage]:
     for index, task in enumerate(tasks):
+        action = task.action
         if task.device is not None or task.kind not in (TaskKind.TRANSFER, TaskKind.REDUCE):
             continue
-        receivers = _receivers(program, task.action)
+        receivers: tuple[int, ...] = ()
+        if action is not None and action.kind is Kind.REDUCE:
+            receivers = program.reduce_group(action.microbatch).devices
+        elif action is not None and action.peer is not None:
+            receivers = (program.device(action.peer),)
         hidden_s = sum(busy[d].between(task.start_s, task.end_s) for d in receivers)
         mean_s = hidden_s / len(receivers) if receivers else 0.0
         yield TransferUsage(index, task.kind, task.duration_s, mean_s)
-
-
-def _receivers(program: Program, action: Action | None) -> tuple[int, ...]:
-    """The devices that wait for a message or a sum."""
-    if action is None:
-        return ()
-    if action.kind is Kind.REDUCE:
-        return program.reduce_group(action.microbatch).devices
-    assert action.peer is not None
-    return (program.device(action.peer),)
 
 
 class _Busy:

@@ -70,7 +70,7 @@ from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
-from lightning_gpp.strategy.step.hooks import led_hooks
+from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import (
     PlacedBatch,
     RemoteBatch,
@@ -204,6 +204,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.num_pipelines = pipelines
         self._start_method = start_method
         self._session: Session | None = None
+        self._hooks: LedHooks | None = None
         self.reports = PlanReports()
         self._optimized: pl.LightningModule | None = None
         self._scopes = ExitStack()
@@ -300,6 +301,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
         state = super().__getstate__() | {
             "_session": None,
+            "_hooks": None,
             "joined": None,
             "_scopes": ExitStack(),
         }
@@ -341,7 +343,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
-        self._scopes.enter_context(led_hooks(trainer, session))
+        self._hooks = LedHooks(session)
+        self._hooks.install()
+        self._scopes.callback(self._hooks.remove)
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
@@ -351,6 +355,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def teardown(self) -> None:
         """Makes the module whole again and closes the connections."""
         self._scopes.close()
+        self._hooks = None
         session, self._session = self._session, None
         if session is not None:
             if self.joined is not None and session.run.has_module:
@@ -422,9 +427,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
         self.session.run.average_gradients()
 
-    def block_backward_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        return instance_attribute(self.session.run, "accumulates", True)
+        with instance_attribute(self.session.run, "accumulates", True):
+            yield
 
     def optimizer_step(
         self,

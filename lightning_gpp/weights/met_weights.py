@@ -44,24 +44,18 @@ def meeting(
             (autocast), so that the backward would meet casts of them.
     """
     # What autograd keeps of the hooks must not keep the weights.
-    names = {_memory(tensor): (name, tensor.dtype) for name, tensor in weights.items()}
-    first = {name: int(tensor.storage_offset()) for name, tensor in weights.items()}
-    dtypes = {tensor.dtype for tensor in weights.values()}
-    strides = {name: tensor.stride() for name, tensor in weights.items()}
+    known = {_memory(w): (name, w.dtype, int(w.storage_offset())) for name, w in weights.items()}
+    dtypes = {weight.dtype for weight in weights.values()}
+    strides = {name: weight.stride() for name, weight in weights.items()}
 
     def pack(tensor: Tensor) -> Any:
         if are_others and tensor.dtype in _HALF and tensor.dtype not in dtypes:
             raise NotImplementedError(_CASTS)
-        found = names.get(_memory(tensor)) if tensor.layout is torch.strided else None
+        found = known.get(_memory(tensor)) if tensor.layout is torch.strided else None
         if found is None or tensor.dtype != found[1]:
             return tensor
-        name = found[0]
-        return _Noted(
-            name,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()) - first[name],
-        )
+        offset = int(tensor.storage_offset()) - found[2]
+        return _Noted(found[0], tuple(tensor.shape), tuple(tensor.stride()), offset)
 
     def unpack(saved: Any) -> Tensor:
         if not isinstance(saved, _Noted):

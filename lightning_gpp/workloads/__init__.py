@@ -4,12 +4,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lightning_gpp.workloads.full_graph import FullGraphWorkload, full_graph
+from lightning_gpp.workloads.models import candle_uno, dlrm, mmt, transformer
 from lightning_gpp.workloads.pipedream_profile import read_pipedream_profile
-from lightning_gpp.workloads.piper_format import read_piper_instance
-from lightning_gpp.workloads.piper_instance import PiperEdge, PiperInstance, PiperOperator, Tmpc
-from lightning_gpp.workloads.piper_workload import read_piper_workload
-from lightning_gpp.workloads.recommenders import candle_uno, dlrm
-from lightning_gpp.workloads.transformers import mmt, transformer
+from lightning_gpp.workloads.piper import (
+    PiperEdge,
+    PiperInstance,
+    PiperOperator,
+    Tmpc,
+    read_piper_instance,
+    read_piper_workload,
+)
 from lightning_gpp.workloads.workload import Workload
 
 WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(

@@ -66,6 +66,9 @@ LAYER_WORK: Mapping[str, LayerWork] = MappingProxyType(
 )
 """Layers by name, each listed with its kernels; a kernel reads its rows once and writes one."""
 
+RANDOM_WAYS = 8
+"""At which the mirrors of a graph are reckoned that nobody has divided."""
+
 HISTORY_ROWS = 3
 """Rows per vertex that a layer's :class:`lightning_gpp.gnn.history.History` takes."""
 
@@ -122,24 +125,23 @@ class FullGraphWorkload(Workload):
         model = in_ways(self.graph, self.shares(num_ways), exchanged)
         found = {operator.name: OpWork(num_kernels=0) for operator in model.graph}
         for name, (operator, _) in model.operators.items():
-            work = works[operator]
+            work, history_bytes = works[operator], 0.0
             if num_chunks > 1 and operator.startswith("convs_"):
                 (value,) = self.graph.operator[operator].outputs
-                row_bytes = value.size_bytes / self.samples_per_device
-                kept = work.activation_bytes
-                kept = Line(kept.per_sample + HISTORY_ROWS * row_bytes, kept.fixed)
-                work = replace(work, activation_bytes=kept)
-            found[name] = _part(work, num_ways)
+                history_bytes = HISTORY_ROWS * value.size_bytes / self.samples_per_device
+            kept = work.activation_bytes
+            found[name] = replace(
+                work,
+                flops=_part(work.flops, num_ways),
+                moved_bytes=_part(work.moved_bytes, num_ways),
+                activation_bytes=_part(Line(kept.per_sample + history_bytes, kept.fixed), num_ways),
+            )
         return model, found
 
 
-def _part(work: OpWork, num_ways: int) -> OpWork:
-    """The work of one of several ways."""
-    flops, moved_bytes, activation_bytes = (
-        Line(line.per_sample / num_ways, line.fixed)
-        for line in (work.flops, work.moved_bytes, work.activation_bytes)
-    )
-    return OpWork(flops, moved_bytes, activation_bytes, work.num_kernels, work.dtype)
+def _part(line: Line, num_ways: int) -> Line:
+    """What one of several ways does of something."""
+    return Line(line.per_sample / num_ways, line.fixed)
 
 
 def full_graph(
@@ -177,7 +179,8 @@ def full_graph(
         raise ValueError(f"unknown layer {layer!r}; expected one of {', '.join(LAYER_WORK)}")
     degree = num_edges / num_vertices
     if mirrors is None:
-        mirrors = {RANDOM_WAYS: (RANDOM_WAYS - 1) * num_vertices * _chance(degree)}
+        unread = float((1 - 1 / RANDOM_WAYS) ** degree)  # by one way, where edges lead anywhere
+        mirrors = {RANDOM_WAYS: (RANDOM_WAYS - 1) * num_vertices * (1 - unread)}
     _check_mirrors(mirrors, num_vertices)
     builder = ModelBuilder("float32", num_vertices)
     x = builder.floats("x", num_features, stays=True)
@@ -189,21 +192,14 @@ def full_graph(
         others = [first] if what.reads_first and value != first else []
         weight_bytes = FLOAT_BYTES * what.products * width**2
         sources = [value, *others, edges]
-        value = builder.operator(f"convs.{index}", sources, width, work, weight_bytes)
+        value = builder.operator(
+            f"convs.{index}", sources, builder.result(width), work, weight_bytes
+        )
     output = builder.linear("head", value, width, num_classes)
     name = f"{layer}-{layers}x{width}"
     return FullGraphWorkload(
         name, builder.graph([output]), builder.works, num_vertices, SOURCE, dict(mirrors)
     )
-
-
-RANDOM_WAYS = 8
-"""At which the mirrors of a graph are reckoned that nobody has divided."""
-
-
-def _chance(degree: float) -> float:
-    """That a vertex is read by one of so many ways, where its edges lead anywhere."""
-    return 1 - float((1 - 1 / RANDOM_WAYS) ** degree)
 
 
 def _check_mirrors(mirrors: Mapping[int, float], num_vertices: int) -> None:

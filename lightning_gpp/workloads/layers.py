@@ -56,7 +56,7 @@ class ModelBuilder:
 
     def floats(self, name: str, *shape: int, stays: bool = False) -> str:
         """An argument of real numbers; gives the value's name, as all methods do."""
-        return self._input(Value(name, (self._floats(*shape),)), stays=stays)
+        return self._input(Value(name, (self.result(*shape),)), stays=stays)
 
     def indices(self, name: str, *shape: int) -> str:
         """An argument of integers."""
@@ -80,7 +80,7 @@ class ModelBuilder:
             dtype=self.dtype,
         )
         shape = (out_features,) if rows == 1 else (rows, out_features)
-        return self._operator(name, [source], self._floats(*shape), work, weight_bytes)
+        return self.operator(name, [source], self.result(*shape), work, weight_bytes)
 
     def attention(self, name: str, source: str, length: int, hidden: int, num_heads: int) -> str:
         """Multi-head self-attention on ``length x hidden``.
@@ -97,7 +97,7 @@ class ModelBuilder:
             num_kernels=ATTENTION_KERNELS,
             dtype=self.dtype,
         )
-        return self._operator(name, [source], self._floats(length, hidden), work, weight_bytes)
+        return self.operator(name, [source], self.result(length, hidden), work, weight_bytes)
 
     def embedding(self, name: str, source: str, num_entries: int, bag: int, width: int) -> str:
         """Looks up the rows of a bag of indices, one behind the other: ``bag * width`` wide."""
@@ -108,7 +108,7 @@ class ModelBuilder:
             dtype=self.dtype,
         )
         table_bytes = FLOAT_BYTES * num_entries * width
-        return self._operator(name, [source], self._floats(bag * width), work, table_bytes)
+        return self.operator(name, [source], self.result(bag * width), work, table_bytes)
 
     def concat(self, name: str, sources: Sequence[str]) -> str:
         """Joins values along their last dimension.
@@ -125,7 +125,7 @@ class ModelBuilder:
             activation_bytes=Line(spec.size_bytes),
             dtype=self.dtype,
         )
-        return self._operator(name, sources, spec, work)
+        return self.operator(name, sources, spec, work)
 
     def graph(self, outputs: Sequence[str]) -> ModelGraph:
         """The model that returns these values."""
@@ -136,7 +136,7 @@ class ModelBuilder:
             parameters=tuple(self._parameters),
         )
 
-    def workload(self, name: str, output: str, *, samples_per_device: int, source: str) -> Workload:
+    def workload(self, name: str, output: str, samples_per_device: int, source: str) -> Workload:
         """The model that returns a value, as a workload."""
         return Workload(name, self.graph([output]), self.works, samples_per_device, source)
 
@@ -145,21 +145,11 @@ class ModelBuilder:
         self._values[value.name] = value
         return value.name
 
-    def _floats(self, *shape: int) -> TensorSpec:
+    def result(self, *shape: int) -> TensorSpec:
+        """Real numbers of so many for every sample."""
         return TensorSpec((self._num_samples, *shape), "float32", 0)
 
     def operator(
-        self,
-        name: str,
-        sources: Sequence[str],
-        width: int,
-        work: OpWork,
-        parameter_bytes: int = 0,
-    ) -> str:
-        """Some other operator, which gives so many real numbers for a sample."""
-        return self._operator(name, sources, self._floats(width), work, parameter_bytes)
-
-    def _operator(
         self,
         name: str,
         sources: Sequence[str],
@@ -167,6 +157,7 @@ class ModelBuilder:
         work: OpWork,
         parameter_bytes: int = 0,
     ) -> str:
+        """An operator with the work of one sample."""
         identifier = name.replace(".", "_")
         value = Value(f"{identifier}_out", (result,))
         weights = [Parameter(f"{name}.weight", parameter_bytes)] if parameter_bytes else []

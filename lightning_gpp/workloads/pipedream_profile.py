@@ -7,42 +7,44 @@ a list, ``[a; b]``, one for each tensor of the result. Format: github msr-fiddle
 
 As PipeDream's own planner does, inputs (``Input…``) are taken out, since nothing can be decided
 about them, and so are look-ups (``__getitem__(k)``) that nobody reads.
+
+How many samples a profile was measured with the files do not say, and every rate depends on it. Two
+kinds of lines give it away: the image that goes in, whose size is known (``3 x 224 x 224`` float32
+and the like), and the state that an LSTM hands on, one vector of its hidden size per sample.
+Checked against PipeDream's shipped profiles: 128 images (256 for squeezenet), 32 sentences for
+gnmt.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from lightning_gpp.common.checks import short_list
+from lightning_gpp.common.checks import check_whole, short_list
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
-from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, Value
-from lightning_gpp.workloads.files import (
+from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter
+from lightning_gpp.workloads.fields import (
+    ITEM_BYTES,
     batch_value,
-    check_samples,
     execution_order,
     quantity,
     scope_of,
 )
-from lightning_gpp.workloads.profiled_samples import profiled_samples
 from lightning_gpp.workloads.workload import Workload
 
 EXPECTED = "a profile of PipeDream (graph.txt)"
 SOURCE = "PipeDream (SOSP 2019), github msr-fiddle/pipedream"
 SECONDS_PER_MILLISECOND = 1e-3
-QUANTITIES = (
-    "forward_compute_time",
-    "backward_compute_time",
-    "activation_size",
-    "parameter_size",
-)
+QUANTITIES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+IMAGE_FEATURES = tuple(3 * width**2 for width in (224, 299, 331))
+"""Of square images of ImageNet models: most of them, Inception, NASNet large."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledNode:
+class ProfiledNode(NamedTuple):
     """One operator of a profile.
 
     Attributes:
@@ -52,6 +54,7 @@ class ProfiledNode:
         backward_s: seconds of its backward.
         output_bytes: bytes of each tensor of its result.
         parameter_bytes: bytes of its parameters.
+        readers: operators that read its result.
     """
 
     name: str
@@ -59,7 +62,8 @@ class ProfiledNode:
     forward_s: float
     backward_s: float
     output_bytes: tuple[float, ...]
-    parameter_bytes: float
+    parameter_bytes: int
+    readers: list[str]
 
     @property
     def is_input(self) -> bool:
@@ -67,22 +71,16 @@ class ProfiledNode:
         return self.description.startswith("Input")
 
     @property
-    def is_look_up(self) -> bool:
-        """Whether it takes one item out of a result."""
-        return self.description.startswith("__getitem__")
+    def is_kept(self) -> bool:
+        """Whether there is something to decide about it."""
+        is_look_up = self.description.startswith("__getitem__")
+        return not (self.is_input or (is_look_up and not self.readers))
 
-
-@dataclass(frozen=True)
-class ProfiledGraph:
-    """A profile as it stands in the file.
-
-    Attributes:
-        nodes: operators by name.
-        readers: name -> operators that read its result.
-    """
-
-    nodes: Mapping[str, ProfiledNode]
-    readers: Mapping[str, tuple[str, ...]]
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Its parameters as one."""
+        size_bytes = self.parameter_bytes
+        return (Parameter(f"{self.name}.weight", size_bytes),) if size_bytes else ()
 
 
 def read_pipedream_profile(path: str | Path, *, samples: int | None = None) -> Workload:
@@ -91,33 +89,55 @@ def read_pipedream_profile(path: str | Path, *, samples: int | None = None) -> W
     Args:
         path: the file.
         samples: samples of the profiled mini-batch, which the file does not tell. If not given it
-            is worked out where a size in the file shows it
-            (:mod:`lightning_gpp.workloads.profiled_samples`).
+            is worked out where a size in the file shows it.
 
     Raises:
         ValueError: the file is missing or broken (the text names the line and what was expected),
             or the number of samples cannot be worked out.
     """
-    check_samples(samples)
+    if samples is not None:
+        check_whole("samples", samples)
     source = Path(path).name
-    profiled = parse_profile(read_text(path, EXPECTED), source=source)
-    order = execution_order(profiled.readers, source)
-    samples = samples or profiled_samples(
-        ((node.description, node.output_bytes) for node in profiled.nodes.values()), source
+    found = parse_profile(read_text(path, EXPECTED), source=source)
+    names = execution_order({name: node.readers for name, node in found.items()}, source)
+    nodes = [found[name] for name in names]
+    samples = samples or profiled_samples(nodes, source)
+    kept = {node.name: node for node in nodes if node.is_kept}
+    values = {
+        node.name: batch_value(f"{node.name}_out", node.output_bytes, samples) for node in nodes
+    }
+    reads: dict[str, list[str]] = {name: [] for name in names}
+    for node in nodes:
+        for reader in node.readers:
+            reads[reader].append(f"{node.name}_out")
+    graph = ModelGraph(
+        inputs=tuple(GraphInput(values[node.name]) for node in nodes if node.is_input),
+        operators=tuple(
+            OpNode(
+                name=name,
+                target=node.description.partition("(")[0].strip(),
+                scope=scope_of(name),
+                inputs=tuple(reads[name]),
+                outputs=(values[name],),
+                parameters=tuple(parameter.name for parameter in node.parameters),
+            )
+            for name, node in kept.items()
+        ),
+        outputs=tuple(
+            f"{name}_out" for name, node in kept.items() if not kept.keys() & node.readers
+        ),
+        parameters=tuple(parameter for node in kept.values() for parameter in node.parameters),
     )
-    graph = _model_graph(profiled, order, samples)
-    kept = [profiled.nodes[operator.name] for operator in graph]
-    return Workload(
-        name=Path(path).stem,
-        graph=graph,
-        costs=Costs((_profile(kept, samples),)),
-        samples_per_device=samples,
-        source=SOURCE,
-    )
+    costs = {
+        name: OpProfile(node.forward_s, node.backward_s, round(sum(node.output_bytes)))
+        for name, node in kept.items()
+    }
+    profile = Profile(costs, microbatch_size=samples, device=ANY_DEVICE)
+    return Workload(Path(path).stem, graph, Costs((profile,)), samples, SOURCE)
 
 
-def parse_profile(text: str, *, source: str) -> ProfiledGraph:
-    """The operators and edges of a profile.
+def parse_profile(text: str, *, source: str) -> dict[str, ProfiledNode]:
+    """The operators of a profile by name.
 
     Args:
         text: the file.
@@ -128,43 +148,32 @@ def parse_profile(text: str, *, source: str) -> ProfiledGraph:
     """
     nodes: dict[str, ProfiledNode] = {}
     edges: dict[tuple[str, str], str] = {}
-    for where, line in _lines(text, source):
-        if line[0].isspace():
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{source}, line {number}"
+        if line[:1].isspace() and line.strip():
             edges[_edge(line, where)] = where
-            continue
-        node = _node(line, where)
-        if node.name in nodes:
-            raise ValueError(f"{where}: operator {node.name!r} is there twice; names are unique")
-        nodes[node.name] = node
+        elif line.strip():
+            node = _node(line, where)
+            if node.name in nodes:
+                raise ValueError(
+                    f"{where}: operator {node.name!r} is there twice; names are unique"
+                )
+            nodes[node.name] = node
     if all(node.is_input for node in nodes.values()):
         raise ValueError(f"{source}: no operator; expected {EXPECTED}")
-    _check_connected(nodes, edges, source)
-    readers: dict[str, list[str]] = {name: [] for name in nodes}
-    for (reader_of, reader), where in edges.items():
-        for name in (reader_of, reader):
-            if name not in nodes:
-                raise ValueError(f"{where}: an edge names {name!r}, but no line describes it")
-        readers[reader_of].append(reader)
-    return ProfiledGraph(nodes, {name: tuple(targets) for name, targets in readers.items()})
-
-
-def _check_connected(
-    nodes: Mapping[str, ProfiledNode], edges: Iterable[tuple[str, str]], source: str
-) -> None:
-    """Refuses operators without any edge: profilers write none, but files are cut off."""
     ends = {name for edge in edges for name in edge}
     alone = [name for name in nodes if name not in ends]
-    if len(nodes) > 1 and alone:
+    if len(nodes) > 1 and alone:  # profilers write none without an edge
         raise ValueError(
             f"{source}: no edge names {short_list(alone)}; "
             "expected a line '<tab>nodeA -- nodeB' for every edge: the file may be cut off"
         )
-
-
-def _lines(text: str, source: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield f"{source}, line {number}", line
+    for (name, reader), where in edges.items():
+        for end in (name, reader):
+            if end not in nodes:
+                raise ValueError(f"{where}: an edge names {end!r}, but no line describes it")
+        nodes[name].readers.append(reader)
+    return nodes
 
 
 def _edge(line: str, where: str) -> tuple[str, str]:
@@ -182,21 +191,6 @@ def _node(line: str, where: str) -> ProfiledNode:
             f"{where}: expected 'node -- description -- {'=…, '.join(QUANTITIES)}=…', "
             f"got {_short(line)}"
         )
-    found = _quantities(numbers, where)
-    forward_s, backward_s = (
-        quantity(found[key], f"{where}: {key}") * SECONDS_PER_MILLISECOND for key in QUANTITIES[:2]
-    )
-    return ProfiledNode(
-        name=name,
-        description=description,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        output_bytes=_sizes(found["activation_size"], f"{where}: activation_size"),
-        parameter_bytes=quantity(found["parameter_size"], f"{where}: parameter_size"),
-    )
-
-
-def _quantities(numbers: str, where: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in numbers.split(","):
         key, equals, value = item.partition("=")
@@ -207,75 +201,53 @@ def _quantities(numbers: str, where: str) -> dict[str, str]:
         found[key.strip()] = value
     if missing := [key for key in QUANTITIES if key not in found]:
         raise ValueError(f"{where}: {missing[0]} is missing; expected {', '.join(QUANTITIES)}")
-    return found
-
-
-def _sizes(text: str, where: str) -> tuple[float, ...]:
-    """One size, or a list ``[a; b]`` of sizes."""
-    found = re.fullmatch(r"\s*\[(.*)\]\s*", text)
-    items = found.group(1).split(";") if found else [text]
-    return tuple(quantity(item, where) for item in items)
-
-
-def _is_dropped(profiled: ProfiledGraph, name: str) -> bool:
-    node = profiled.nodes[name]
-    return node.is_input or (node.is_look_up and not profiled.readers[name])
-
-
-def _model_graph(profiled: ProfiledGraph, order: list[str], samples: int) -> ModelGraph:
-    def result(name: str) -> Value:
-        return batch_value(f"{name}_out", profiled.nodes[name].output_bytes, samples)
-
-    kept = [name for name in order if not _is_dropped(profiled, name)]
-    reads: dict[str, list[str]] = {name: [] for name in order}
-    for name in order:
-        for reader in profiled.readers[name]:
-            reads[reader].append(f"{name}_out")
-    return ModelGraph(
-        inputs=tuple(GraphInput(result(n)) for n in order if profiled.nodes[n].is_input),
-        operators=tuple(
-            OpNode(
-                name=name,
-                target=_target(profiled.nodes[name].description),
-                scope=scope_of(name),
-                inputs=tuple(reads[name]),
-                outputs=(result(name),),
-                parameters=tuple(p.name for p in _parameters(profiled.nodes[name])),
-            )
-            for name in kept
-        ),
-        outputs=tuple(
-            f"{name}_out" for name in kept if not set(profiled.readers[name]).intersection(kept)
-        ),
-        parameters=tuple(p for name in kept for p in _parameters(profiled.nodes[name])),
+    several = re.fullmatch(r"\s*\[(.*)\]\s*", found["activation_size"])
+    sizes = several.group(1).split(";") if several else [found["activation_size"]]
+    forward_ms, backward_ms, parameter_bytes = (
+        quantity(found[key], f"{where}: {key}") for key in QUANTITIES if key != "activation_size"
     )
-
-
-def _parameters(node: ProfiledNode) -> tuple[Parameter, ...]:
-    size_bytes = round(node.parameter_bytes)
-    return (Parameter(f"{node.name}.weight", size_bytes),) if size_bytes else ()
-
-
-def _profile(nodes: list[ProfiledNode], samples: int) -> Profile:
-    return Profile(
-        {
-            node.name: OpProfile(
-                forward_s=node.forward_s,
-                backward_s=node.backward_s,
-                activation_bytes=round(sum(node.output_bytes)),
-            )
-            for node in nodes
-        },
-        microbatch_size=samples,
-        device=ANY_DEVICE,
+    return ProfiledNode(
+        name,
+        description,
+        forward_ms * SECONDS_PER_MILLISECOND,
+        backward_ms * SECONDS_PER_MILLISECOND,
+        tuple(quantity(size, f"{where}: activation_size") for size in sizes),
+        round(parameter_bytes),
+        [],
     )
-
-
-def _target(description: str) -> str:
-    """``Conv2d`` of ``Conv2d(3, 64, kernel_size=(3, 3))``."""
-    return description.partition("(")[0].strip()
 
 
 def _short(line: str) -> str:
     text = line.strip()
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def profiled_samples(nodes: Sequence[ProfiledNode], source: str) -> int:
+    """Samples of the profiled mini-batch.
+
+    Args:
+        nodes: the operators.
+        source: name of the file, for the error.
+
+    Raises:
+        ValueError: nothing shows it, or several things show different numbers.
+    """
+    found = {count for node in nodes for count in _counts(node)}
+    if len(found) != 1:
+        seen = f"its sizes fit {sorted(found)}" if found else "no size in it shows how many"
+        raise ValueError(
+            f"{source}: a profile does not tell how many samples it was measured with, and {seen}; "
+            "give samples=..."
+        )
+    return found.pop()
+
+
+def _counts(node: ProfiledNode) -> Iterator[int]:
+    size_bytes, features = 0.0, IMAGE_FEATURES
+    if node.is_input:
+        size_bytes = node.output_bytes[0]
+    elif lstm := re.match(r"LSTM\(\d+, (\d+)\)", node.description):
+        size_bytes, features = (*node.output_bytes, 0.0)[1], (int(lstm.group(1)),)
+    for count in features:
+        if size_bytes and size_bytes % (count * ITEM_BYTES) == 0:
+            yield int(size_bytes / (count * ITEM_BYTES))

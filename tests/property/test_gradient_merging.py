@@ -15,13 +15,7 @@ from lightning_gpp.planner.step_time.gradients import (
     in_buckets,
     last_end_s,
 )
-from lightning_gpp.simulate.ssgd.gradient_merging import (
-    MERGING,
-    at_end,
-    each_layer,
-    merged,
-    optimal,
-)
+from lightning_gpp.simulate.ssgd import MERGING, at_end, each_layer, merged
 
 ROUNDING = 1 + 1e-12
 
@@ -60,13 +54,14 @@ def groupings(found: list[GradientPiece]) -> Iterator[list[GradientPiece]]:
 
 @given(backwards(), sums)
 def test_merging_is_never_worse(found, sum_s):
-    """MG-WFBP's rule beats a sum per layer and one of all; only the optimum beats all others."""
+    """MG-WFBP's rule beats a sum per layer and one of all, but not every other way to join."""
     ends = {name: last_end_s(rule(found, sum_s), sum_s) for name, rule in MERGING.items()}
     assert ends["merged"] <= ends["wait_free"] * ROUNDING
-    assert ends["merged"] <= ends["one_at_end"] * ROUNDING
+    total = sum(piece.size_bytes for piece in found.pieces)
+    assert ends["merged"] <= (found.backward_s + sum_s(total)) * ROUNDING
     assert max(ends.values()) <= ends["at_end"] * ROUNDING
     best_s = min(last_end_s(groups, sum_s) for groups in groupings(found.pieces))
-    assert ends["optimal"] == pytest.approx(best_s, rel=1e-12)
+    assert best_s <= ends["merged"] * ROUNDING
 
 
 @given(backwards(), sums, st.sampled_from(sorted(MERGING)))
@@ -96,20 +91,6 @@ def test_the_rule_of_mg_wfbp():
     assert last_end_s(groups, sum_s) == 9.0
     slow = merged(THREE, affine(0.5, 1.0))  # half a second is not worth a second's wait
     assert [g.size_bytes for g in slow] == [1.0, 1.0, 1.0]
-
-
-def test_the_rule_is_not_the_optimum():
-    """The greedy rule joins the first two layers; better leaves the second to the third.
-
-    seconds  0  1  2  3  4  5  6  7  8
-    merged      |1+2       |3      |
-    optimum  |1      |2+3       |
-    """
-    found = backward_of([GradientPiece(1.0, ready_s) for ready_s in (0.0, 1.0, 3.0)])
-    sum_s = affine(2.0, 1.0)
-    assert [g.size_bytes for g in merged(found, sum_s)] == [2.0, 1.0]
-    assert [g.size_bytes for g in optimal(found, sum_s)] == [1.0, 2.0]
-    assert [last_end_s(rule(found, sum_s), sum_s) for rule in (merged, optimal)] == [8.0, 7.0]
 
 
 def test_buckets_of_a_fixed_size_may_be_slower_than_layers():

@@ -20,8 +20,8 @@ from helpers.processes import wait_until_ended
 from hydra.core.hydra_config import HydraConfig
 
 from lightning_gpp import cli
+from lightning_gpp.jobs import sweep
 from lightning_gpp.jobs.job_scope import is_sweep, job_scope
-from lightning_gpp.jobs.sweeps import sweep_report as sweep
 
 FAST = [
     "trainer.max_epochs=1",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -76,9 +74,6 @@ RANK = {
     },
     "predicted_bytes": [1_900_000, 1_000_000],
     "model_bytes": 800_000,
-    "num_waits": 25,
-    "num_waits_in_helpers": 40,
-    "waits_at": [("transport/lines.py:7", 20), ("state/optimizers.py:9", 5)],
     "recorded_s": 0.4,
     "predicted_s": 0.2,
     "4096": 1000.0,
@@ -101,7 +96,6 @@ RANK = {
         ("memory, two stages, staged, bf16, rank 1", "2.0 MB | predicted: 1.0 MB (0.50 ×)"),
         ("memory, two stages, NCCL, rank 0 until its first", "900 kB | the whole model: 800 kB"),
         ("memory, two stages, NCCL, rank 0 while", "10.0 kB more | than 1.5 MB before it"),
-        ("waits of the host per step, one stage", "2.5 | transport/lines.py:7 2, state/opt"),
         ("recorded step, two stages, NCCL, bf16", "400 ms | predicted: 200 ms (0.50 ×)"),
     ],
 )
@@ -165,27 +159,3 @@ def test_a_failure_has_its_row_and_its_text(
     assert "failed" in nccl and "NCCL error" in nccl
     assert "not measured" in left_out and "one GPU" in left_out
     assert benchmark.report(table[:1], found | {table[1].needs[0]: [RANK]}, "a card", "")
-
-
-def test_waits_are_counted_by_line_and_thread(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", asked.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    waits = sys.modules["gpu_waits"].HostWaits(torch.device("cuda"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        waits.start()
-        torch.cuda.synchronize()
-        for _ in range(2):
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        helper = threading.Thread(target=torch.cuda.synchronize, name="listen-1")
-        helper.start()
-        helper.join()
-        waits.stop()
-        torch.cuda.synchronize()
-    assert asked == ["warn", "default"]
-    assert (waits.num(in_helpers=False), waits.num(in_helpers=True)) == (3, 1)
-    assert [count for _, count in waits.most_frequent(3)] == [2, 1]
-    assert all("strategy/test_gpu_benchmark.py:" in line for line, _ in waits.most_frequent(3))

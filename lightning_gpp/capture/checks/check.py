@@ -112,24 +112,14 @@ def _short(value: Any) -> str:
 @contextmanager
 def in_float64(module: nn.Module) -> Iterator[None]:
     """The module computes in float64 as far as its own tensors decide that."""
-    buffers = [
-        (part._buffers, name, buffer)
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    values = [(parameter, parameter.data) for parameter in module.parameters()]
+    values = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
     try:
-        for parameter, value in values:
-            parameter.data = _as_float64(value)
-        for table, name, buffer in buffers:
-            table[name] = _as_float64(buffer)
+        for tensor, value in values:
+            tensor.data = _as_float64(value)
         yield
     finally:
-        for parameter, value in values:
-            parameter.data = value
-        for table, name, buffer in buffers:
-            table[name] = buffer
+        for tensor, value in values:
+            tensor.data = value
 
 
 def sample_in_float64(sample: Sample) -> Sample:

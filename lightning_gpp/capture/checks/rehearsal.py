@@ -9,7 +9,7 @@ it computes once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,13 +23,15 @@ from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
 from lightning_gpp.capture.checks.rollback import Changes, rollback, seeded, training_flags
 from lightning_gpp.capture.checks.tape import Tape, can_be_taped
 from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
+from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
+from lightning_gpp.capture.tracing.modes import mode_flags
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
-from lightning_gpp.capture.values.samples import Sample, other_samples
+from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import flatten, map_tensors
 from lightning_gpp.capture.values.withheld import withhold
 from lightning_gpp.common.mapped_tensor import is_mapped
@@ -65,46 +67,80 @@ class CheckedPass:
         return f"{mode} mode, {self.sample.num_samples} samples{without}"
 
 
-_Key = tuple[int, bool, bool, bool]
-
-
 class Rehearsal:
     """What a module computes, and what graphs of it do.
 
     Args:
         module: whose forward.
-        arguments: of it.
-        sample: the given inputs.
-        flags: training flags of the sub-modules by mode.
-        weights: how the module's weights come to the device of the inputs.
+        args: of it, as examples.
+        kwargs: likewise, by name.
+        train_modes: training flag in train mode per qualified name; by default as they are.
 
     Attributes:
-        others: candidates for inputs of another size.
-        reads: plain attributes that forward reads, from :meth:`begin` on.
+        module: likewise.
+        arguments: how they are laid out.
+        sample: the given inputs.
+        weights: how the module's weights come to the device of the inputs.
+        others: candidates for inputs of another size, from :meth:`begin` on.
+        reads: plain attributes that forward reads; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
+
+    Raises:
+        CaptureError: there are no samples.
     """
 
+    others: list[Sample]
     reads: list[Read]
     given: Result
 
     def __init__(
         self,
         module: nn.Module,
-        arguments: Arguments,
-        sample: Sample,
-        flags: Mapping[bool, Mapping[str, bool]],
-        weights: HostWeights,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        train_modes: Mapping[str, bool] | None,
     ) -> None:
-        self.module, self.arguments, self.sample = module, arguments, sample
-        self._flags, self._weights = flags, weights
-        self._results: dict[_Key, Result | None] = {}
+        self.module, self.arguments = module, Arguments.of(module, args, kwargs)
+        self._flags = mode_flags(module, train_modes)
+        self._take(first_sample(self.arguments.tensors(args, kwargs)))
+        if not self.sample.num_samples:
+            raise CaptureError(
+                "the first batch has no samples, which do not show how the model goes with them: "
+                "begin with another batch. Later ones may be empty"
+            )
+        self.weights = HostWeights(module, self.sample.device)
+
+    def _take(self, sample: Sample) -> None:
+        self.sample = sample
+        self._results: dict[CheckedPass, Result | None] = {}
         self._runs: list[tuple[CheckedPass, Result]] = []
-        self.others = list(other_samples(sample))
         self._unrecorded = CheckedPass(sample, False, is_recorded=False)
 
+    def take_samples(self, count: int) -> None:
+        """The first samples take the place of the given ones."""
+        if count != self.sample.num_samples:
+            self._take(few_samples(self.sample, count))
+
+    def close(self) -> None:
+        """Forgets all values: errors that were kept on the way refer to it from their frames."""
+        vars(self).clear()
+
     def begin(self) -> None:
-        """Finds out what the module computes, before anything is traced."""
+        """Finds out what the module computes; with one sample twice if it does not train on one."""
+        try:
+            self._begin()
+        except Exception as error:  # of the user's code
+            if self.sample.num_samples > 1 or self.sample.graphs is not None:
+                raise
+            self.take_samples(2)
+            try:
+                self._begin()
+            except Exception:
+                raise error from None
+
+    def _begin(self) -> None:
         sample = self.sample
+        self.others = list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
         with watched_reads(self.module) as self.reads:
             self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
@@ -120,27 +156,27 @@ class Rehearsal:
 
     def traced(self, training: bool, trace: Callable[[Observer], Trace]) -> tuple[Trace, Observer]:
         """What a tracer makes of the module in a mode."""
-        observer = Observer(self.module, self._weights.source)
-        with self.in_mode(training), self._weights.visiting():
+        observer = Observer(self.module, self.weights.source)
+        with self.in_mode(training), self.weights.visiting():
             return trace(observer), observer
 
     def observed(
         self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
     ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
-        with self.in_mode(training), self._weights.visiting():
-            observer = observer or Observer(self.module, self._weights.source)
+        with self.in_mode(training), self.weights.visiting():
+            observer = observer or Observer(self.module, self.weights.source)
             return observe(trace.graph, sample.fresh(), observer)
 
     def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
         if run.is_recorded and not run.backward:
-            found = self._results.get(_key(replace(run, backward=True)))
+            found = self._results.get(replace(run, backward=True))
             if found is not None:  # it has the values, too
                 return replace(found, gradients={})
-        found = self._results.get(_key(run))
+        found = self._results.get(run)
         if found is None:
-            found = self._results[_key(run)] = self.again(run)
+            found = self._results[run] = self.again(run)
             self._runs.append((run, found))
         return found
 
@@ -197,48 +233,41 @@ class Rehearsal:
             yield self._unrecorded
 
     def meetings(self) -> dict[bool, SampleMeeting]:
-        """Where samples meet in each mode, or in the other where a tape saw only that."""
-        found = {mode: self._meeting(mode) for mode in MODES}
-        return {
-            mode: meeting
-            for mode in MODES
-            if (meeting := found[mode] or found[not mode]) is not None
-        }
-
-    def _meeting(self, training: bool) -> SampleMeeting | None:
-        """Where they meet in a mode; None where not two numbers of samples ran on tapes."""
-        found = None
-        tapes = [
-            (run.sample, result.tape) for run, result in self._runs if run.training is training
-        ]
-        for sample, tape in tapes:
-            if tape is None or sample.num_samples == self.sample.num_samples:
-                continue
-            for given, other in tapes:
-                if other is not None and given is self.sample:
-                    nums = given.num_samples, sample.num_samples
-                    found = meeting(other, tape, *nums, of_graphs=given.graphs is not None)
-                    if found.outputs:
-                        return found
-        return found
+        """Where samples meet in each mode, or in the other where only that was seen."""
+        num, found = self.sample.num_samples, dict[bool, SampleMeeting]()
+        for mode in MODES:
+            tapes = [
+                (run.sample, result.tape)
+                for run, result in self._runs
+                if run.training is mode and result.tape is not None
+            ]
+            met = [
+                meeting(one, other, num, sample.num_samples, of_graphs=given.graphs is not None)
+                for sample, other in tapes
+                if sample.num_samples != num
+                for given, one in tapes
+                if given is self.sample
+            ]
+            if met:
+                found[mode] = next((each for each in met if each.outputs), met[-1])
+        return {mode: found.get(mode) or found[not mode] for mode in MODES if found}
 
     def _is_there(self, run: CheckedPass) -> bool:
         """Whether the module itself makes a pass; it need not take each size and mode."""
-        key = _key(run)
-        if self._results.get(key, run) is None:
+        if self._results.get(run, run) is None:
             return False
         try:
             self.of(run)
         except Exception as error:  # of the user's code
             _logger.info("the model does not run in %s: %s", run, error)
-            self._results[key] = None
+            self._results[run] = None
             return False
         return True
 
     def _result(
         self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any], *, is_module: bool
     ) -> Result:
-        module, weights = self.module, self._weights
+        module, weights = self.module, self.weights
         weights.changed.clear()
         with (
             torch.set_grad_enabled(run.is_recorded),
@@ -266,7 +295,7 @@ class Rehearsal:
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
-        with _condensed_gradients(self.module) as sums, self._weights.visiting():
+        with _condensed_gradients(self.module) as sums, self.weights.visiting():
             if loss is not None and torch.is_grad_enabled():
                 loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(self.module.named_parameters()) | dict(inputs)
@@ -280,10 +309,6 @@ class Rehearsal:
         if run.backward and not all(layer.training for layer in layers):
             return torch.backends.cudnn.flags(enabled=False)
         return nullcontext()
-
-
-def _key(run: CheckedPass) -> _Key:
-    return id(run.sample), run.training, run.backward, run.is_recorded
 
 
 def _any_loss(output: Any) -> Tensor | None:

@@ -22,8 +22,8 @@ from lightning_gpp.common.torch_device import (
 _CONTAINERS = frozenset(
     {list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict}
 )
-_NUMBERS = frozenset({bool, int, float, str, type(None)})
 _OWN = frozenset({"training", "_parameters", "_buffers", "_modules"})
+_MISSING = object()
 
 
 @dataclass
@@ -47,50 +47,36 @@ def rollback(module: nn.Module) -> Iterator[Changes]:
     Python attributes of all sub-modules (numbers, tensors, and the items of lists and dicts).
     Parameters are not copied: no forward changes them.
     """
-    changes = Changes()
-    saved = [_SavedModule(name, item) for name, item in module.named_modules()]
+    changes, state = Changes(), ModuleState(module)
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    with seeded(None):
-        try:
-            yield changes
-        finally:
-            for item in saved:
-                changes.kept += item.kept()
-                changes.attributes += item.restore()
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+    try:
+        yield changes
+    finally:
+        state.restore(changes)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
-class Snapshot:
-    """The plain attributes and buffers of a module and its sub-modules, to be put back.
+class ModuleState:
+    """Attributes and buffers of a module and its parts, and the states of all random generators.
 
     Args:
-        module: whose; its parameters and the random generators are left alone.
+        module: whose; its parameters are left alone.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._saved = [_SavedModule(name, item) for name, item in module.named_modules()]
-
-    def restore(self) -> None:
-        """Puts everything back."""
-        for item in self._saved:
-            item.restore()
-
-
-class ModuleState(Snapshot):
-    """The same with the states of all random generators.
-
-    Args:
-        module: whose attributes and buffers.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
+        self._parts = [_Part(name, part) for name, part in module.named_modules()]
         self._random = _RandomStates()
 
-    def restore(self) -> None:
-        """Puts everything back."""
-        super().restore()
+    def restore(self, changes: Changes | None = None) -> None:
+        """Puts everything back.
+
+        Args:
+            changes: gets what had changed.
+        """
+        changes = changes or Changes()
+        for part in self._parts:
+            part.restore(changes)
         self._random.restore()
 
 
@@ -112,15 +98,14 @@ class _RandomStates:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Restores the states of all random generators on exit; seeds them first, if asked."""
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds all random generators, and restores their states on exit."""
     states, numpy = _RandomStates(), sys.modules.get("numpy")
     try:
-        if seed is not None:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            if numpy:
-                numpy.random.seed(seed)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
         yield
     finally:
         states.restore()
@@ -144,108 +129,69 @@ def _set_flag(module: nn.Module, training: bool) -> None:
         module.training = training
 
 
-class _SavedModule:
+class _Part:
     """The changeable attributes of one module (not of its sub-modules)."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
-        self.name, self.module, self.training = name, module, module.training
-        tables = {key: vars(module).get(key) for key in _OWN - {"training"}}
-        # scripted modules have tables of their own kind
-        self.tables = {key: dict(table) for key, table in tables.items() if type(table) is dict}
-        self.buffers = {
-            key: (buffer, buffer.detach().clone())
-            for key, buffer in module._buffers.items()
+        self._prefix, self._module, self._training = name and f"{name}.", module, module.training
+        self._attributes = dict(vars(module))
+        self._held = [
+            (key, thing, content)
+            for key, value in self._attributes.items()
+            for thing, content in _contents(value, set())
+        ]
+        self._held += [
+            ("_buffers", buffer, buffer.detach().clone())
+            for buffer in module._buffers.values()
             if buffer is not None
-        }
-        self.attributes = {
-            key: (value, value if type(value) in _NUMBERS else _shallow_copy(value))
-            for key, value in vars(module).items()
-            if key not in _OWN
-        }
-
-    def kept(self) -> list[str]:
-        """Names of new or changed attributes that hold a tensor which requires a gradient."""
-        return [
-            f"{self.name}.{key}".lstrip(".")
-            for key, value in vars(self.module).items()
-            if type(value) not in _NUMBERS
-            and isinstance(value, Tensor)
-            and value.requires_grad
-            and (key not in self.attributes or self.attributes[key][0] is not value)
         ]
 
-    def restore(self) -> list[str]:
-        """Puts everything back; returns the names of the plain attributes that had changed."""
-        _set_flag(self.module, self.training)
-        for key, table in self.tables.items():
-            if _item_ids(vars(self.module)[key]) != _item_ids(table):
-                vars(self.module)[key].clear()
-                vars(self.module)[key].update(table)
-        for buffer, value in self.buffers.values():
-            _put_back(buffer, value)
-        return [f"{self.name}.{key}".lstrip(".") for key in self._restore_attributes()]
-
-    def _restore_attributes(self) -> Iterator[str]:
-        now = vars(self.module)
-        for key in [key for key in now if key not in self.attributes and key not in _OWN]:
-            del now[key]
-            yield key
-        for key, (value, content) in self.attributes.items():
-            changed = key not in now or now[key] is not value
-            now[key] = value
-            if content is _NOTHING and not value and not changed:
-                continue
-            if isinstance(content, _Content):
-                changed |= _put_back_container(value, content)
-            elif isinstance(value, Tensor):
-                changed |= _put_back(value, content)
-            if changed:
-                yield key
+    def restore(self, changes: Changes) -> None:
+        _set_flag(self._module, self._training)
+        now, before = vars(self._module), self._attributes
+        changed = [key for key in now if key not in before]
+        changed += [key for key, value in before.items() if now.get(key, _MISSING) is not value]
+        changes.kept += [
+            f"{self._prefix}{key}"
+            for key in changed
+            if isinstance(value := now.get(key), Tensor) and value.requires_grad
+        ]
+        for key in changed:
+            if key in before:
+                now[key] = before[key]
+            else:
+                del now[key]
+        changed += [key for key, thing, content in self._held if _put_back(thing, content)]
+        plain = (key for key in dict.fromkeys(changed) if key not in _OWN)
+        changes.attributes += [f"{self._prefix}{key}" for key in plain]
 
 
-def _shallow_copy(value: Any) -> Any:
-    if type(value) in _CONTAINERS:
-        return _Content.of(value, set()) if value else _NOTHING
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _contents(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    """What a value holds that may change: a tensor itself, a container and those in it."""
+    if isinstance(value, Tensor):
+        yield value, value.detach().clone()
+    elif type(value) in _CONTAINERS and id(value) not in seen:
+        seen.add(id(value))
+        yield value, copy.copy(value) if value else ()
+        for item in value.values() if isinstance(value, dict) else value:
+            if type(item) in _CONTAINERS:
+                yield from _contents(item, seen)
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What a container held, and what the containers in it held."""
-
-    items: Any
-    inner: tuple[tuple[Any, _Content], ...]
-
-    @classmethod
-    def of(cls, container: Any, seen: set[int]) -> _Content:
-        seen.add(id(container))
-        values = container.values() if isinstance(container, dict) else container
-        nested = [v for v in values if type(v) in _CONTAINERS and id(v) not in seen]
-        return cls(copy.copy(container), tuple((v, cls.of(v, seen)) for v in nested))
-
-
-_NOTHING = _Content((), ())
-"""Of an empty container: every module has a dozen of them, for its hooks."""
-
-
-def _put_back(tensor: Tensor, value: Tensor) -> bool:
-    if tensor.is_meta or (tensor.shape == value.shape and torch.equal(tensor, value)):
+def _put_back(thing: Any, content: Any) -> bool:
+    """Gives a tensor or a container what it held; returns whether that was something else."""
+    if not isinstance(thing, Tensor):
+        if (not thing and not content) or _item_ids(thing) == _item_ids(content):
+            return False
+        thing.clear()
+        getattr(thing, "extend" if hasattr(thing, "extend") else "update")(content)
+        return True
+    if thing.is_meta or (thing.shape == content.shape and torch.equal(thing, content)):
         return False
     with torch.no_grad():
-        if tensor.shape != value.shape:
-            tensor.resize_(value.shape)
-        tensor.copy_(value)
-    return True
-
-
-def _put_back_container(container: Any, content: _Content) -> bool:
-    if content is _NOTHING and not container:
-        return False
-    changed = [_put_back_container(inner, inside) for inner, inside in content.inner]
-    if _item_ids(container) == _item_ids(content.items):
-        return any(changed)
-    container.clear()
-    getattr(container, "extend" if hasattr(container, "extend") else "update")(content.items)
+        if thing.shape != content.shape:
+            thing.resize_(content.shape)
+        thing.copy_(content)
     return True
 
 

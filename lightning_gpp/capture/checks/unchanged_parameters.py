@@ -5,30 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import widened
 
 
-class ParameterState(NamedTuple):
-    """What tells whether a parameter was changed or replaced."""
-
-    parameter: int
-    version: int
-    address: int
-    total: float
-
-    @classmethod
-    def of(cls, parameter: Tensor) -> ParameterState:
-        """What any change of the parameter changes, through ``.data`` too."""
-        with torch.no_grad():
-            total = math.nan if parameter.is_meta else _total(parameter.detach())
-        version = 0 if parameter.is_inference() else parameter._version
-        return cls(id(parameter), version, parameter.data_ptr(), total)
+def parameter_state(parameter: Tensor) -> str:
+    """Another text after any change of a parameter, through ``.data`` too, or of another one."""
+    with torch.no_grad():
+        total = math.nan if parameter.is_meta else _total(parameter.detach())
+    return repr((id(parameter), num_changes(parameter), parameter.data_ptr(), total))
 
 
 def _total(tensor: Tensor) -> float:
@@ -54,14 +44,11 @@ def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> 
     Raises:
         CaptureError: the body changed or replaced one.
     """
-    before = {name: ParameterState.of(item) for name, item in module.named_parameters()}
+    before = {name: parameter_state(item) for name, item in module.named_parameters()}
     yield
-    after = {name: ParameterState.of(item) for name, item in module.named_parameters()}
-    changed = {
-        name
-        for name in after.keys() | before.keys()
-        if name not in after or name not in before or repr(after[name]) != repr(before[name])
-    }.union(changed_copies)
+    after = {name: parameter_state(item) for name, item in module.named_parameters()}
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    changed |= set(changed_copies)
     if changed:
         raise CaptureError(
             f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: every stage and "

@@ -17,14 +17,8 @@ from lightning_gpp.capture.values.structure import Structure, flatten
 
 def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
     """Hash of the traces and of ``rest``; weights do not count, constants do."""
-    digest = hashlib.sha256()
-    for trace in traces:
-        for node in trace.graph.nodes:
-            arguments = constant_text([node.args, node.kwargs])
-            digest.update(f"{node.name} {node.op} {function_name(node)} {arguments}\n".encode())
-        digest.update(f"{trace.output}\n".encode())
-    digest.update(constant_text(rest).encode())
-    return digest.hexdigest()[:16]
+    contents = [(node_contents(trace), str(trace.output)) for trace in traces]
+    return hashlib.sha256(f"{contents} {constant_text(rest)}".encode()).hexdigest()[:16]
 
 
 class NodeContent(NamedTuple):

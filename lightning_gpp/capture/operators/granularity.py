@@ -16,14 +16,13 @@ would wait for itself (a path leaves it and comes back) is taken apart again.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx, nn
 
-from lightning_gpp.capture.operators.grouping import NodeGroups, strong_components
-from lightning_gpp.capture.operators.observe import Observation
+from lightning_gpp.capture.operators.grouping import NodeGroups, find_cycle
+from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.tracing.trace import Call, Names
 
 FEW = 64
@@ -46,23 +45,18 @@ class Group:
     call: Call | None = None
 
 
-def coarsen(
-    groups: Sequence[tuple[fx.Node, ...]],
-    module: nn.Module,
-    observations: Mapping[str, Observation],
-) -> list[Group]:
+def coarsen(groups: Sequence[tuple[fx.Node, ...]], module: nn.Module) -> list[Group]:
     """The operators that a planner sees, in topological order.
 
     Args:
         groups: the smallest possible operators, in topological order.
         module: the captured module.
-        observations: by node name.
     """
     result = [Group(nodes) for nodes in groups]
     if len(groups) <= FEW:
         return result
     places = _Places(module)
-    graph = _Graph(groups, observations)
+    graph = _Graph(groups)
     for level in range(places.max_depth(graph.calls) + 1, 0, -1):
         result = _joined(graph, places, level)
         if len(result) <= MANY:
@@ -82,7 +76,8 @@ class _Places:
             names.modules[id(item)]
             for container in module.modules()
             if isinstance(container, _CONTAINERS)
-            for item in _several_of_a_class(container)
+            for item in container.children()
+            if [type(each) for each in container.children()].count(type(item)) > 1
         } & self.with_children
 
     def max_depth(self, stacks: Sequence[tuple[Call, ...]]) -> int:
@@ -91,8 +86,7 @@ class _Places:
 
     def block(self, calls: Sequence[Call]) -> Call | None:
         """The innermost call of a repeated module."""
-        blocks = self._blocks(calls)
-        return calls[blocks[-1]] if blocks else None
+        return next((call for call in reversed(calls) if call.name in self.repeated), None)
 
     def unit(self, calls: Sequence[Call], level: int) -> Call | None:
         """The call to which something that runs inside of ``calls`` belongs; None: to none.
@@ -116,9 +110,7 @@ class _Places:
 class _Graph:
     """The smallest operators, numbered in topological order, and what they read."""
 
-    def __init__(
-        self, groups: Sequence[tuple[fx.Node, ...]], observations: Mapping[str, Observation]
-    ) -> None:
+    def __init__(self, groups: Sequence[tuple[fx.Node, ...]]) -> None:
         self.groups = groups
         number = {node: i for i, nodes in enumerate(groups) for node in nodes}
         self.reads = [
@@ -129,14 +121,14 @@ class _Graph:
         for i, others in enumerate(self.reads):
             for other in others:
                 self.readers[other].add(i)
-        producers = [_producer(nodes, observations) for nodes in groups]
+        producers = [_producer(nodes) for nodes in groups]
         self.is_module = [node.op == "call_module" for node in producers]
         self.calls = [_stack(node) for node in producers]
 
 
-def _producer(nodes: Sequence[fx.Node], observations: Mapping[str, Observation]) -> fx.Node:
+def _producer(nodes: Sequence[fx.Node]) -> fx.Node:
     """The first node that makes a tensor; look-ups on it may run in later calls."""
-    return next((node for node in nodes if observations[node.name].has_tensors), nodes[0])
+    return next((node for node in nodes if observation(node).has_tensors), nodes[0])
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:
@@ -148,11 +140,6 @@ def _stack(node: fx.Node) -> tuple[Call, ...]:
     return tuple(calls)
 
 
-def _several_of_a_class(container: nn.Module) -> Iterator[nn.Module]:
-    counts = Counter(map(type, container.children()))
-    return (item for item in container.children() if counts[type(item)] > 1)
-
-
 def _joined(graph: _Graph, places: _Places, level: int) -> list[Group]:
     """The operators where ``level`` says which repeated modules become one."""
     units = _units(graph, places, level)
@@ -162,11 +149,10 @@ def _joined(graph: _Graph, places: _Places, level: int) -> list[Group]:
             partition.join(nodes)
         for members in units.values():
             partition.join(graph.groups[i][0] for i in members)
-        cyclic = _cyclic(partition, graph, units)
-        if not cyclic:
+        widest = _widest_in_cycle(partition, graph, units)
+        if widest is None:
             return _named(partition, graph, units)
-        for key in cyclic:
-            units |= {member: [member] for member in units.pop(key)}
+        units |= {member: [member] for member in units.pop(widest)}
 
 
 _Units = dict["Call | int", list[int]]
@@ -205,25 +191,18 @@ def _followed(
     return key if graph.reads[i] <= needed else None
 
 
-def _cyclic(partition: NodeGroups, graph: _Graph, units: _Units) -> list[Call | int]:
-    """Of the units that wait for themselves or each other, the widest of every cycle."""
-    root_of = {key: partition.find(graph.groups[members[0]][0]) for key, members in units.items()}
-    by_root = {root: key for key, root in root_of.items()}
-    found = []
-    for component in strong_components(partition.predecessors()):
-        if len(component) > 1:
-            keys = [by_root[root] for root in component if len(units[by_root[root]]) > 1]
-            found.append(max(keys, key=lambda key: units[key][-1] - units[key][0]))
-    return found
+def _widest_in_cycle(partition: NodeGroups, graph: _Graph, units: _Units) -> Call | int | None:
+    """Of the units that wait for each other somewhere the widest; None if none does."""
+    by_root = {partition.find(graph.groups[units[key][0]][0]): key for key in units}
+    keys = [by_root[root] for root in find_cycle(partition.predecessors())]
+    joined = [key for key in keys if len(units[key]) > 1]
+    return max(joined, key=lambda key: units[key][-1] - units[key][0], default=None)
 
 
 def _named(partition: NodeGroups, graph: _Graph, units: _Units) -> list[Group]:
     call_of = {
-        graph.groups[members[0]][0]: key
+        partition.find(graph.groups[members[0]][0]): key
         for key, members in units.items()
         if isinstance(key, Call) and len(members) > 1
     }
-    return [
-        Group(nodes, next((call_of[node] for node in nodes if node in call_of), None))
-        for nodes in partition.ordered()
-    ]
+    return [Group(nodes, call_of.get(partition.find(nodes[0]))) for nodes in partition.ordered()]

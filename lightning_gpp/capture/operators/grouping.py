@@ -18,33 +18,37 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from torch import fx
 
+from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import Observation
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
 
 
 def group_nodes(
-    nodes: Sequence[fx.Node],
-    observations: Sequence[Mapping[str, Observation]],
-    buffers_of: Mapping[str, frozenset[str]],
+    traces: Mapping[bool, Trace], buffers_of: Mapping[str, frozenset[str]]
 ) -> list[tuple[fx.Node, ...]]:
     """The operators, in topological order, each with its nodes in running order.
 
     Args:
-        nodes: the graph in running order.
-        observations: by node name, one mapping per mode.
+        traces: normalized, by training flag; the nodes are those in training.
         buffers_of: node name -> canonical names of the buffers it reads.
     """
+    nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
     work = [node for node in nodes if node.op.startswith("call_")]
     groups = NodeGroups(work)
-    for by_name in observations:
-        _join_memory(groups, nodes, by_name)
-        _join_buffers(groups, work, by_name, buffers_of)
-    _join_look_ups(groups, work, observations[0])
+    for trace in traces.values():
+        seen = [observation(node) for node in trace.graph.nodes if node.op != "output"]
+        _join_memory(groups, nodes, seen)
+        changed = frozenset().union(*(item.changed_buffers for item in seen))
+        for buffer in sorted(changed):
+            groups.join(node for node in work if buffer in buffers_of[node.name])
+    _join_look_ups(groups, work)
     groups.close_cycles()
-    _join_generators(groups, observations[0])
+    _join_generators(groups)
     groups.close_cycles()
     return groups.ordered()
 
@@ -101,88 +105,71 @@ class NodeGroups:
 
     def close_cycles(self) -> None:
         """Joins the groups that wait for each other."""
-        for component in strong_components(self.predecessors()):
-            self.join(component)
+        while cycle := find_cycle(self.predecessors()):
+            self.join(cycle)
 
     def ordered(self) -> list[tuple[fx.Node, ...]]:
         """The groups in topological order; as in the forward where there is a choice."""
-        members, waiting = self.members(), self.predecessors()
-        readers: dict[fx.Node, list[fx.Node]] = {group: [] for group in members}
-        for group, others in waiting.items():
-            for other in others:
-                readers[other].append(group)
-        missing = {group: len(others) for group, others in waiting.items()}
-        ready = [(self.order[members[group][0]], group) for group in members if not missing[group]]
-        heapq.heapify(ready)
+        members, sorter = self.members(), TopologicalSorter(self.predecessors())
+        sorter.prepare()
+        ready: list[tuple[int, fx.Node]] = []
         result = []
-        while ready:
+        while sorter.is_active():
+            for group in sorter.get_ready():
+                heapq.heappush(ready, (self.order[members[group][0]], group))
             group = heapq.heappop(ready)[1]
             result.append(tuple(members[group]))
-            for reader in readers[group]:
-                missing[reader] -= 1
-                if not missing[reader]:
-                    heapq.heappush(ready, (self.order[members[reader][0]], reader))
+            sorter.done(group)
         return result
 
 
+def find_cycle(predecessors: Mapping[fx.Node, Iterable[fx.Node]]) -> list[fx.Node]:
+    """Groups that wait for each other; empty if there are none."""
+    try:
+        TopologicalSorter(predecessors).prepare()
+    except CycleError as error:
+        cycle: list[fx.Node] = error.args[1]
+        return cycle
+    return []
+
+
 def _join_memory(
-    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
+    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Sequence[Observation]
 ) -> None:
     seen: dict[int, list[fx.Node]] = {}
-    for node in nodes:
-        observation = observations[node.name]
-        for storage in observation.touched:
+    for node, item in zip(nodes, observations, strict=True):
+        for storage in item.touched:
             seen.setdefault(storage, []).append(node)
-        for storage in observation.changed:
+        for storage in item.changed:
             groups.join(seen[storage])
 
 
-def _join_buffers(
-    groups: NodeGroups,
-    nodes: Sequence[fx.Node],
-    observations: Mapping[str, Observation],
-    buffers_of: Mapping[str, frozenset[str]],
-) -> None:
-    changed = frozenset().union(*(observations[node.name].changed_buffers for node in nodes))
-    for buffer in sorted(changed):
-        groups.join(node for node in nodes if buffer in buffers_of[node.name])
-
-
-def _join_look_ups(
-    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
-) -> None:
+def _join_look_ups(groups: NodeGroups, nodes: Sequence[fx.Node]) -> None:
     """Item look-ups, sizes, arithmetic on sizes and guards join the one group they read."""
     for node in nodes:
-        is_look_up = node.target in LOOK_UPS and not _is_tensor(node.args[0], observations)
-        is_number = not observations[node.name].has_tensors and node.op != "call_module"
+        of = node.args[0] if node.target in LOOK_UPS else None
+        is_indexing = isinstance(of, fx.Node) and observation(of).is_tensor
+        is_look_up = node.target in LOOK_UPS and not is_indexing
+        is_number = not observation(node).has_tensors and node.op != "call_module"
         if is_look_up or is_number:
             read = groups.inputs([node])
             if len(read) == 1:
                 groups.join([*read, node])
 
 
-def _is_tensor(value: object, observations: Mapping[str, Observation]) -> bool:
-    """Whether a look-up in ``value`` would be an indexing of a tensor."""
-    if not isinstance(value, fx.Node):
-        return False
-    return observations[value.name].is_tensor
-
-
-def _join_generators(groups: NodeGroups, observations: Mapping[str, Observation]) -> None:
+def _join_generators(groups: NodeGroups) -> None:
     """What waits for no other operator and is no work joins one that is in its way anyway."""
     is_finished = False
     while not is_finished:
         is_finished = True
         for members in groups.members().values():
-            target = _host_of_generator(groups, members, observations)
+            target = _host_of_generator(groups, members)
             if target is not None:
                 groups.join([target, members[0]])
                 is_finished = False
 
 
-def _host_of_generator(
-    groups: NodeGroups, members: Sequence[fx.Node], observations: Mapping[str, Observation]
-) -> fx.Node | None:
+def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> fx.Node | None:
     """The group that a group should join: its only reader, or one that all its readers need.
 
     For sizes of an input that is an operator which reads the input and leads to all readers of
@@ -193,7 +180,7 @@ def _host_of_generator(
         return None
     inputs = {arg for node in members for arg in node.all_input_nodes if arg.op == "placeholder"}
     users = [user for node in members for user in node.users]
-    if inputs and any(observations[node.name].has_tensors for node in members):
+    if inputs and any(observation(node).has_tensors for node in members):
         return None
     if any(user.op == "output" for user in users):
         return None
@@ -205,46 +192,3 @@ def _host_of_generator(
         if host is not group and readers <= groups.reachable(host):
             return host
     return readers.pop() if len(readers) == 1 else None
-
-
-def strong_components(predecessors: Mapping[fx.Node, Sequence[fx.Node]]) -> list[list[fx.Node]]:
-    """Strongly connected components (Kosaraju, without recursion)."""
-    finished: list[fx.Node] = []
-    seen: set[fx.Node] = set()
-    for start in predecessors:
-        stack = [(start, iter(predecessors[start]))] if start not in seen else []
-        seen.add(start)
-        while stack:
-            node, rest = stack[-1]
-            step = next((item for item in rest if item not in seen), None)
-            if step is None:
-                finished.append(node)
-                stack.pop()
-            else:
-                seen.add(step)
-                stack.append((step, iter(predecessors[step])))
-    successors: dict[fx.Node, list[fx.Node]] = {node: [] for node in predecessors}
-    for node, others in predecessors.items():
-        for other in others:
-            successors[other].append(node)
-    return _components(reversed(finished), successors)
-
-
-def _components(
-    order: Iterable[fx.Node], successors: Mapping[fx.Node, Sequence[fx.Node]]
-) -> list[list[fx.Node]]:
-    components = []
-    seen: set[fx.Node] = set()
-    for start in order:
-        if start in seen:
-            continue
-        component, stack = [], [start]
-        seen.add(start)
-        while stack:
-            node = stack.pop()
-            component.append(node)
-            fresh = [item for item in successors[node] if item not in seen]
-            seen.update(fresh)
-            stack += fresh
-        components.append(component)
-    return components

@@ -52,18 +52,21 @@ def normalize(
     }
     live = _live_nodes(trace, observations, frozen, dropped)
     graph, copied = fx.Graph(), dict[fx.Node, Any](frozen)
-    numbers = _KnownNumbers(observations)
+    changed = frozenset().union(*(item.changed for item in observations.values()))
+    numbers: dict[Any, fx.Node] = {}
     for node in trace.graph.nodes:
         if node in live and node not in frozen:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copied.__getitem__)
-            if (known := numbers.find(node, args, kwargs)) is not None:
-                copied[node] = known
+            number = _number_key(node, args, observations, changed)
+            if number in numbers:
+                copied[node] = numbers[number]
                 continue
             name = _base_name(node, copied)
             copy = graph.create_node(node.op, node.target, args, kwargs, name=name)
             copy.meta.update(node.meta, observation=observations[node])
             copied[node] = copy
-            numbers.add(node, args, kwargs, copy)
+            if number is not None:
+                numbers[number] = copy
     outputs = fx.node.map_arg(trace.outputs, copied.__getitem__)
     graph.output(tuple(_own_name(graph, leaf) for leaf in outputs))
     return Trace(graph, trace.output, trace.calls)
@@ -81,39 +84,32 @@ def observation(node: fx.Node) -> Observation:
     return found
 
 
-class _KnownNumbers:
-    """Finds sizes, and arithmetic on them, that were computed before.
+def _number_key(
+    node: fx.Node,
+    args: tuple[Any, ...],
+    observations: Mapping[fx.Node, Observation],
+    changed: frozenset[int],
+) -> Any:
+    """Equal for sizes, and arithmetic on them, that are the same; None for what is neither.
 
     Forwards ask for the same size again and again; each would travel between stages by itself.
+
+    Args:
+        node: in question.
+        args: its positional arguments in the new graph.
+        observations: of all nodes.
+        changed: storages that nodes change in place.
     """
-
-    def __init__(self, observations: Mapping[fx.Node, Observation]) -> None:
-        self.observations = observations
-        self.changed = frozenset().union(*(item.changed for item in observations.values()))
-        self.known: dict[Any, fx.Node] = {}
-
-    def find(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node | None:
-        """The copy of an equal earlier node."""
-        return self.known.get(self._key(node, args, kwargs))
-
-    def add(self, node: fx.Node, args: Any, kwargs: Any, copy: fx.Node) -> None:
-        """Remembers the copy of a node."""
-        key = self._key(node, args, kwargs)
-        if key is not None:
-            self.known[key] = copy
-
-    def _key(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        if self.observations[node].has_tensors or node.target is guard or kwargs:
-            return None
-        is_size = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
-        is_arithmetic = node.op == "call_function" and not any(
-            self.observations[arg].has_tensors for arg in node.all_input_nodes
-        )
-        is_stable = not self.observations[node].touched & self.changed
-        if not (is_size and is_stable) and not is_arithmetic:
-            return None
-        key = (node.target, *args)
-        return key if all(isinstance(arg, fx.Node | int | float | str) for arg in args) else None
+    if observations[node].has_tensors or node.target is guard or node.kwargs:
+        return None
+    is_size = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
+    is_arithmetic = node.op == "call_function" and not any(
+        observations[arg].has_tensors for arg in node.all_input_nodes
+    )
+    if not is_arithmetic and (not is_size or observations[node].touched & changed):
+        return None
+    key = (node.target, *args)
+    return key if all(isinstance(arg, fx.Node | int | float | str) for arg in args) else None
 
 
 def _live_nodes(

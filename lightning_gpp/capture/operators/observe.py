@@ -6,8 +6,9 @@ tell which tensors it changed and which share memory. Calls that a tracer runs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -64,8 +65,9 @@ class Observer:
         self, module: nn.Module, source: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> None:
         self.observations: dict[fx.Node, Observation] = {}
-        self.module, self._names, self._storages = module, Names.of(module), _Storages(source)
-        self._buffer_of = {self._storages.id(item): name for name, item in module.named_buffers()}
+        self.module, self._names, self._source = module, Names.of(module), source
+        self._storages: dict[Any, int] = {}
+        self._buffer_of = {self._storage(item): name for name, item in module.named_buffers()}
         self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
 
     def watch(
@@ -74,7 +76,8 @@ class Observer:
         """``run(*args, **kwargs)``, which is what ``node`` does."""
         owned = _owned_tensors(node, self.module)
         operands = [*_tensors((args, kwargs)), *owned.values()]
-        watched = _Watch(operands, owned, self.module)
+        versions = [tensor._version for tensor in operands]
+        contents = {name: tensor.clone() for name, tensor in owned.items()}
         value = run(*args, **kwargs)
         leaves, structure = flatten(value)
         # whoever called may change the container
@@ -82,7 +85,13 @@ class Observer:
         if node.op != "get_attr":  # a parameter, which does not stay on the device
             self._values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        changed = frozenset(map(self._storages.id, watched.changed()))
+        written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
+        changed_names = [
+            name for name in owned if self._is_changed(name, owned[name], contents[name], written)
+        ]
+        changed = frozenset(
+            map(self._storage, [*written, *(owned[name] for name in changed_names)])
+        )
         in_buffers = frozenset(self._buffer_of[item] for item in changed & self._buffer_of.keys())
         self.observations[node] = Observation(
             value=None if results else kept,
@@ -90,13 +99,31 @@ class Observer:
             dtypes=tuple(item.dtype for item in results),
             is_tensor=isinstance(value, Tensor),
             requires_grad=any(item.requires_grad for item in results),
-            touched=frozenset(map(self._storages.id, [*operands, *results])),
+            touched=frozenset(map(self._storage, [*operands, *results])),
             changed=changed,
-            changed_buffers=in_buffers.union(
-                watched.changed_names(), assigned_buffers(node, self._names)
-            ),
+            changed_buffers=in_buffers.union(changed_names, assigned_buffers(node, self._names)),
         )
         return value
+
+    def _is_changed(
+        self, name: str, tensor: Tensor, content: Tensor, written: Sequence[Tensor]
+    ) -> bool:
+        now = _buffer(self.module, name)  # a leaf module may have replaced it
+        if now is None or tensor.is_meta:  # there are no values to compare
+            return now is not tensor or any(tensor is each for each in written)
+        return not torch.equal(now, content)
+
+    def _storage(self, tensor: Tensor) -> int:
+        """A small id, equal exactly for tensors that share memory.
+
+        A copy of a parameter on the device has the storage of the parameter.
+        """
+        tensor = self._source(tensor)
+        if tensor.layout is torch.strided:
+            key = ("storage", tensor.untyped_storage()._cdata)
+        else:
+            key = ("object", id(tensor))
+        return self._storages.setdefault(key, len(self._storages))
 
     def run(self, node: fx.Node, tensors: Mapping[str, Tensor]) -> None:
         """Runs a node after those that it reads, unless it ran.
@@ -117,7 +144,7 @@ class Observer:
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return get_attribute(self.module, str(node.target))
+            return attrgetter(str(node.target))(self.module)
         return self._values[node]
 
 
@@ -152,67 +179,13 @@ def run_node(
         if node.op == "placeholder":
             return tensors[str(node.target)]
         if node.op == "get_attr":
-            return get_attribute(module, str(node.target))
+            return attrgetter(str(node.target))(module)
         if node.op == "call_module":
             return module.get_submodule(str(node.target))(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         return target(*args, **kwargs)
-
-
-def get_attribute(module: nn.Module, name: str) -> Any:
-    """A parameter or buffer by qualified name."""
-    path, _, attribute = name.rpartition(".")
-    return getattr(module.get_submodule(path), attribute)
-
-
-class _Watch:
-    """Tells which tensors changed since it was made."""
-
-    def __init__(
-        self, operands: list[Tensor], buffers: Mapping[str, Tensor], module: nn.Module
-    ) -> None:
-        self.module = module
-        self.versions = [(tensor, tensor._version) for tensor in operands]
-        self.buffers = {name: (tensor, tensor.clone()) for name, tensor in buffers.items()}
-
-    def changed(self) -> list[Tensor]:
-        by_version = [tensor for tensor, version in self.versions if tensor._version != version]
-        return by_version + [self.buffers[name][0] for name in self.changed_names()]
-
-    def changed_names(self) -> list[str]:
-        return [
-            name
-            for name, (tensor, content) in self.buffers.items()
-            if self._is_changed(name, tensor, content)
-        ]
-
-    def _is_changed(self, name: str, tensor: Tensor, content: Tensor) -> bool:
-        now = _buffer(self.module, name)  # a leaf module may have replaced it
-        if now is None or tensor.is_meta:  # there are no values to compare
-            is_written = any(tensor is old and tensor._version != was for old, was in self.versions)
-            return is_written or now is not tensor
-        return not torch.equal(now, content)
-
-
-class _Storages:
-    """Small ids for storages, equal exactly for tensors that share memory.
-
-    A copy of a parameter on the device has the storage of the parameter.
-    """
-
-    def __init__(self, source: Callable[[Tensor], Tensor]) -> None:
-        self.ids: dict[Any, int] = {}
-        self._source = source
-
-    def id(self, tensor: Tensor) -> int:
-        tensor = self._source(tensor)
-        if tensor.layout is torch.strided:
-            key = ("storage", tensor.untyped_storage()._cdata)
-        else:
-            key = ("object", id(tensor))
-        return self.ids.setdefault(key, len(self.ids))
 
 
 def assigned_buffers(node: fx.Node, names: Names) -> frozenset[str]:

@@ -37,12 +37,8 @@ def model_graph(
     nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
     owned = _owned(module, nodes)
     parameters = dict(module.named_parameters())
-    modes = [
-        {node.name: observation(node) for node in trace.graph.nodes if node.op != "output"}
-        for trace in traces.values()
-    ]
     buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
-    groups = coarsen(group_nodes(nodes, modes, buffers), module, modes[0])
+    groups = coarsen(group_nodes(traces, buffers), module)
     names = _names(groups, nodes)
     operators = tuple(
         _operator(group, name, owned, list(parameters), cuts)
@@ -69,14 +65,23 @@ def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[s
     """Node name -> canonical names of the parameters and buffers that it reads."""
     names = Names.of(module)
     canonical = names.canonical(module)
-    owned = {}
-    for node in nodes:
-        found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
-        if node.op == "call_module":
-            prefix = f"{node.target}."
-            found |= {name for full, name in canonical.items() if full.startswith(prefix)}
-        owned[node.name] = frozenset(found) | assigned_buffers(node, names)
-    return owned
+    return {
+        node.name: read_names(node, canonical) | assigned_buffers(node, names) for node in nodes
+    }
+
+
+def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
+    """Canonical names of the parameters and buffers that a node reads.
+
+    Args:
+        node: in question.
+        canonical: by every name.
+    """
+    found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
+    if node.op == "call_module":
+        prefix = f"{node.target}."
+        found |= {name for full, name in canonical.items() if full.startswith(prefix)}
+    return frozenset(found)
 
 
 def _operator(

@@ -6,7 +6,7 @@ through one (ModernBERT computes a table per kind of attention so) calls the sam
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -19,6 +19,8 @@ from lightning_gpp.capture.tracing.trace import Trace
 
 def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict[bool, Trace]:
     """The traces of both modes with the order and the names of the nodes of another process.
+
+    What nodes did is not known of them: nodes that are alike change memory of their own.
 
     Args:
         traces: normalized; are left as they are.
@@ -36,34 +38,19 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
             "build the same model and take the same path through its forward (a set of strings has "
             "another order in every process: go through it sorted)"
         )
-    alike = defaultdict[str, list[NodeContent]](list)
-    for node in own:
-        alike[node.content].append(node)
-    by_name, found = {node.name: node for node in own}, dict[str, NodeContent]()
-    for node in reversed(nodes):  # who reads a node tells it from others that are alike
-        like = found.get(node.name)
-        if like is None:
-            like = found[node.name] = alike[node.content].pop()
-        for read, own_read in zip(node.reads, like.reads, strict=True):
-            other = by_name[own_read]
-            if read not in found and other in alike[other.content]:
-                found[read] = other
-                alike[other.content].remove(other)
-    names = [found[node.name].name for node in nodes]
-    return {mode: _in_order(trace, nodes, names) for mode, trace in traces.items()}
+    alike = {node.content: node.name for node in own}
+    return {mode: _in_order(trace, nodes, alike) for mode, trace in traces.items()}
 
 
-def _in_order(trace: Trace, nodes: Sequence[NodeContent], names: Sequence[str]) -> Trace:
-    """A copy with ``nodes``, which are alike to those of ``names``."""
+def _in_order(trace: Trace, nodes: Sequence[NodeContent], alike: Mapping[str, str]) -> Trace:
+    """A copy with ``nodes``; in ``alike`` is the name of one of the same content for each."""
     found = {node.name: node for node in trace.graph.nodes}
     graph, copied = fx.Graph(), dict[str, fx.Node]()
-    for node, name in zip(nodes, names, strict=True):
-        like, reads = found[name], map(copied.__getitem__, node.reads)
+    for node in nodes:
+        like, reads = found[alike[node.content]], map(copied.__getitem__, node.reads)
         args, kwargs = fx.node.map_arg((like.args, like.kwargs), partial(_next, reads))
         copy = graph.create_node(like.op, like.target, args, kwargs, name=node.name)
-        copy.meta.update(like.meta)
-        if "calls" in copy.meta:
-            copy.meta["calls"] = node.calls
+        copy.meta.update(like.meta, calls=node.calls)
         copied[node.name] = copy
     return Trace(graph, trace.output, trace.calls)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import flatten, map_tensors
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
@@ -31,25 +31,6 @@ LEAST_PART = 0.1
 _logger = logging.getLogger(__name__)
 
 
-class ProbedStage(Protocol):
-    """What a probe runs: one operator, as :class:`~lightning_gpp.capture.StageModule` does."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the values it is called with."""
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Canonical names of the parameters it reads."""
-
-    @property
-    def buffer_names(self) -> tuple[str, ...]:
-        """Canonical names of the buffers it reads."""
-
-    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        """The values that leave it."""
-
-
 class OperatorProbe:
     """Runs one operator on given values, as often as its times need to settle.
 
@@ -57,7 +38,8 @@ class OperatorProbe:
         captured: the model.
         operator: the operator.
         device: where its values are.
-        stage: what runs it; by default the operator on a whole micro-batch.
+        stage: what runs it as a :class:`~lightning_gpp.capture.StageModule` does; by default the
+            operator on a whole micro-batch.
 
     Attributes:
         results: the values that it made in its last run.
@@ -68,13 +50,11 @@ class OperatorProbe:
         captured: CapturedModel,
         operator: OpNode,
         device: torch.device,
-        stage: ProbedStage | None = None,
+        stage: Any = None,
     ) -> None:
         self.name = operator.name
         self.outputs = tuple(value.name for value in operator.outputs)
-        self.stage: ProbedStage = stage or captured.stage(
-            [operator.name], operator.inputs, self.outputs
-        )
+        self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
         self.training = captured.module.training
         self.device = device
         self.module = captured.module
@@ -98,9 +78,9 @@ class OperatorProbe:
             parameter.grad = None  # rollback puts it back
         runs = [self._run(inputs)]
         if time.monotonic() < deadline_s:
-            runs.clear()  # it warmed up
+            runs = [self._run(inputs)]  # the first one warmed up
         while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
-            if runs and time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s:
                 break
             runs.append(self._run(inputs))
         for parameter in parameters:
@@ -123,17 +103,16 @@ class OperatorProbe:
         try:
             with counter:
                 kept_bytes = self._kept_bytes(inputs)
+            flops = float(counter.get_total_flops())
         except Exception as error:  # the counter looks into every call, and may not know one
-            kept_bytes = self._kept_bytes(inputs)
+            kept_bytes, flops = self._kept_bytes(inputs), 0.0
             _logger.info("the flops of %s cannot be counted: %s", self.name, error)
-            return OpProfile(0.0, activation_bytes=kept_bytes)
-        flops = float(counter.get_total_flops())
         return OpProfile(0.0, activation_bytes=kept_bytes, forward_flops=flops)
 
     def _kept_bytes(self, values: Sequence[Any]) -> int:
         """Runs the forward; the bytes of the tensors that it keeps for the backward."""
         saved: dict[Any, int] = {}
-        inputs = [_map_tensors(value, _detached_copy) for value in values]
+        inputs = map_tensors(list(values), _detached_copy)
         with torch.autograd.graph.saved_tensors_hooks(
             partial(self._note_saved, saved), lambda tensor: tensor
         ):
@@ -142,11 +121,13 @@ class OperatorProbe:
 
     def _keep(self, outputs: Sequence[Any]) -> None:
         """Keeps what it made without the graph: that holds more than what a backward frees."""
-        free = [_map_tensors(value, _detached) for value in outputs]
+        free = map_tensors(
+            list(outputs), lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad)
+        )
         self.results = dict(zip(self.outputs, free, strict=True))
 
     def _run(self, values: Sequence[Any]) -> OpProfile:
-        inputs = [_map_tensors(value, _detached_copy) for value in values]
+        inputs = map_tensors(list(values), _detached_copy)
         start_s = self._now_s()
         outputs = self.stage(inputs, training=self.training)
         forward_s = self._now_s() - start_s
@@ -162,7 +143,8 @@ class OperatorProbe:
         return tensor.detach()  # an output that is saved would keep its own graph
 
     def _backward_s(self, outputs: Sequence[Any]) -> float:
-        roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
+        leaves = flatten(outputs)[0]
+        roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not roots:
             return 0.0
         seeds = [torch.ones_like(root) for root in roots]
@@ -207,25 +189,10 @@ def _has_settled(runs: Sequence[OpProfile]) -> bool:
     return high - low <= STABLE_SPREAD * median
 
 
-def _needs_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 def _detached_copy(tensor: Tensor) -> Tensor:
     copy = tensor.detach().clone()
     # a view of a leaf, so that the operator may change it in place
     return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    leaves, structure = flatten(value)
-    return structure.unflatten(
-        [function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    )
 
 
 def _storage(tensor: Tensor) -> Any:

@@ -16,14 +16,10 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.profiling.shared_work import SharedWork
 from lightning_gpp.capture.values.samples import Sample, first_sample, resized
-from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.cost import Costs, Profile
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
-
-REPEATS = 3
-"""Least measured runs of an operator."""
 
 NUM_SIZES = 3
 """Micro-batch sizes that are measured: enough to see whether a line fits."""
@@ -75,15 +71,11 @@ def profile_costs(
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
     work = SharedWork(captured, probes, device, deadline_s)
     profiles: list[Profile] = []
-
-    def measured(other: int, repeats: int) -> Profile:
-        inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
-        return Profile(work.measured(inputs, repeats), float(other), device_kind(device))
-
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, sample, num_sizes):
+            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
             try:
-                profiles.append(measured(other, repeats))
+                profiles.append(work.profile(inputs, other, repeats))
             except Exception as error:  # the model itself may not take another size
                 if not profiles:
                     raise
@@ -99,8 +91,9 @@ def profile_costs(
         for place, first in enumerate(profiles):
             if time.monotonic() > deadline_s:
                 break
-            again = measured(round(first.microbatch_size), 1)
-            profiles[place] = _quicker(first, again)
+            other = round(first.microbatch_size)
+            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
+            profiles[place] = _quicker(first, work.profile(inputs, other, 1))
     return Costs(tuple(profiles))
 
 
@@ -121,16 +114,7 @@ def profile_probes(
     device = next(iter(tensors.values())).device
     work = SharedWork(captured, probes, device, time.monotonic() + DEFAULT_BUDGET_S)
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
-        first, again = (
-            Profile(work.measured(tensors, count), size, device_kind(device))
-            for count in (REPEATS, 1)
-        )
-    return _quicker(first, again)
-
-
-def device_kind(device: torch.device) -> str:
-    """The kind of a device, as profiles and clusters name it."""
-    return device_name(device)
+        return _quicker(*(work.profile(tensors, size, count) for count in (REPEATS, 1)))
 
 
 def _sizes(captured: CapturedModel, sample: Sample, count: int) -> list[int]:

@@ -86,8 +86,6 @@ class _CallTracer(TorchFunctionMode):
         super().__init__()
         self.module, self.policy, self.whole_methods = module, policy, whole_methods
         self.recording = Recording(module, observer)
-        # id of a module -> what to do with its first argument before it is called
-        self.before: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def trace(self, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
         """Runs the forward and returns what was recorded."""
@@ -113,33 +111,26 @@ class _CallTracer(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", str(func))
+        target: Any = func
+        name, op = getattr(func, "__name__", str(func)), "call_function"
         if name == "__get__":
             name = func.__self__.__name__  # type: ignore[attr-defined]
-            return self._torch_call(name, "call_function", getattr, (args[0], name), {})
-        if getattr(torch.Tensor, name, None) is func:
-            return self._torch_call(name, "call_method", name, args, kwargs)
-        return self._torch_call(name, "call_function", func, args, kwargs)
-
-    def _torch_call(
-        self, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+            target, args = getattr, (args[0], name)
+        elif getattr(torch.Tensor, name, None) is func:
+            op, target = "call_method", name
         if name in _METADATA:
-            return run_plain(op, target, args, kwargs)
+            return run_plain(op, target, args, kwargs or {})
         if name in _REFUSED:
             raise KeepWholeError(
                 f"{user_location()} uses {name!r} inside of forward: {REMEDY}",
                 self.recording.recorder.scope,
             )
-        return self.recording.record(op, target, args, kwargs, name)
+        return self.recording.record(op, target, args, kwargs or {}, name)
 
     def _module_call(
         self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         name = self.recording.names.modules.get(id(module))
-        if id(module) in self.before:
-            args = (self.before[id(module)](args[0]), *args[1:])
         is_foreign = name is None and next(module.parameters(), None) is not None
         if is_foreign and self.policy.is_leaf(module, ""):
             raise CaptureError(
@@ -166,18 +157,10 @@ class _CallTracer(TorchFunctionMode):
     ) -> Any:
         """Calls a transformer encoder; see :mod:`lightning_gpp.capture.tracing.nested_padding`."""
         training = encoder.layers[0].training
-
-        def clear(output: Tensor) -> Tensor:
-            cleared: Tensor = self.recording.call(clear_padding, output, padding, training)
-            return cleared
-
-        if encoder.norm is None:
-            return clear(original(encoder, *args, **kwargs))
-        self.before[id(encoder.norm)] = clear
-        try:
-            return original(encoder, *args, **kwargs)
-        finally:
-            del self.before[id(encoder.norm)]
+        with replaced([(encoder._modules, "norm", None)]):
+            output = original(encoder, *args, **kwargs)
+        cleared = self.recording.call(clear_padding, output, padding, training)
+        return cleared if encoder.norm is None else encoder.norm(cleared)
 
     def _apply(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
         if function is CheckpointFunction:
@@ -197,6 +180,17 @@ class _CallTracer(TorchFunctionMode):
             if not is_recording():
                 return function(*args, **kwargs)
             return self.recording.record("call_function", function, args, kwargs)
+
+        return call
+
+    def _own_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A leaf module whose class calls it in its own way is recorded with what that does."""
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = self.recording.names.modules.get(id(module), "")
+            if name and is_recording() and self.policy.is_leaf(module, name):
+                return self._module_call(original, module, args, kwargs)
+            return original(module, *args, **kwargs)
 
         return call
 
@@ -221,8 +215,15 @@ class _CallTracer(TorchFunctionMode):
             return tracer.recording.record("call_function", function, args, kwargs)
 
         own = vars(self.module)
+        kinds = {
+            kind
+            for module in self.module.modules()
+            for kind in type(module).__mro__
+            if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
+        }
         return replaced(
             [
+                *((kind, "__call__", self._own_call(vars(kind)["__call__"])) for kind in kinds),
                 (nn.Module, "__call__", module_call),
                 (torch._C.ScriptFunction, "__call__", scripted),
                 (torch.autograd.Function, "apply", classmethod(function_apply)),

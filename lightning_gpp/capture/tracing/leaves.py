@@ -12,15 +12,9 @@ _WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "to
 _GRAPH_LAYERS = "torch_geometric.nn."
 _GRAPH_STACKS = ("models.", "sequential.", "module_dict.", "to_hetero_module.")
 """Modules of torch_geometric that are made of layers: one looks into them for operators."""
-_CONTAINERS: tuple[type[nn.Module], ...] = (
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-)
-_STACKS: tuple[type[nn.Module], ...] = (
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.Transformer,
+_OPENED: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer),
 )
 
 
@@ -28,20 +22,18 @@ _STACKS: tuple[type[nn.Module], ...] = (
 class LeafPolicy:
     """Decides whether a module is a leaf.
 
-    Modules of torch are leaves, apart from containers and (with ``open_stacks``) the transformer
-    stacks, whose layers are the operators one wants to place. Layers of ``torch_geometric``
-    (message passing, norms, pooling) are leaves: they look at their callers and read sizes out of
-    index tensors. Its ready-made models are opened like stacks.
+    Modules of torch are leaves, apart from containers and the transformer stacks, whose layers are
+    the operators one wants to place. Layers of ``torch_geometric`` (message passing, norms,
+    pooling) are leaves: they look at their callers and read sizes out of index tensors. Its
+    ready-made models are opened like stacks.
 
     Attributes:
         types: further leaf types.
         names: further leaves by qualified name.
-        open_stacks: whether to look into ``nn.TransformerEncoder`` and its kind.
     """
 
     types: tuple[type, ...] = ()
     names: frozenset[str] = frozenset()
-    open_stacks: bool = True
 
     @classmethod
     def of(cls, module: nn.Module, leaf_modules: Sequence[type | str]) -> LeafPolicy:
@@ -68,21 +60,12 @@ class LeafPolicy:
             return True
         if module._compiled_call_impl is not None:  # so does ``module.compile()``
             return True
-        if isinstance(module, _CONTAINERS) or (self.open_stacks and isinstance(module, _STACKS)):
+        if isinstance(module, _OPENED):
             return False
         package = f"{type(module).__module__}."
         if package.startswith(_GRAPH_LAYERS):
-            is_stack = package.removeprefix(_GRAPH_LAYERS).startswith(_GRAPH_STACKS)
-            return not (is_stack and self.open_stacks)
+            return not package.removeprefix(_GRAPH_LAYERS).startswith(_GRAPH_STACKS)
         return package.startswith(_WHOLE_PACKAGES)
-
-
-def has_stacks(module: nn.Module) -> bool:
-    """Whether ``open_stacks`` makes a difference."""
-    return any(
-        isinstance(item, _STACKS) or type(item).__module__.startswith(f"{_GRAPH_LAYERS}models.")
-        for item in module.modules()
-    )
 
 
 def _message_passing() -> tuple[type, ...]:

@@ -57,11 +57,7 @@ def _skeleton(node: fx.Node) -> Any:
     """What must be the same in both modes: everything but the constants."""
     target = "output" if node.op == "output" else node.target
     arguments = fx.node.map_aggregate((node.args, node.kwargs), _node_name)
-    return node.op, target, node.name, arguments, _context(node)
-
-
-def _context(node: fx.Node) -> Any:
-    return node.meta.get("no_grad"), node.meta.get("autocast")
+    return node.op, target, node.name, arguments, node.meta.get("switches")
 
 
 def _node_name(argument: Any) -> Any:

@@ -8,8 +8,9 @@ remember their node (:mod:`lightning_gpp.capture.tracing.sizes`).
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,26 +29,20 @@ from lightning_gpp.capture.tracing.trace import (
     rebuild,
 )
 from lightning_gpp.capture.values.adjacency import refuse_matrix
-from lightning_gpp.capture.values.structure import Step, Structure, flatten
+from lightning_gpp.capture.values.structure import (
+    Step,
+    Structure,
+    flatten,
+    leaves_of,
+    map_leaves,
+)
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _READS = frozenset({"item", "tolist"})
 _CUTTERS = frozenset(
-    {
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "unbind",
-        "__iter__",
-        "tolist",
-        "unsafe_chunk",
-        "unsafe_split",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-    }
+    {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "__iter__", "tolist"}
+    | {"unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "dsplit"}
 )
 """Calls whose result Python may take apart into as many pieces as there happen to be."""
 _SELECTORS = frozenset(
@@ -167,7 +162,11 @@ class Recording:
                 and all(map(is_of_sizes, node.all_input_nodes))
             )
         )
-        if not node.all_input_nodes and not _has_tensors(result) and op != "call_module":
+        if (
+            not node.all_input_nodes
+            and not any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
+            and op != "call_module"
+        ):
             self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
             return result
         return self._traced(result, node, name)
@@ -187,7 +186,7 @@ class Recording:
             self._traced_leaf(leaf, Origin(node, path), name)
             for leaf, path in zip(leaves, structure.paths(), strict=True)
         ]
-        return structure.unflatten(traced) if any(map(_is_changed, leaves, traced)) else result
+        return structure.unflatten(traced) if any(map(operator.is_not, leaves, traced)) else result
 
     def _traced_leaf(self, leaf: Any, origin: Origin, name: str | None) -> Any:
         if isinstance(leaf, Tensor):
@@ -245,7 +244,7 @@ class Recording:
         if structure.container is None:
             return value
         nodes = [self.argument(leaf) for leaf in leaves]
-        if not any(map(_is_changed, leaves, nodes)):
+        if not any(map(operator.is_not, leaves, nodes)):
             return value
         if _is_plain(structure):
             return structure.unflatten(nodes)
@@ -283,8 +282,9 @@ class Recording:
             node = self._item(node, step.key, step.look_up)
         return node
 
-    def _item(self, node: fx.Node, key: Any, look_up: Callable[..., Any] | None = None) -> fx.Node:
-        look_up = look_up or Step("item", key).look_up
+    def _item(
+        self, node: fx.Node, key: Any, look_up: Callable[..., Any] = operator.getitem
+    ) -> fx.Node:
         cache = node.meta.setdefault("items", {})
         if key not in cache:
             item = self._node("call_function", look_up, (node, key), {})
@@ -298,13 +298,11 @@ class Recording:
         return found
 
 
-class Origin:
+class Origin(NamedTuple):
     """A node, and the steps from its value to the tensor."""
 
-    __slots__ = ("node", "path")
-
-    def __init__(self, node: fx.Node, path: tuple[Step, ...] = ()) -> None:
-        self.node, self.path = node, path
+    node: fx.Node
+    path: tuple[Step, ...] = ()
 
 
 def run_plain(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -320,17 +318,13 @@ def _run(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """``value`` with plain numbers in place of traced ones."""
-    if is_traced(value):
-        return value.value
-    if isinstance(value, slice):
-        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
-    if isinstance(value, torch.Size):
-        return torch.Size([_plain(item) for item in value])
-    leaves, structure = flatten(value)
-    if structure.container is None:
-        return value
-    plain = [_plain(leaf) for leaf in leaves]
-    return structure.unflatten(plain) if any(map(_is_changed, leaves, plain)) else value
+    return map_leaves(value, _plain_leaf)
+
+
+def _plain_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, slice):
+        return slice(*map(_plain_leaf, (leaf.start, leaf.stop, leaf.step)))
+    return leaf.value if is_traced(leaf) else leaf
 
 
 def _length(pieces: Any, _: None = None) -> int:
@@ -364,14 +358,6 @@ def _placeholders_of(node: fx.Node) -> set[fx.Node]:
         seen |= fresh
         stack += fresh
     return {item for item in seen if item.op == "placeholder"}
-
-
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in flatten(value)[0])
-
-
-def _is_changed(before: Any, after: Any) -> bool:
-    return before is not after
 
 
 def _is_plain(structure: Structure) -> bool:

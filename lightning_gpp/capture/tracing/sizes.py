@@ -36,9 +36,9 @@ class NumberTracer(Protocol):
 class _TracedNumber:
     """Operators shared by the integer and the real kind; ``value`` is what the trace saw."""
 
-    tracer: NumberTracer
-    fx_node: fx.Node
-    value: Any
+    def __init__(self, tracer: NumberTracer, node: fx.Node, value: Any) -> None:
+        self.tracer, self.fx_node, self.value = tracer, node, value
+        self.node: Any = None  # torch's own
 
     def _frozen(self) -> Any:
         self.tracer.guard(self.fx_node, self.value)
@@ -88,20 +88,11 @@ class _TracedNumber:
         return self // other, self % other
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _binary(function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
     def method(self: _TracedNumber, other: Any) -> Any:
         if not isinstance(other, int | float | Tensor | _TracedNumber):
             return NotImplemented
-        return self.tracer.call(function, self, other)
-
-    return method
-
-
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: _TracedNumber, other: Any) -> Any:
-        if not isinstance(other, int | float | Tensor | _TracedNumber):
-            return NotImplemented
-        return self.tracer.call(function, other, self)
+        return self.tracer.call(function, *((other, self) if reflected else (self, other)))
 
     return method
 
@@ -119,7 +110,7 @@ for _name in (
 ):
     _function, _name = getattr(operator, _name), _name.rstrip("_")
     setattr(_TracedNumber, f"__{_name}__", _binary(_function))
-    setattr(_TracedNumber, f"__r{_name}__", _reflected(_function))
+    setattr(_TracedNumber, f"__r{_name}__", _binary(_function, reflected=True))
 for _name in ("sqrt", "log", "exp"):  # numpy's functions of these names look for such methods
     setattr(_TracedNumber, _name, _unary(getattr(math, _name)))
 for _name in ("neg", "pos", "abs"):
@@ -131,10 +122,6 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 class TracedInt(_TracedNumber, torch.SymInt):
     """An integer of the trace; ``isinstance(n, int)`` holds."""
 
-    def __init__(self, tracer: NumberTracer, node: fx.Node, value: int) -> None:
-        self.tracer, self.fx_node, self.value = tracer, node, value
-        self.node = None
-
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return int
@@ -142,10 +129,6 @@ class TracedInt(_TracedNumber, torch.SymInt):
 
 class TracedFloat(_TracedNumber, torch.SymFloat):
     """A real number computed from sizes; ``isinstance(n, float)`` holds."""
-
-    def __init__(self, tracer: NumberTracer, node: fx.Node, value: float) -> None:
-        self.tracer, self.fx_node, self.value = tracer, node, value
-        self.node = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

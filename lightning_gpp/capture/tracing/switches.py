@@ -39,7 +39,7 @@ def switched(is_recording: Callable[[], bool]) -> Iterator[None]:
     """
     names = ("transformers.masking_utils", "transformers.modeling_utils")
     loaded: list[Any] = [sys.modules.get(name) for name in names]
-    places = [
+    places: list[tuple[Any, str, Any]] = [
         (module, "is_tracing", lambda *args, **kwargs: True)
         for module in loaded
         if hasattr(module, "is_tracing")

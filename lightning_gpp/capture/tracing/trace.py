@@ -77,9 +77,8 @@ class Recorder:
     """Creates nodes that know where they come from.
 
     Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
-    (the user's line), ``calls`` (the calls of modules that were running, outermost first),
-    ``no_grad``, and, where the forward itself switches them, ``autocast`` and ``attention`` (the
-    kernels that attention may choose of).
+    (the user's line), ``calls`` (the calls of modules that were running, outermost first) and
+    ``switches`` (the context managers under which the forward makes the call, with arguments).
     """
 
     autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
@@ -99,7 +98,7 @@ class Recorder:
         """Nodes made meanwhile belong to the module ``name``.
 
         Raises:
-            DrawError: a module drew random numbers outside of torch.
+            KeepWholeError: a module drew random numbers outside of torch.
         """
         self.draws.check(self.scope)
         self.calls.append(self.enter(name))
@@ -122,15 +121,18 @@ class Recorder:
         is_own_call = is_module and self.scope == node.target
         node.meta["calls"] = tuple(self.calls[:-1] if is_own_call else self.calls)
         node.meta["location"] = user_location()
-        node.meta["no_grad"] = not torch.is_grad_enabled()
-        node.meta["autocast"] = tuple(
-            state for state in autocast_state() if state not in self.autocast
-        )
+        states = [state for state in autocast_state() if state not in self.autocast]
+        switches: list[Switch] = [] if torch.is_grad_enabled() else [(torch.no_grad, ())]
+        switches += [(torch.autocast, tuple(state)) for state in states]
         kernels = attention_kernels()
-        node.meta["attention"] = None
         if kernels != self.attention and _may_attend(node):
-            node.meta["attention"] = list(kernels)
+            switches.append((sdpa_kernel, (list(kernels),)))
+        node.meta["switches"] = switches
         return node
+
+
+Switch = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A context manager and its arguments."""
 
 
 def _may_attend(node: fx.Node) -> bool:
@@ -177,12 +179,8 @@ def autocast_state() -> tuple[DeviceAutocast, ...]:
 def context_of(node: fx.Node) -> Iterator[None]:
     """The gradient mode and other switches under which the user's code makes the call."""
     with ExitStack() as stack:
-        if node.meta["no_grad"]:
-            stack.enter_context(torch.no_grad())
-        for state in node.meta["autocast"]:
-            stack.enter_context(torch.autocast(*state))
-        if node.meta["attention"] is not None:
-            stack.enter_context(sdpa_kernel(node.meta["attention"]))
+        for manager, args in node.meta["switches"]:
+            stack.enter_context(manager(*args))
         yield
 
 

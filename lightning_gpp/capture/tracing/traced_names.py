@@ -47,7 +47,9 @@ def traced_names(
         return call
 
     functions = {name: traced(function) for name, function in _MATH.items()}
-    places = [(vars(math), name, function) for name, function in functions.items()]
+    places: list[tuple[dict[str, Any], str, Any]] = [
+        (vars(math), name, function) for name, function in functions.items()
+    ]
     for space in _namespaces(module):
         places += [(space, n, f) for n, f in functions.items() if space.get(n) is _MATH[n]]
         if "len" not in space:

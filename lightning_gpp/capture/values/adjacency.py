@@ -71,21 +71,12 @@ def parts_of(matrix: Tensor) -> _Parts:
 
 
 def adjacency(parts: Sequence[Any]) -> Tensor:
-    """The matrix of some parts.
-
-    Raises:
-        CaptureError: they are symbols of a tracer.
-    """
+    """The matrix of some parts."""
     edges, weights, vertices, layout = parts
-    if not isinstance(edges, Tensor):
-        raise CaptureError("a sparse adjacency cannot be made of symbols")
     size = (len(vertices), len(vertices))
     with torch.sparse.check_sparse_tensor_invariants(enable=True):  # type: ignore[no-untyped-call]
-        matrix = torch.sparse_coo_tensor(edges.flip(0), weights, size).coalesce()
-        if layout is torch.sparse_csr:
-            matrix = matrix.to_sparse_csr()
-        elif layout is torch.sparse_csc:
-            matrix = matrix.to_sparse_csc()
+        entries = torch.sparse_coo_tensor(edges.flip(0), weights, size).coalesce()
+        matrix = entries if layout is torch.sparse_coo else entries.to_sparse(layout=layout)
     _remembered(matrix, (edges, weights, vertices, layout))
     return matrix
 

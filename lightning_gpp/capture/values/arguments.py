@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.graph_containers import is_opaque_graph
-from lightning_gpp.capture.values.structure import Structure, flatten, path_text
+from lightning_gpp.capture.values.structure import Step, Structure, flatten, path_text
+from lightning_gpp.capture.values.withheld import hides_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Arguments:
         Raises:
             ValueError: the call differs in something that was frozen at capture.
         """
-        leaves, structure = self._flat(args, kwargs)
+        leaves, structure = self.flat(args, kwargs)
         if structure != self.structure:
             raise ValueError(
                 f"the model was captured with arguments {self.structure}, got {structure}: "
@@ -105,9 +106,10 @@ class Arguments:
                 tensors[name] = self._check_tensor(name, position, leaf)
         return tensors
 
-    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call, one per entry of :attr:`names`."""
-        return self._flat(args, kwargs)[0]
+    def flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
+        """The leaves of a call, one per entry of :attr:`names`, and their structure."""
+        bound = _bind(self.signature, args, kwargs, self.fills_defaults)
+        return flatten(bound, opens_sparse=True)
 
     def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
         """Checks that no list has strings, or tensors of several lengths, of single samples.
@@ -121,14 +123,19 @@ class Arguments:
             CaptureError: a list has as many of them as another argument has rows.
         """
         leaves = self._leaves(tensors)
-        for start, stop in self.structure.lists():
-            items, others = leaves[start:stop], leaves[:start] + leaves[stop:]
+        lists: dict[tuple[Step, ...], list[int]] = {}
+        for i, path in enumerate(self.structure.paths()):
+            if isinstance(path[-1].key, int):
+                lists.setdefault(path[:-1], []).append(i)
+        for places in lists.values():
+            items = [leaves[i] for i in places]
+            others = [leaf for i, leaf in enumerate(leaves) if i not in places]
             is_text = all(isinstance(item, str | bytes) for item in items)
             is_per_sample = len(items) > 1 and len(items) in _lengths(others)
             if is_per_sample and (is_text or len(_lengths(items)) > 1):
                 raise CaptureError(
-                    f"argument {self.paths[start]!r} is in a list of {len(items)}, one for each "
-                    "sample, so it is another one in every batch and cannot be captured. Make "
+                    f"argument {self.paths[places[0]]!r} is in a list of {len(items)}, one for "
+                    "each sample, so it is another one in every batch and cannot be captured. Make "
                     "tensors of the list before forward is called, in the collate function or the "
                     "step: numbers instead of text, rows padded to one length "
                     "(torch.nn.utils.rnn.pad_sequence) with their lengths"
@@ -139,10 +146,6 @@ class Arguments:
         leaves = self._leaves(tensors)
         bound = inspect.BoundArguments(self.form, self.structure.unflatten(leaves))
         return bound.args, bound.kwargs
-
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
-        bound = _bind(self.signature, args, kwargs, self.fills_defaults)
-        return flatten(bound, opens_sparse=True)
 
     def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
         return [
@@ -241,20 +244,7 @@ def _same(expected: Any, got: Any) -> bool:
 
 
 def _refuse_hidden_tensors(path: str, leaf: Any) -> None:
-    if isinstance(leaf, Tensor | nn.Module | type) or not hasattr(leaf, "__dict__"):
-        return
-    attributes = list(vars(leaf).values())
-    nested = [
-        item for value in attributes if hasattr(value, "__dict__") for item in vars(value).values()
-    ]
-    mappings = [
-        item
-        for value in [*attributes, *nested]
-        if isinstance(value, dict)
-        for item in value.values()
-    ]
-    tensors = [value for value in [*attributes, *nested, *mappings] if isinstance(value, Tensor)]
-    if tensors or is_opaque_graph(leaf):
+    if hides_tensors(leaf) or is_opaque_graph(leaf):
         raise CaptureError(
             f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside that is "
             "no container: pass its tensors as arguments of their own (forward(x, edge_index)), "

@@ -47,9 +47,8 @@ class GraphInputs:
             return None
         prefix = names[0].removesuffix(_EDGES)
         batch, ptr = tensors.get(f"{prefix}batch"), tensors.get(f"{prefix}ptr")
-        of_nodes = batch if batch is not None else tensors.get(f"{prefix}x")
-        if of_nodes is None:
-            of_nodes = tensors.get(f"{prefix}{_VERTICES}")
+        candidates = (tensors.get(f"{prefix}{name}") for name in ("batch", "x", _VERTICES))
+        of_nodes = next((tensor for tensor in candidates if tensor is not None), None)
         if of_nodes is None or of_nodes.dim() == 0:
             return None
         if ptr is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from lightning_gpp.capture.checks.unchanged_parameters import ParameterState
+from lightning_gpp.capture.checks.unchanged_parameters import parameter_state
 from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.common.instance_attribute import replaced
 from lightning_gpp.common.tensor_places import tensor_places
@@ -59,7 +59,7 @@ class HostWeights:
         self._resident: dict[int, Tensor] = {}
         self._copies: dict[int, weakref.ref[Tensor]] = {}  # by the id of the original
         self._origins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}  # by the copy's storage
-        self._calls: list[dict[int, tuple[Tensor, ParameterState]]] | None = None
+        self._calls: list[dict[int, tuple[Tensor, str]]] | None = None
         if device.type in ("cpu", "meta"):
             return
         known = _known_otherwise(module)
@@ -88,15 +88,12 @@ class HostWeights:
         if not self._read:
             yield
             return
-        with ExitStack() as stack:
-            stack.enter_context(self._handed_out())
-            stack.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(self._packed, self._unpacked)
-            )
-            if watched:
-                stack.enter_context(self._watched())
-            stack.callback(self._copies.clear)
-            yield
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._packed, self._unpacked)
+        with self._handed_out(), hooks, self._watched() if watched else nullcontext():
+            try:
+                yield
+            finally:
+                self._copies.clear()
 
     def source(self, tensor: Tensor) -> Tensor:
         """The parameter whose copy's memory a tensor uses; the tensor itself if it uses none."""
@@ -137,7 +134,7 @@ class HostWeights:
                 weakref.ref(copy, lambda _: self._origins.pop(key, None)),
             )
             if self._calls is not None:
-                self._calls[-1][id(parameter)] = copy, ParameterState.of(copy)
+                self._calls[-1][id(parameter)] = copy, parameter_state(copy)
         return copy
 
     @contextmanager
@@ -151,7 +148,7 @@ class HostWeights:
         def end(*_: Any) -> None:
             assert self._calls is not None
             for key, (copy, before) in self._calls.pop().items():
-                if repr(ParameterState.of(copy)) != repr(before):
+                if parameter_state(copy) != before:
                     self.changed.add(self._names[key])
 
         self._calls = [{}]

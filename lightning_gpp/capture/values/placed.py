@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gpp.capture.values.structure import flatten
 
@@ -69,12 +69,3 @@ def on_device(tensors: Iterable[Tensor], device: torch.device) -> Iterator[None]
             tensor.grad = None
             tensor.data = value
             tensor.grad = gradient
-
-
-def tensor_at(module: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its qualified name."""
-    path, _, key = name.rpartition(".")
-    owner = module.get_submodule(path)
-    found = (owner._parameters if key in owner._parameters else owner._buffers)[key]
-    assert found is not None
-    return found

@@ -13,7 +13,7 @@ from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.graph import ModelGraph
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """Tensors for every graph input.
 
@@ -69,6 +69,24 @@ def few_samples(sample: Sample, count: int) -> Sample:
     return Sample(_along_batch(sample, torch.arange(count) % sample.num_samples), count)
 
 
+def other_content(sample: Sample) -> Sample:
+    """Inputs that differ from the given ones in number and content.
+
+    One more sample than there are; all are the first one. Numbers become smaller, which hardly any
+    forward minds; of graphs there are twice as many.
+    """
+    count = sample.num_samples + 1
+    tensors = _along_batch(sample, torch.zeros(count, dtype=torch.int64))
+    if sample.graphs is not None:
+        count = 2 * sample.num_samples
+        tensors = sample.graphs.twice_and_a_node(sample.tensors)
+    scaled = {
+        name: t.detach() * 0.75 if t.is_floating_point() or t.is_complex() else t.detach()
+        for name, t in tensors.items()
+    }
+    return Sample(_with_flags(sample.tensors, scaled), count)
+
+
 def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
     """The inputs of a micro-batch with ``factor`` times as many samples.
 
@@ -78,32 +96,28 @@ def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> 
     if graphs := GraphInputs.find(tensors):
         assert factor == 2
         return _with_flags(tensors, graphs.twice_and_a_node(tensors))
-    dims = {item.value.name: item.value.tensors[0].batch_dim for item in graph.inputs}
-    return {name: _resized(tensor, dims[name], factor) for name, tensor in tensors.items()}
-
-
-def _resized(tensor: Tensor, dim: int | None, factor: float) -> Tensor:
-    if dim is None:
-        return tensor
-    length = tensor.shape[dim]
-    index = torch.arange(round(length * factor), device=tensor.device) % length
-    return tensor.detach().index_select(dim, index).requires_grad_(tensor.requires_grad)
+    made = dict(tensors)
+    for item in graph.inputs:
+        name, dim = item.value.name, item.value.tensors[0].batch_dim
+        if dim is not None:
+            length = tensors[name].shape[dim]
+            rows = torch.arange(round(length * factor), device=tensors[name].device) % length
+            made[name] = tensors[name].detach().index_select(dim, rows)
+    return _with_flags(tensors, made)
 
 
 def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:
-    return {
-        name: (
-            tensor.detach()[rows.to(tensor.device)].requires_grad_(tensor.requires_grad)
-            if tensor.dim() and tensor.shape[0] == sample.num_samples
-            else tensor
-        )
+    chosen = {
+        name: tensor.detach()[rows.to(tensor.device)]
         for name, tensor in sample.tensors.items()
+        if tensor.dim() and tensor.shape[0] == sample.num_samples
     }
+    return {**sample.tensors, **_with_flags(sample.tensors, chosen)}
 
 
 def _with_flags(flagged: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Other tensors that ask for gradients where those of the same names do."""
     return {
-        name: tensor.clone().requires_grad_(flagged[name].requires_grad)
+        name: tensor.detach().clone().requires_grad_(flagged[name].requires_grad)
         for name, tensor in tensors.items()
     }

@@ -33,17 +33,13 @@ class Step:
     """How to reach one child of a container.
 
     Attributes:
-        kind: ``"item"``, ``"attribute"`` or ``"child"`` (position in the flattened container).
+        look_up: the function of (container, key) that returns it: ``operator.getitem``,
+            ``getattr``, or :func:`child` by its position in the flattened container.
         key: what to look up.
     """
 
-    kind: str
+    look_up: Callable[[Any, Any], Any]
     key: Any
-
-    @property
-    def look_up(self) -> Callable[[Any, Any], Any]:
-        """The function of (container, key) that returns the child."""
-        return _LOOK_UPS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +79,6 @@ class Structure:
             for path in structure.paths():
                 yield (step, *path)
 
-    def lists(self, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Where the leaves of each list or tuple begin and end that holds nothing but leaves."""
-        if self.container in (list, tuple) and all(c.container is None for c in self.children):
-            yield start, start + len(self.children)
-        for child in self.children:
-            yield from child.lists(start)
-            start += child.num_leaves
-
-    @property
-    def num_leaves(self) -> int:
-        """How many leaves it has."""
-        return 1 if self.container is None else sum(c.num_leaves for c in self.children)
-
-    @property
-    def has_graphs(self) -> bool:
-        """Whether a graph of torch_geometric is in it."""
-        return is_graph_type(self.container) or any(c.has_graphs for c in self.children)
-
     def __str__(self) -> str:
         if self.container is None:
             return "*"
@@ -127,7 +105,7 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     if type(value) in _PLAIN_LEAVES and not opens_sparse:
         return [value], LEAF
     if opens_sparse and is_adjacency(value):
-        steps = tuple(Step("attribute", part) for part in SparseAdjacency.PARTS)
+        steps = tuple(Step(getattr, part) for part in SparseAdjacency.PARTS)
         return [*parts_of(value)], Structure(SparseAdjacency, steps, (LEAF,) * len(steps))
     level = _one_level(value)
     if level is None:
@@ -136,10 +114,6 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     leaves: list[Any] = []
     structures = []
     for item in children:
-        if type(item) in _PLAIN_LEAVES and not opens_sparse:
-            leaves.append(item)
-            structures.append(LEAF)
-            continue
         item_leaves, structure = flatten(item, opens_sparse=opens_sparse)
         leaves += item_leaves
         structures.append(structure)
@@ -173,30 +147,20 @@ def received(value: Any) -> Any:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The leaves of a nested container."""
-    leaves: list[Any] = []
-    _gather(value, leaves)
-    return leaves
-
-
-def _gather(value: Any, leaves: list[Any]) -> None:
+    """The leaves of a nested container, without its structure: that takes its time."""
     kind = type(value)
     if kind in _PLAIN_LEAVES:
-        leaves.append(value)
-    elif kind is list or kind is tuple:
-        for item in value:
-            _gather(item, leaves)
-    elif kind is dict:
-        for item in value.values():
-            _gather(item, leaves)
-    else:
-        leaves += flatten(value)[0]
+        return [value]
+    if kind in (list, tuple, dict):
+        items = value.values() if kind is dict else value
+        return [leaf for item in items for leaf in leaves_of(item)]
+    return flatten(value)[0]
 
 
 def path_text(path: Sequence[Step]) -> str:
     """A path as words joined by underscores.
 
-    >>> path_text([Step("item", "batch"), Step("item", 0)])
+    >>> path_text([Step(operator.getitem, "batch"), Step(operator.getitem, 0)])
     'batch_0'
     """
     return "_".join(str(step.key) for step in path)
@@ -209,12 +173,7 @@ def child(container: Any, position: int) -> Any:
     return level[1][position]
 
 
-_LOOK_UPS: dict[str, Callable[[Any, Any], Any]] = {
-    "item": operator.getitem,
-    "attribute": getattr,
-    "child": child,
-}
-LOOK_UPS = frozenset(_LOOK_UPS.values())
+LOOK_UPS: frozenset[Callable[..., Any]] = frozenset({operator.getitem, getattr, child})
 """Functions that only look something up in a container."""
 
 
@@ -226,37 +185,32 @@ def _one_level(value: Any) -> tuple[Sequence[Step], list[Any], Any] | None:
     kind = type(value)
     if kind in _PLAIN_LEAVES:
         return None
-    if kind is list or kind is tuple:
-        return _steps(value, len(value)), list(value), None
-    if kind is dict:
-        return _steps(value, len(value)), list(value.values()), None
-    if kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value):
+    is_known = kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value)
+    if is_known and kind not in (list, tuple, dict):
         own = id(value)  # torch's recursive closure would keep the value until garbage is collected
         children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: id(item) != own)
-        return _steps(value, len(children)), children, spec
+        if isinstance(value, dict):
+            return [Step(operator.getitem, key) for key in value], children, spec
+        is_list = isinstance(value, list | tuple)
+        return _positions(operator.getitem if is_list else child, len(children)), children, spec
     if isinstance(value, dict):
-        return _steps(value, len(value)), list(value.values()), None
+        return [Step(operator.getitem, key) for key in value], list(value.values()), None
     if isinstance(value, list | tuple):
-        return _steps(value, len(value)), list(value), None
-    if is_graph_type(type(value)):
+        return _positions(operator.getitem, len(value)), list(value), None
+    named = None
+    if is_graph_type(kind):
         named = attributes_of(value)
-        return [Step("attribute", name) for name in named], list(named.values()), None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        children = [getattr(value, name) for name in names]
-        return [Step("attribute", name) for name in names], children, None
-    return None
-
-
-def _steps(value: Any, size: int) -> Sequence[Step]:
-    if isinstance(value, dict):
-        return [Step("item", key) for key in value]
-    return _positions("item" if isinstance(value, list | tuple) else "child", size)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        named = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if named is None:
+        return None
+    return [Step(getattr, name) for name in named], list(named.values()), None
 
 
 @lru_cache
-def _positions(kind: str, size: int) -> tuple[Step, ...]:
-    return tuple(Step(kind, position) for position in range(size))
+def _positions(look_up: Callable[[Any, Any], Any], size: int) -> tuple[Step, ...]:
+    return tuple(Step(look_up, position) for position in range(size))
 
 
 def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -> Any:

@@ -63,7 +63,7 @@ def withhold(output: Any) -> Any:
     """
     leaves, structure = flatten(output)
     kept = [
-        Withheld(type(leaf).__name__, path_text(path)) if _hides_tensors(leaf, _DEPTH) else leaf
+        Withheld(type(leaf).__name__, path_text(path)) if hides_tensors(leaf) else leaf
         for path, leaf in zip(structure.paths(), leaves, strict=True)
     ]
     changed = any(new is not old for new, old in zip(kept, leaves, strict=True))
@@ -75,13 +75,13 @@ def withheld_outputs(output: Any) -> list[Withheld]:
     return [leaf for leaf in flatten(output)[0] if isinstance(leaf, Withheld)]
 
 
-def _hides_tensors(value: Any, depth: int) -> bool:
+def hides_tensors(value: Any, depth: int = _DEPTH) -> bool:
     """Whether tensors are reached through attributes and containers of a leaf."""
     numbers = (torch.SymInt, torch.SymFloat)  # of a trace
     if isinstance(value, (Tensor, nn.Module, type, Withheld, *numbers)) or not depth:
         return False
     return any(
-        isinstance(item, Tensor) or _hides_tensors(item, depth - 1) for item in _inside(value)
+        isinstance(item, Tensor) or hides_tensors(item, depth - 1) for item in _inside(value)
     )
 
 

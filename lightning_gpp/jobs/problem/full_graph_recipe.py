@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,17 +11,15 @@ from omegaconf import DictConfig
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
 from lightning_gpp.jobs.files import save_graph
-from lightning_gpp.jobs.problem.full_graph_problem import FullGraphProblem
-from lightning_gpp.jobs.problem.problem import strategy_option
+from lightning_gpp.jobs.problem.problem import Divided, strategy_option
 from lightning_gpp.jobs.problem.recipe_problem import look_at, module_name, threads_of_one_of
-from lightning_gpp.planner import plan_request
-from lightning_gpp.planner.ways.answers import WaysQuestion
-from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.strategy.planning.full_graph import the_graph
 
 
-def recipe_in_ways(config: DictConfig, cluster: Cluster, folder: Path) -> FullGraphProblem:
-    """Captures a recipe's module with its graph; divides and measures it when that is asked for.
+def recipe_divided(
+    config: DictConfig, cluster: Cluster, folder: Path
+) -> tuple[str, str, int, Callable[[int, int], Divided]]:
+    """Name, source and vertices of a recipe's model, and what divides and measures it.
 
     Raises:
         GraphTrainingError: it is not called with one graph.
@@ -37,7 +36,7 @@ def recipe_in_ways(config: DictConfig, cluster: Cluster, folder: Path) -> FullGr
     seed = strategy_option(config, "seed")
     seed = torch.initial_seed() if seed is None else int(seed)
 
-    def question(ways: int, chunks: int) -> WaysQuestion:
+    def divide(ways: int, chunks: int) -> Divided:
         divided = partition(edges, num_vertices, chunks, seed % 2**31, ways)
         captured.take_graph(graph, as_captured)
         model = ChunkedModel(captured, tensors, divided, Techniques(), flags, call.example)
@@ -45,20 +44,10 @@ def recipe_in_ways(config: DictConfig, cluster: Cluster, folder: Path) -> FullGr
         with threads_of_one_of(cluster):
             costs = chunk_costs(model, tensors)
         save_graph(model.graph, costs, folder)
-        request = plan_request(
-            model.graph,
-            cluster,
-            minibatch_size=num_vertices,
-            costs=costs,
-            num_microbatches=chunks,
-            schedule=GPIPE_REVERSED.name,
-            max_replicas=1,
-        )
-        return WaysQuestion(request, model.in_ways, (divided.describe(),))
+        return model.in_ways, costs, (divided.describe(),)
 
-    chunks = 1 if strategy_option(config, "mode") == "exact" else strategy_option(config, "chunks")
     source = (
         f"{config.recipe.module._target_} on {num_vertices} vertices and {edges.shape[1]} edges, "
         "captured and measured on this machine, chunk by chunk"
     )
-    return FullGraphProblem(module_name(config), source, cluster, question, chunks, config.ways)
+    return module_name(config), source, num_vertices, divide

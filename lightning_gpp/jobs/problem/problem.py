@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster.this_machine import CPU
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
+from lightning_gpp.cost import Costs
+from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.jobs.options import as_text
-from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner import GRAPHPIPE, Plan, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:
     from lightning_gpp.simulate.refit.refit import Refit
+
+
+Divided = tuple[WaysGraph, Costs, tuple[str, ...]]
+"""A model in ways, its costs, and what to know of the division."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,29 @@ class PlanningProblem:
         return wrapped([what, f"  from {self.source}", *self.notes], max_width)
 
 
+def strategy_option(config: DictConfig, name: str) -> Any:
+    """An option of the strategy; None where it has none of that name."""
+    if isinstance(config.strategy, str):
+        return None
+    found: Any = config.strategy.get(name)
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+def chosen_planner(config: DictConfig, default: str = GRAPHPIPE) -> str:
+    """The planner that training would ask."""
+    return str(strategy_option(config, "planner") or config.planner or default)
+
+
+def cluster_of(config: DictConfig) -> Cluster:
+    """The devices to plan for: for a recipe on this machine, as many as training would start."""
+    ranks = OmegaConf.select(config, "trainer.devices")
+    is_open = config.cluster.get("name") == CPU and config.cluster.num_devices is None
+    trains = config.graph is None and isinstance(ranks, int) and ranks > 0
+    options = {"num_devices": ranks} if is_open and trains else {}
+    cluster: Cluster = instantiate(config.cluster, **options)
+    return cluster
+
+
 def schedule_of(config: DictConfig) -> str | None:
     """The schedule that is asked for; None leaves it to what fits into memory.
 
@@ -62,9 +94,7 @@ def schedule_of(config: DictConfig) -> str | None:
         ValueError: there is none of this name.
     """
     schedule = as_text("schedule", config.schedule)
-    if schedule is not None:
-        find_schedule(schedule)
-    return schedule
+    return None if schedule is None else find_schedule(schedule).name
 
 
 def policy_of(config: DictConfig) -> Policy | None:
@@ -86,9 +116,7 @@ def per_update_of(config: DictConfig) -> int:
         ValueError: it is no whole number above 0.
     """
     name = "trainer.accumulate_grad_batches"
-    found: int | None = OmegaConf.select(config, name)
-    if found is None:
-        return 1
+    found: int = OmegaConf.select(config, name) or 1
     check_whole(name, found)
     return found
 
@@ -108,9 +136,9 @@ def with_policy(
     if policy.drains:  # the same training, as a synchronous schedule of one micro-batch
         request = replace(problem.request, num_microbatches=1, max_replicas=1)
         return replace(problem, request=request, schedule=ONE_F_ONE_B.name)
-    problem = replace(problem, uses_all_devices=False)  # as in training
     held = HeldVersions(*policy.held_versions(per_update))
-    return replace(problem, request=replace(problem.request, held_versions=held))
+    request = replace(problem.request, held_versions=held)
+    return replace(problem, request=request, uses_all_devices=False)  # as in training
 
 
 def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
@@ -121,11 +149,3 @@ def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
     """
     note = f"Costs: {found.describe()}."
     return replace(problem, request=found.request(problem.request), notes=(*problem.notes, note))
-
-
-def strategy_option(config: DictConfig, name: str) -> Any:
-    """An option of the strategy; None where it has none of that name."""
-    if isinstance(config.strategy, str):
-        return None
-    found: Any = config.strategy.get(name)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found

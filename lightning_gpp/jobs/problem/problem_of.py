@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cluster.this_machine import CPU
-from lightning_gpp.jobs.options import as_mapping, as_text
-from lightning_gpp.jobs.problem.full_graph_problem import (
-    FullGraphProblem,
-    full_graph_planner,
-    is_full_graph,
-    workload_in_ways,
-)
+from lightning_gpp.common.checks import check_whole
+from lightning_gpp.cost import Costs, load_costs
+from lightning_gpp.jobs.options import as_flag, as_text
+from lightning_gpp.jobs.problem.full_graph import full_graph_of
 from lightning_gpp.jobs.problem.problem import (
     PlanningProblem,
+    cluster_of,
     per_update_of,
     policy_of,
+    refitted,
+    schedule_of,
     with_policy,
 )
-from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
-from lightning_gpp.workloads import WORKLOADS, FullGraphWorkload, Workload
+from lightning_gpp.jobs.problem.workload import workload_of
+from lightning_gpp.planner import plan_request
+from lightning_gpp.workloads import Workload
 
 
 def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
@@ -42,65 +41,54 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     policy, per_update = policy_of(config), per_update_of(config)
     if policy is not None and (why := policy.why_not(per_update, most_ahead=0)):
         raise ValueError(why)
-    one_graph = full_graph_problem_of(config, folder)
+    one_graph = full_graph_of(config, folder)
     if one_graph is not None:
-        return one_graph.planned(full_graph_planner(config))
+        return one_graph.planned()
     return with_policy(problem_without_policy(config, folder), policy, per_update)
 
 
-def full_graph_problem_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
-    """The problem of a model on one graph; None where it is none.
-
-    Args:
-        config: of the run.
-        folder: as in :func:`problem_of`.
-
-    Raises:
-        ValueError: likewise.
-    """
-    cluster = cluster_of(config)
-    if config.graph in WORKLOADS:
-        workload = _workload_of(config)
-        if isinstance(workload, FullGraphWorkload):
-            return workload_in_ways(workload, cluster, config)
-        return None
-    if config.graph is None and is_full_graph(config):
-        # Imports torch and Lightning, which graphs of files do not need.
-        from lightning_gpp.jobs.problem.full_graph_recipe import recipe_in_ways
-
-        return recipe_in_ways(config, cluster, folder)
-    return None
-
-
 def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
-    """:func:`problem_of` with one version of the weights, whatever the policy.
-
-    Args:
-        config: of the run.
-        folder: where the graph and the costs of a recipe's module are kept.
-
-    Raises:
-        ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
-    """
+    """:func:`problem_of` with one version of the weights, whatever the policy."""
     cluster = cluster_of(config)
-    if config.graph is None:
-        # Imports torch and Lightning, which graphs of files do not need.
-        from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
+    if config.graph is not None:
+        return workload_problem(workload_of(config), cluster, config)
+    # Imports torch and Lightning, which graphs of files do not need.
+    from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
 
-        return recipe_problem(config, cluster, folder)
-    return workload_problem(_workload_of(config), cluster, config)
-
-
-def cluster_of(config: DictConfig) -> Cluster:
-    """The devices to plan for: for a recipe on this machine, as many as training would start."""
-    ranks = OmegaConf.select(config, "trainer.devices")
-    is_open = config.cluster.get("name") == CPU and config.cluster.num_devices is None
-    trains = config.graph is None and isinstance(ranks, int) and ranks > 0
-    options = {"num_devices": ranks} if is_open and trains else {}
-    cluster: Cluster = instantiate(config.cluster, **options)
-    return cluster
+    return recipe_problem(config, cluster, folder)
 
 
-def _workload_of(config: DictConfig) -> Workload:
-    graph = as_text("graph", config.graph) or ""
-    return workload_of(graph, options=as_mapping("graph_options", config.graph_options))
+def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> PlanningProblem:
+    """The problem of a workload, with the options of a configuration."""
+    size = config.minibatch_size
+    size = workload.minibatch_size(cluster.num_devices) if size is None else size
+    check_whole("minibatch_size", size)
+    path, refit, costs = as_text("costs", config.costs), None, None
+    if path is not None:
+        # Imports the simulator, which questions without a file of costs do not need.
+        from lightning_gpp.simulate.refit.refit import is_refit_file, load_refit
+
+        refit = load_refit(path) if is_refit_file(path) else None
+        costs = load_costs(path) if refit is None else None
+    if costs is None:
+        costs = workload.costs_for(cluster, size)
+    check_seconds(costs, source=path or workload.name)
+    request = plan_request(
+        workload.graph,
+        cluster,
+        minibatch_size=size,
+        costs=costs,
+        num_microbatches=config.num_microbatches,
+        may_recompute=as_flag("recompute", config.recompute),
+    )
+    problem = PlanningProblem(workload.name, workload.source, request, schedule_of(config))
+    return problem if refit is None else refitted(problem, refit)
+
+
+def check_seconds(costs: Costs, *, source: str) -> None:
+    """Refuses costs in which nothing takes time: rates would be infinite."""
+    seconds = (cost.forward_s + cost.backward_s for cost in costs.profiles[0].operators.values())
+    if not any(seconds):
+        raise ValueError(
+            f"{source}: no operator takes any time; expected seconds above 0 for at least one"
+        )

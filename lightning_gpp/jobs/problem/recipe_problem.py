@@ -3,55 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
+from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem.first_call import Step, until_first_call
 from lightning_gpp.jobs.problem.problem import (
     PlanningProblem,
     refitted,
     schedule_of,
     strategy_option,
 )
+from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,
     default_microbatches,
     microbatch_sizes,
 )
-from lightning_gpp.strategy.planning.costs_given import resolve_costs
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.planning.costs_given import LAST_REFIT, resolve_costs
 from lightning_gpp.strategy.planning.full_graph import GraphCall
-from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key
+from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.planning.planning import most_replicas
+from lightning_gpp.strategy.recording.batch_clock import (
+    ENOUGH_S,
+    FEWEST_COUNTED,
+    NUM_WARM_UP,
+    BatchClock,
+)
 from lightning_gpp.strategy.report import show
 
 
+class SeenError(Exception):
+    """Ends a training that has shown what it was asked for."""
+
+
+@dataclass(slots=True)
 class Look:
     """What the first step of a training shows."""
 
-    def __init__(self) -> None:
-        self.minibatch_size = 0
-        self.call: GraphCall | None = None
-        self.captured: CapturedModel | None = None
-        self.costs: Costs | None = None
-        self.notes: tuple[str, ...] = ()
+    minibatch_size: int = 0
+    call: GraphCall | None = None
+    captured: CapturedModel | None = None
+    costs: Costs | None = None
+    notes: tuple[str, ...] = ()
 
 
 def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> PlanningProblem:
@@ -64,29 +80,28 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
         ValueError: the strategy is none that pipelines, or the numbers make no sense.
         CaptureError: the module cannot be captured.
     """
-    schedule = schedule_of(config)
-    asked = config.num_microbatches
+    schedule, asked = schedule_of(config), config.num_microbatches
     if asked is None:
         asked = strategy_option(config, "num_microbatches")
     with threads_of_one_of(cluster):
         look = look_at(config, asked or default_microbatches(cluster.num_devices))
-    assert look.captured is not None and look.costs is not None
-    save_graph(look.captured.graph, look.costs, folder)
+    captured, costs = look.captured, look.costs
+    assert captured is not None and costs is not None
+    save_graph(captured.graph, costs, folder)
+    size = look.minibatch_size if config.minibatch_size is None else config.minibatch_size
     request = plan_request(
-        look.captured.graph,
+        captured.graph,
         in_plan_order(cluster),
-        minibatch_size=(
-            look.minibatch_size if config.minibatch_size is None else config.minibatch_size
-        ),
-        costs=look.costs,
+        minibatch_size=size,
+        costs=costs,
         num_microbatches=asked,
         may_recompute=as_flag("recompute", config.recompute),
         max_replicas=most_replicas(asked),
     )
-    sizes = sorted(profile.microbatch_size for profile in look.costs.profiles)
+    sizes = sorted(profile.microbatch_size for profile in costs.profiles)
     source = (
         f"{config.recipe.module._target_}, captured and measured on "
-        f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
+        f"{', '.join(costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     fills = strategy_option(config, "use_all_devices") is not False
     problem = PlanningProblem(
@@ -97,9 +112,9 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
         return problem
     if isinstance(given, Costs):
         return replace(problem, request=replace(request, costs=given))
-    if isinstance(given, Refit):
+    if given != LAST_REFIT:
         return refitted(problem, given)
-    known = PlanCache(_cache(config)).refit(refit_key(look.captured, torch.device(CPU)))
+    known = _cache(config).refit(refit_key(captured, torch.device(CPU)))
     if known is None:
         raise ValueError(
             "costs=refit: no refit of this model on this machine is known; train it with "
@@ -108,10 +123,10 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     return refitted(problem, known)
 
 
-def _cache(config: DictConfig) -> CacheLike:
+def _cache(config: DictConfig) -> PlanCache:
     """Where profiles, plans and refits are kept."""
-    cache: CacheLike | None = strategy_option(config, "cache")
-    return True if cache is None else cache
+    cache = strategy_option(config, "cache")
+    return PlanCache(True if cache is None else cache)
 
 
 @contextlib.contextmanager
@@ -141,46 +156,160 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
             is one graph, of which nothing is measured.
     """
     look = Look()
-    cache = None if num_microbatches is None else _cache(config)
     leaf_modules = tuple(strategy_option(config, "leaf_modules") or ())
 
     def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if cache is None:
+        if num_microbatches is None:
             look.call = GraphCall.of(target, args, kwargs)
             args, kwargs = look.call.args, look.call.kwargs
         with doing("Capturing the model", show):
-            look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
-        if cache is not None:
-            look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
+            captured = look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+        if num_microbatches is not None:
+            tensors = captured.inputs(args, kwargs).values()
+            device = next((tensor.device for tensor in tensors), torch.device(CPU))
+            with doing("Measuring the model", show):
+                look.costs, look.notes = _cache(config).costs(
+                    captured, device, lambda: profile_costs(captured, args, kwargs)
+                )
 
-    def step(module: LightningModule) -> Step:
+    def first_microbatch(batch: Any) -> Any:
         if num_microbatches is None:
-            return module.training_step
-        return _small_step(module, look, num_microbatches)
+            return batch
+        look.minibatch_size = batch_size(batch)
+        return cut_batch(batch, microbatch_sizes(look.minibatch_size, num_microbatches))[0]
 
-    until_first_call(config, watch, step)
+    until_first_call(config, watch, first_microbatch)
     return look
 
 
-def _small_step(module: LightningModule, look: Look, num_microbatches: int) -> Step:
-    """The module's step on the first micro-batch of a batch."""
-    whole_step = module.training_step
+def on_one_device(
+    config: DictConfig, **options: Any
+) -> tuple[Trainer, LightningModule, LightningDataModule]:
+    """A recipe's module and data, and a Trainer that leaves nothing behind.
 
+    Args:
+        config: of the run.
+        **options: further ones of the Trainer.
+    """
+    QuietConsole()
+    module, data = build_recipe(config)
+    alone = {"devices": 1, "strategy": "auto", "callbacks": [], "logger": False} | options
+    accelerator = config.trainer.get("accelerator")
+    if OmegaConf.is_config(accelerator) or accelerator in ("emulated", "pool"):
+        alone.setdefault("accelerator", "cpu")  # those that only pipelines run on
+    trainer: Trainer = instantiate(
+        config.trainer,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        **alone,
+    )
+    return trainer, module, data
+
+
+def until_first_call(
+    config: DictConfig,
+    watch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
+    changed: Callable[[Any], Any],
+) -> None:
+    """Trains a recipe's module on one device, and ends before the first forward.
+
+    Args:
+        config: of the run.
+        watch: is given the pipelined module and the arguments of its first call.
+        changed: makes the batch that the step is given.
+
+    Raises:
+        ValueError: the step never calls the forward.
+    """
+    trainer, module, data = on_one_device(config)
+    target = pipelined_module(module, strategy_option(config, "module"))
+    own_step = module.training_step
+
+    @functools.wraps(own_step)
     def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        look.minibatch_size = batch_size(batch)
-        sizes = microbatch_sizes(look.minibatch_size, num_microbatches)
-        return whole_step(cut_batch(batch, sizes)[0], *args, **kwargs)
+        return own_step(changed(batch), *args, **kwargs)
 
-    return step
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        own = target.__dict__.pop("forward")
+        try:
+            watch(target, args, kwargs)
+        finally:
+            target.__dict__["forward"] = own
+        raise SeenError
+
+    with (
+        instance_attribute(module, "training_step", step),
+        instance_attribute(target, "forward", forward),
+    ):
+        try:
+            trainer.fit(module, datamodule=data)
+        except SeenError:
+            return
+    raise ValueError(
+        f"training_step of {type(module).__name__} did not call the pipelined forward of "
+        f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
+    )
 
 
-def _costs(
-    captured: CapturedModel, args: tuple[Any, ...], kwargs: dict[str, Any], cache: CacheLike
-) -> tuple[Costs, tuple[str, ...]]:
-    """The costs, measured now or found in the cache of training, and a note where they are."""
-    tensors = captured.inputs(args, kwargs).values()
-    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    with doing("Measuring the model", show):
-        return PlanCache(cache).costs(
-            captured, device, lambda: profile_costs(captured, args, kwargs)
-        )
+def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> BatchTimes | None:
+    """Trains a recipe in one process for a second, and times its batches.
+
+    Args:
+        config: of the run.
+        cluster: processes of this machine, of which one trains.
+        one_device_s: predicted seconds of the operators of a batch.
+
+    Returns:
+        With the time beside the forward and its backward apart. None where batches are so long that
+        a few of them take more than the second: their operators are nearly all of them.
+    """
+    if (NUM_WARM_UP + FEWEST_COUNTED) * one_device_s > ENOUGH_S:
+        return None
+    timed = _Timed()
+    endless = {"max_epochs": -1, "max_steps": -1, "limit_val_batches": 0}
+    trainer, module, data = on_one_device(config, callbacks=[timed], accelerator="cpu", **endless)
+    target = pipelined_module(module, strategy_option(config, "module"))
+    forward = target.forward
+
+    def timed_forward(*args: Any, **kwargs: Any) -> Any:
+        start_s = time.monotonic()
+        outputs = forward(*args, **kwargs)
+        timed.operators_s += time.monotonic() - start_s
+        return outputs
+
+    with (
+        doing("Training in one process", show),
+        threads_of_one_of(cluster),
+        instance_attribute(target, "forward", timed_forward),
+        contextlib.suppress(SeenError),
+    ):
+        trainer.fit(module, datamodule=data)
+    return timed.clock.found
+
+
+class _Timed(Callback):
+    """Times batches, and the forwards and backwards in them; ends when there are enough."""
+
+    def __init__(self) -> None:
+        self.clock = BatchClock()
+        self.operators_s = 0.0
+        self._backward_began_s = 0.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """A batch begins.
+
+        Raises:
+            SeenError: there were enough.
+        """
+        if self.clock.begin(in_pipeline_s=self.operators_s):
+            raise SeenError
+
+    def on_before_backward(self, *_: Any) -> None:
+        """A backward begins."""
+        self._backward_began_s = time.monotonic()
+
+    def on_after_backward(self, *_: Any) -> None:
+        """It is over."""
+        self.operators_s += time.monotonic() - self._backward_began_s

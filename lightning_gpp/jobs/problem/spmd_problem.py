@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from omegaconf import DictConfig
 from torch import nn
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU
-from lightning_gpp.jobs.problem.first_call import Step, until_first_call
-from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
+from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of, until_first_call
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, DeviceSpeeds, Machine
 from lightning_gpp.spmd.costs.prices import PriceList
@@ -63,15 +61,9 @@ def spmd_problem(config: DictConfig, request: PlanRequest) -> SpmdProblem:
     def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(export_forward(target, args, kwargs).graph)
 
-    def sized(module: LightningModule) -> Step:
-        whole_step = module.training_step
-
-        def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if request.minibatch_size != size_or_none(batch):
-                batch = resized_batch(batch, request.minibatch_size)
-            return whole_step(batch, *args, **kwargs)
-
-        return step
+    def sized(batch: Any) -> Any:
+        size = request.minibatch_size
+        return batch if size == size_or_none(batch) else resized_batch(batch, size)
 
     until_first_call(config, watch, sized)
     (graph,) = found

@@ -22,20 +22,20 @@ from lightning_gpp.common.units_of_measure import (
     stages_text,
 )
 from lightning_gpp.cost import ANY_DEVICE
+from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
+from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.step_time.evaluate import (
     PlanEvaluation,
     StageEvaluation,
     evaluate_plan,
     plan_devices,
 )
-from lightning_gpp.reports.plan.graph import draw_stage_graph, sized_stages
-
-LABEL_WIDTH = 60
-"""Characters for the operators in a box."""
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 
 LEAST_SHOWN = 0.01
 """Smaller parts of a device's memory are not named."""
@@ -52,12 +52,13 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     parts = (
         describe_head(evaluation, request, max_width=max_width),
         describe_stages(evaluation, request, max_width=max_width),
-        describe_shares(evaluation, max_width=max_width),
         describe_bounds(evaluation, max_width=max_width),
         wrapped(_columns(request), max_width),
-        _graph(evaluation, request, max_width),
+        describe_graph(
+            sized_stages(evaluation.plan, request), evaluation.plan.num_stages, max_width=max_width
+        ),
     )
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
@@ -128,7 +129,7 @@ def describe_stages(
             str(found.stage.id),
             indices_text(found.stage.devices),
             summarize_operators(request.graph, found.stage.operators),
-            f"{samples_text(found.microbatch_size)}{' r' if found.stage.recompute else ''}",
+            f"{shares_text(found)}{' r' if found.stage.recompute else ''}",
             str(found.in_flight),
             seconds_text(found.compute_s),
             seconds_text(found.communication_s),
@@ -146,28 +147,10 @@ def load_text(found: StageEvaluation, evaluation: PlanEvaluation) -> str:
     return percent_text(found.seconds_per_sample, evaluation.bottleneck.seconds_per_sample)
 
 
-def describe_shares(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
-    """Of every stage with unequal shares, what its devices take and for how long; or nothing."""
-    sentences = []
-    for found in evaluation.stages:
-        stage, parts = found.stage, []
-        if len(set(stage.shares)) < 2:
-            continue
-        replicas = zip(stage.devices, stage.shares, found.replicas, strict=True)
-        for (units, took_s), run in groupby(replicas, key=lambda one: (one[1], one[2].compute_s)):
-            devices = [device for device, _, _ in run]
-            each = " each" if len(devices) > 1 else ""
-            share = percent_text(units, stage.microbatch_multiple)
-            size = samples_text(found.microbatch_size * units / stage.microbatch_multiple)
-            where = f"{devices_text(devices)} ({share}, {seconds_text(took_s)})"
-            parts.append(f"{size}{each} on {where}")
-        what = f"Shares of stage {stage.id}, samples of a micro-batch and compute"
-        sentences.append(f"{what}: {'; '.join(parts)}.")
-    return wrapped(sentences, max_width)
-
-
 def shares_text(found: StageEvaluation) -> str:
-    """Samples of the replicas of a stage in a row: ``2 × 13 + 2 × 3``."""
+    """Samples of a micro-batch; of replicas that divide it unequally: ``2 × 13 + 2 × 3``."""
+    if len(set(found.stage.shares)) < 2:
+        return samples_text(found.microbatch_size)
     sizes = []
     for units, run in groupby(found.stage.replica_multiples):
         size = samples_text(found.microbatch_size * units / found.stage.microbatch_multiple)
@@ -245,8 +228,7 @@ def _columns(request: PlanRequest) -> list[str]:
         "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({optimizer} per parameter) and "
         "activations in flight, on each device. r: activations are computed again.",
-        "Below, stages of one depth are side by side; → has the bytes of a message, of one "
-        "micro-batch.",
+        "Below, stages of one depth work side by side; bytes are of a message, of one micro-batch.",
     ]
 
 
@@ -260,19 +242,40 @@ def describe_source(request: PlanRequest) -> str:
     return f"measured on {', '.join(kinds)}"
 
 
-def _graph(evaluation: PlanEvaluation, request: PlanRequest, max_width: int) -> str:
-    """The stage graph, with the bytes of a message at every edge."""
-    labels = []
-    for found in evaluation.stages:
-        operators = summarize_operators(request.graph, found.stage.operators)
-        if len(operators) > LABEL_WIDTH:
-            operators = f"{operators[: LABEL_WIDTH - 1]}…"
-        memory = bytes_text(found.memory.total_bytes)
-        labels.append(
-            f"stage {found.stage.id} · {devices_text(found.stage.devices)}\n{operators}\n"
-            f"{memory} · {load_text(found, evaluation)} load"
+def sized_stages(plan: Plan, request: PlanRequest) -> StageGraph:
+    """The stage graph of a plan, the one of the loss included, with the bytes of its messages.
+
+    A message carries the activations of one micro-batch of the smaller side, all replicas together.
+    """
+    pipeline = plan_graph(plan, request.graph)
+    unit_size = request.minibatch_size / num_microbatches(plan, request)
+    edges = []
+    for edge in pipeline.stages.edges:
+        source = pipeline.stages.num_stages - 1 if edge.source == FEED else edge.source
+        units = min(pipeline.multiples[source], pipeline.multiples[edge.target])
+        size_bytes = edge_bytes(request.graph, edge.values).forward(units * unit_size)
+        edges.append(replace(edge, size_bytes=round(size_bytes)))
+    return replace(pipeline.stages, edges=tuple(edges))
+
+
+def describe_graph(stages: StageGraph, num_of_plan: int, *, max_width: int = 100) -> str:
+    """A row for every stage: its depth, by which stages work side by side, and what it sends.
+
+    Args:
+        stages: of :func:`sized_stages`.
+        num_of_plan: stages of the plan; what is beyond them is the loss.
+        max_width: columns of the terminal.
+    """
+    names = [str(stage) if stage < num_of_plan else "loss" for stage in range(stages.num_stages)]
+    fed = {e.target: bytes_text(e.size_bytes) for e in stages.edges if e.source == FEED}
+    rows = []
+    for stage, depth in stages.depths.items():
+        sent = (
+            f"{names[edge.target]} ({bytes_text(edge.size_bytes)}"
+            f"{'' if edge.has_backward else ', no gradient'})"
+            for edge in stages.edges
+            if edge.source == stage
         )
-    stages = sized_stages(evaluation.plan, request)
-    if stages.num_stages > len(labels):
-        labels.append(f"loss · device {evaluation.stages[-1].stage.devices[0]}")
-    return draw_stage_graph(stages, labels, max_width=max_width)
+        rows.append([str(depth), names[stage], fed.get(stage, ""), ", ".join(sent)])
+    header = ["depth", "stage", "inputs", "sends to"]
+    return text_table(header, rows, left=["sends to"], flexible="sends to", max_width=max_width)

@@ -24,13 +24,6 @@ EQUAL = 1e-6
 LEAST_SHOWN = 0.005
 """Parts of a step below this would read 0 %."""
 
-PLACE = ("device", "stage")
-TIME = ("computes", "waits", "for\nstart", "\ninputs", "gradi-\nents", "\nend")
-SUMS = "sums"
-"""Seconds in which a device adds up the gradients of replicas; only where there are such."""
-
-MEMORY = ("weights", "acti-\nvations", "of its\nmemory")
-
 LEGEND = (
     "Waits: for its first input (start), for inputs and for gradients of other stages after that, "
     "and after its own work for the end of the step.",
@@ -43,35 +36,33 @@ LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas behind its last back
 def describe_devices(
     evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
 ) -> str:
-    """What every device does and waits for in a step, and the parts of its memory.
+    """What every device does and waits for in a step, the parts of its memory, and what that means.
 
     Neighbours of which everything reads the same share a row; narrow terminals get two tables.
     """
     times = device_times(evaluation, request)
     has_sums = any(time.reduce_s > LEAST_SHOWN * evaluation.step_s for time in times)
-    times_of = [*TIME[:1], *([SUMS] if has_sums else []), *TIME[1:]]
     rows = joined_rows([_device_row(time, evaluation, has_sums=has_sums) for time in times])
-    table = text_table([*PLACE, *times_of, *MEMORY], rows)
-    if max(map(len, table.split("\n"))) <= max_width:
-        return table
-    first, last = len(PLACE), len(PLACE) + len(times_of)
-    left = text_table([*PLACE, *times_of], [row[:last] for row in rows])
-    right = text_table([*PLACE, *MEMORY], [row[:first] + row[last:] for row in rows])
-    return f"{left}\n\n{right}"
-
-
-def describe_device_columns(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
-    """What the columns of :func:`describe_devices` mean."""
-    has_sums = any(found.reduce_s for found in evaluation.stages)
-    return wrapped([*([LEGEND_OF_SUMS] if has_sums else []), *LEGEND], max_width)
+    header = ["device", "stage", "computes", *(["sums"] if has_sums else []), "waits"]
+    header += ["for\nstart", "\ninputs", "gradi-\nents", "\nend"]
+    middle = len(header)
+    header += ["weights", "acti-\nvations", "of its\nmemory"]
+    parts = [text_table(header, rows)]
+    if max(map(len, parts[0].split("\n"))) > max_width:
+        columns = [*range(middle)], [0, 1, *range(middle, len(header))]
+        parts = [
+            text_table([header[i] for i in each], [[row[i] for i in each] for row in rows])
+            for each in columns
+        ]
+    legend = [LEGEND_OF_SUMS, *LEGEND] if has_sums else LEGEND
+    return "\n\n".join([*parts, wrapped(legend, max_width)])
 
 
 def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:
     step_s = evaluation.step_s
-    own = [evaluation.stages[stage].on(time.device).memory for stage in time.stages]
     device = next(found for found in evaluation.devices if found.device == time.device)
-    weights = sum(memory.fixed_bytes for memory in own)
-    limit = device.limit_bytes
+    own = [evaluation.stages[stage].on(time.device).memory for stage in time.stages]
+    weights, limit = sum(memory.fixed_bytes for memory in own), device.limit_bytes
     waits = (time.fill_s, time.inputs_s, time.gradients_s, time.end_s)
     return [
         str(time.device),
@@ -117,24 +108,23 @@ def describe_alternatives(
 ) -> str:
     """Other plans, and why each of them lost."""
     header = ["plan", "stages", "depth", "micro-\nbatch", "step", "", "memory", "why not"]
-    rows = [[other.name, *_numbers(best, other), why_it_lost(best, other)] for other in others]
+    rows = []
+    for other in others:
+        numbers, found = [""] * 6, other.evaluation
+        if found is not None:
+            sizes = {stage.microbatch_size for stage in found.stages}
+            numbers = [
+                str(found.plan.num_stages),
+                str(found.depth),
+                "-".join(samples_text(size) for size in sorted({min(sizes), max(sizes)})),
+                seconds_text(found.minibatch_s),
+                f"{round(100 * (found.step_s / best.step_s - 1)):+d} %",
+                bytes_text(found.peak_memory_bytes),
+            ]
+        rows.append([other.name, *numbers, why_it_lost(best, other)])
     return text_table(
         header, rows, left=["plan", "why not"], flexible="why not", max_width=max_width
     )
-
-
-def _numbers(best: PlanEvaluation, other: Alternative) -> list[str]:
-    found = other.evaluation
-    if found is None:
-        return [""] * 6
-    return [
-        str(found.plan.num_stages),
-        str(found.depth),
-        _microbatch_sizes(found),
-        seconds_text(found.minibatch_s),
-        f"{round(100 * (found.step_s / best.step_s - 1)):+d} %",
-        bytes_text(found.peak_memory_bytes),
-    ]
 
 
 def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
@@ -144,17 +134,44 @@ def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
         return other.failure
     if not found.is_feasible:
         return does_not_fit(found)
-    if found.step_s <= best.step_s * (1 + EQUAL):
-        return _equal_or_better(best, found)
+    gain = 1 - found.step_s / best.step_s
+    if gain > EQUAL:
+        if len(found.devices) < len(best.devices):
+            return f"faster, but uses {len(found.devices)} of {len(best.devices)} devices"
+        if len(found.stages) > len(best.stages):
+            return f"faster by {100 * gain:.1f} %, but more stages"
+        return "it is faster: the planner did not find it"
+    if gain >= -EQUAL:
+        more_bytes = found.peak_memory_bytes - best.peak_memory_bytes
+        if more_bytes < 0:
+            return "same step, less memory: the planner did not find it"
+        return "same step, more memory" if more_bytes else "same step and memory"
     slower_s = found.minibatch_size * (found.seconds_per_sample - best.seconds_per_sample)
     if slower_s > (found.step_s - best.step_s) / 2:
         return _slower_pace(best, found)
-    pace = "same pace" if abs(slower_s) < EQUAL * best.step_s else "similar pace"
-    pace = "faster pace" if slower_s < -EQUAL * best.step_s else pace
-    return (
-        f"{pace}, but {seconds_text(_ends_s(found))} to fill and empty, not "
-        f"{seconds_text(_ends_s(best))}{_why_longer_ends(best, found)}"
+    pace = "same" if abs(slower_s) < EQUAL * best.step_s else "similar"
+    pace = "faster" if slower_s < -EQUAL * best.step_s else pace
+    ends, others = (
+        seconds_text(one.step_s - one.minibatch_size * one.seconds_per_sample)
+        for one in (found, best)
     )
+    largest, best_largest = (max(s.microbatch_size for s in one.stages) for one in (found, best))
+    reasons = ["deeper"] if found.depth > best.depth else []
+    reasons += ["larger micro-batches"] if largest > best_largest else []
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return f"{pace} pace, but {ends} to fill and empty, not {others}{why}"
+
+
+def _slower_pace(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    stage = found.bottleneck
+    text = (
+        f"stage {stage.stage.id} takes {seconds_text(stage.seconds_per_sample)} per sample "
+        f"({stage.bound}), not {seconds_text(best.bottleneck.seconds_per_sample)}"
+    )
+    share = stage.reduce_s / found.minibatch_size / stage.seconds_per_sample
+    if share > 0.1:
+        text += f"; {100 * share:.0f} % of it sums gradients"
+    return text
 
 
 def does_not_fit(found: PlanEvaluation) -> str:
@@ -164,55 +181,3 @@ def does_not_fit(found: PlanEvaluation) -> str:
         f"device {device.device} needs {bytes_text(device.memory_bytes)} of "
         f"{bytes_text(device.limit_bytes or 0)}"
     )
-
-
-def _equal_or_better(best: PlanEvaluation, found: PlanEvaluation) -> str:
-    if found.step_s < best.step_s * (1 - EQUAL) and len(found.devices) < len(best.devices):
-        return f"faster, but uses {len(found.devices)} of {len(best.devices)} devices"
-    if found.step_s < best.step_s * (1 - EQUAL) and len(found.stages) > len(best.stages):
-        return f"faster by {100 * (1 - found.step_s / best.step_s):.1f} %, but more stages"
-    if found.step_s < best.step_s * (1 - EQUAL):
-        return "it is faster: the planner did not find it"
-    if found.peak_memory_bytes > best.peak_memory_bytes:
-        return "same step, more memory"
-    if found.peak_memory_bytes < best.peak_memory_bytes:
-        return "same step, less memory: the planner did not find it"
-    return "same step and memory"
-
-
-def _slower_pace(best: PlanEvaluation, found: PlanEvaluation) -> str:
-    stage = found.bottleneck
-    text = (
-        f"stage {stage.stage.id} takes {seconds_text(stage.seconds_per_sample)} per sample "
-        f"({stage.bound}), not {seconds_text(best.bottleneck.seconds_per_sample)}"
-    )
-    if stage.stage.num_replicas > 1:
-        share = stage.reduce_s / found.minibatch_size / stage.seconds_per_sample
-        if share > 0.1:
-            text += f"; {100 * share:.0f} % of it sums gradients"
-    return text
-
-
-def _why_longer_ends(best: PlanEvaluation, found: PlanEvaluation) -> str:
-    reasons = []
-    if found.depth > best.depth:
-        reasons.append("deeper")
-    if _largest_microbatch(found) > _largest_microbatch(best):
-        reasons.append("larger micro-batches")
-    return f" ({', '.join(reasons)})" if reasons else ""
-
-
-def _largest_microbatch(found: PlanEvaluation) -> float:
-    return max(stage.microbatch_size for stage in found.stages)
-
-
-def _microbatch_sizes(found: PlanEvaluation) -> str:
-    smallest = min(stage.microbatch_size for stage in found.stages)
-    largest = _largest_microbatch(found)
-    least = samples_text(smallest)
-    return least if smallest == largest else f"{least}-{samples_text(largest)}"
-
-
-def _ends_s(found: PlanEvaluation) -> float:
-    """Seconds beyond a steady pipeline."""
-    return found.step_s - found.minibatch_size * found.seconds_per_sample

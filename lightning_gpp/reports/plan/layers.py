@@ -70,7 +70,7 @@ def lay_out(stages: StageGraph, sizes: Sequence[Point]) -> Layout:
         ports_in = max(OUT_IN * len(below[stage]), IN_IN * (len(above[stage]) + 1))
         width[stage] = max(least_in, ports_in)
     x = _columns(layers, width, above, below)
-    start, end = _ports(x, width, above, below)
+    start, end = _ports(x, above, below)
 
     heights = [max(sizes[n][1] for n in layer if isinstance(n, int)) for layer in layers]
     first = min(x[node] - width[node] / 2 for node in x)
@@ -174,28 +174,17 @@ def _apart(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
 
 
 def _ports(
-    x: Mapping[Node, float], width: Mapping[Node, float], above: Neighbours, below: Neighbours
+    x: Mapping[Node, float], above: Neighbours, below: Neighbours
 ) -> tuple[dict[tuple[Node, Node], float], dict[tuple[Node, Node], float]]:
-    """Where edges leave what is above and reach what is below: straight down where that can be."""
+    """Where edges leave what is above and reach what is below: around its middle, in order."""
     start: dict[tuple[Node, Node], float] = {}
     end: dict[tuple[Node, Node], float] = {}
-    for node, lowers in below.items():
-        lowers = sorted(lowers, key=x.__getitem__)
-        reach = max(width[node] / 4, OUT_IN * (len(lowers) - 1) / 2)
-        places = _within([x[lower] for lower in lowers], x[node], reach, OUT_IN)
-        start.update(zip([(node, lower) for lower in lowers], places))
-    for node, uppers in above.items():
-        uppers = sorted(uppers, key=lambda upper: (x[upper], start[upper, node]))
-        wanted = [start[upper, node] for upper in uppers]
-        places = _within(wanted, x[node], 0.45 * width[node], IN_IN)
-        end.update(zip([(upper, node) for upper in uppers], places))
+    for node in x:
+        lowers = sorted(below[node], key=x.__getitem__)
+        for number, lower in enumerate(lowers):
+            start[node, lower] = x[node] + OUT_IN * (number - (len(lowers) - 1) / 2)
+    for node in x:
+        uppers = sorted(above[node], key=lambda upper: (x[upper], start[upper, node]))
+        for number, upper in enumerate(uppers):
+            end[upper, node] = x[node] + IN_IN * (number - (len(uppers) - 1) / 2)
     return start, end
-
-
-def _within(wanted: Sequence[float], middle: float, reach: float, gap: float) -> list[float]:
-    """Places on a side of a box, so far apart."""
-    last = len(wanted) - 1
-    return [
-        min(max(place, middle - reach + number * gap), middle + reach - (last - number) * gap)
-        for number, place in enumerate(_apart(wanted, [gap] * last))
-    ]

@@ -28,8 +28,7 @@ from lightning_gpp.graph import StageEdge
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
-from lightning_gpp.reports.plan.describe import load_text, shares_text
-from lightning_gpp.reports.plan.graph import sized_stages
+from lightning_gpp.reports.plan.describe import load_text, shares_text, sized_stages
 from lightning_gpp.reports.plan.layers import Box, Point, lay_out
 
 if TYPE_CHECKING:
@@ -178,8 +177,7 @@ def _content(
     batch = f"micro-batch {samples_text(found.microbatch_size)}, {found.in_flight} in flight"
     lines += textwrap.wrap(batch, width)
     if stage.num_replicas > 1:
-        is_uneven = len(set(stage.shares)) > 1
-        shares = f": {shares_text(found)} samples" if is_uneven else ""
+        shares = f": {shares_text(found)} samples" if len(set(stage.shares)) > 1 else ""
         lines += textwrap.wrap(f"{stage.num_replicas} replicas{shares}", width)
     if stage.recompute:
         lines.append("activations again")

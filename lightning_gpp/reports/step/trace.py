@@ -16,7 +16,6 @@ from typing import Any
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.reports.step.paint import lanes
-from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import PathSegment, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer
@@ -24,35 +23,16 @@ from lightning_gpp.simulate.timeline.words import stage_title, words_of
 
 _US_PER_S = 1e6
 
-_COLOURS = {
-    "forward": "thread_state_running",
-    "backward": "thread_state_iowait",
-    "communication": "rail_animation",
-    "wait": "grey",
-    "other": "rail_idle",
-}
-"""Categories in the reserved colours of chrome://tracing; Perfetto has colours of its own."""
-
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
     """Writes one trace of some timelines; each is a process called by its source and name."""
-    data = {
-        "traceEvents": [
-            event for pid, timeline in enumerate(timelines) for event in trace_events(timeline, pid)
-        ],
-        "displayTimeUnit": "ms",
-        "otherData": {
-            timeline.full_name: {
-                "step": timeline.step,
-                "step_s": timeline.step_s,
-                "schedule": timeline.schedule,
-                "bubble_share": shares(timeline).bubble_share,
-                "clock_error_s": list(timeline.clock_error_s),
-            }
-            for timeline in timelines
-        },
-    }
-    path.write_text(json.dumps(data, allow_nan=False) + "\n", encoding="utf-8")
+    events = [
+        event for pid, timeline in enumerate(timelines) for event in trace_events(timeline, pid)
+    ]
+    steps = {t.full_name: {"step": t.step, "step_s": t.step_s} for t in timelines}
+    data = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": steps}
+    text = json.dumps(data, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[dict[str, Any]]:
@@ -110,7 +90,6 @@ def _complete(
     name: str,
     arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    category = item.kind.category.value if isinstance(item, Span) else "communication"
     return {
         "ph": "X",
         "pid": pid,
@@ -118,8 +97,7 @@ def _complete(
         "ts": when.start_s * _US_PER_S,
         "dur": when.duration_s * _US_PER_S,
         "name": name,
-        "cat": category,
-        "cname": _COLOURS[category],
+        "cat": item.kind.category.value if isinstance(item, Span) else "communication",
         "args": arguments,
     }
 

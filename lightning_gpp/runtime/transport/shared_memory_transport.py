@@ -1,7 +1,7 @@
 """Messages between processes of one host: data in shared memory, announcements over sockets.
 
 On CPUs this is several times faster than gloo, whose loopback connections copy every byte through
-the kernel and wake a thread for it (``benchmarks/transports.py``). A send copies the tensors once,
+the kernel and wake a thread for it. A send copies the tensors once,
 into a slot of shared memory; the receiver uses them where they lie. What is smaller than a slot is
 worth goes with its announcement. There are no threads: what has arrived is looked at whenever this
 rank sends, receives or flushes, and the sockets hold hundreds of announcements until then.

@@ -1,1 +1,1 @@
-"""Plays a program in the order of time: from actions to numbers, and from numbers to tasks."""
+"""From a program and its costs to the work that :mod:`lightning_gpp.engine` plays."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from lightning_gpp.cluster import Link, channels
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
-from lightning_gpp.simulate.engine.check_costs import edge_name
 from lightning_gpp.simulate.program_costs import MessageBytes, ProgramCosts
 
 
@@ -52,7 +51,8 @@ def message_costs(
     sizes = costs.backward_bytes if is_gradient else costs.forward_bytes
     if pair not in sizes:
         name = "backward_bytes" if is_gradient else "forward_bytes"
-        raise ValueError(f"{name} lacks the edge {edge_name(*pair)}")
+        start = "the feed" if pair[0] == FEED else f"stage {pair[0]}"
+        raise ValueError(f"{name} lacks the edge from {start} to stage {pair[1]}")
     ends = program.device(source), program.device(target)
     is_feed = source == FEED and not is_gradient
     return MessageCosts(
@@ -67,3 +67,21 @@ def compute_s(costs: ProgramCosts, action: Action) -> float:
         return costs.step.feed_s if is_forward else costs.step.feed_backward_s
     stage = costs.stages[action.stage]
     return stage.forward_s if is_forward else stage.backward_s
+
+
+def check_costs(program: Program, costs: ProgramCosts) -> None:
+    """Refuses costs of another program.
+
+    Raises:
+        ValueError: they know fewer devices or stages than the program has.
+    """
+    if len(program.actions) > costs.cluster.num_devices:
+        raise ValueError(
+            f"the program is for {len(program.actions)} devices, the cluster of the costs has "
+            f"{costs.cluster.num_devices}"
+        )
+    if len(costs.stages) < program.num_stages:
+        raise ValueError(
+            f"there are no costs of stage {len(costs.stages)}: the program has "
+            f"{program.num_stages} stages (replicas counted), the costs have {len(costs.stages)}"
+        )

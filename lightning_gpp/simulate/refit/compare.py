@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_gpp.common.text_table import text_table
@@ -59,45 +59,31 @@ class Comparison:
 
         Seconds of the step and its parts, errors as parts of the measured step.
         """
-        known = seconds_by_part(self.measured)
-        named = {"prediction/measured/step_s": self.measured.step_s}
-        named |= {f"prediction/measured/{_name(part)}_s": s for part, s in known.items()}
-        for source, timeline in self.predicted.items():
+        named = {}
+        for source, timeline in {"measured": self.measured, **self.predicted}.items():
             where = f"prediction/{_name(source)}"
             named[f"{where}/step_s"] = timeline.step_s
-            named[f"{where}/error"] = self.error(source)
-            for part, seconds in seconds_by_part(timeline).items():
-                named[f"{where}/{_name(part)}_s"] = seconds
+            named |= {f"{where}/{_name(p)}_s": s for p, s in seconds_by_part(timeline).items()}
+            if source in self.predicted:
+                named[f"{where}/error"] = self.error(source)
         return named
 
     def table(self) -> str:
         """The parts of the step as a table, in milliseconds of the ranks' mean."""
-        known = seconds_by_part(self.measured)
-        found = [seconds_by_part(timeline) for timeline in self.predicted.values()]
-        rows = [
-            [part, _ms(known[part]), *_cells([each[part] for each in found], known[part])]
-            for part in known
-            if max(known[part], *(each[part] for each in found)) > 0
+        columns = [
+            seconds_by_part(timeline) | {"step": timeline.step_s}
+            for timeline in (self.measured, *self.predicted.values())
         ]
-        steps = [timeline.step_s for timeline in self.predicted.values()]
-        measured_s = self.measured.step_s
-        rows.append(["step", _ms(measured_s), *_cells(steps, measured_s)])
-        header = ["ms", "measured"]
-        for name in self.predicted:
-            header += [name, "error"]
+        rows = []
+        for part, known_s in columns[0].items():
+            row = [part, f"{known_s * 1e3:.2f}"]
+            for column in columns[1:]:
+                error = f"{(column[part] / known_s - 1) * 100:+.0f} %" if known_s else ""
+                row += [f"{column[part] * 1e3:.2f}", error]
+            if any(column[part] > 0 for column in columns):
+                rows.append(row)
+        header = ["ms", "measured", *(h for name in self.predicted for h in (name, "error"))]
         return text_table(header, rows, left=["ms"])
-
-
-def _cells(predicted_s: Sequence[float], known_s: float) -> list[str]:
-    return [
-        cell
-        for seconds in predicted_s
-        for cell in (_ms(seconds), f"{(seconds / known_s - 1) * 100:+.0f} %" if known_s else "")
-    ]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
 
 
 def _name(text: str) -> str:

@@ -4,57 +4,50 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.simulate.program_costs import Overhead
 from lightning_gpp.simulate.refit.recorded import Message
 
+Point = tuple[float, float]
+"""Bytes, and recorded seconds of something with so many."""
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Recorded seconds of something with so many bytes."""
-
-    size_bytes: float
-    seconds: float
+UNSEEN_BYTES_PER_S = 1e12
+"""Bandwidth of a link on which more bytes took no longer, where it is not taken for more."""
 
 
-def fit_overhead(points: Sequence[Point]) -> Overhead:
+def fit_overhead(points: Iterable[Point]) -> Overhead:
     """The line ``fixed_s + per_byte_s * bytes`` through recorded seconds, not negative.
 
     The slope is that of the medians of every number of bytes, so that single slow messages do not
     tilt it; the line passes through the mean of all points, so that their sum is kept.
 
-    >>> fit_overhead([Point(10, 3.0), Point(30, 4.0)])
+    >>> fit_overhead([(10, 3.0), (30, 4.0)])
     Overhead(fixed_s=2.5, per_byte_s=0.05)
-    >>> fit_overhead([Point(10, 3.0), Point(10, 4.0)])  # one size does not show a slope
+    >>> fit_overhead([(10, 3.0), (10, 4.0)])  # one size does not show a slope
     Overhead(fixed_s=3.5, per_byte_s=0.0)
     """
-    if not points:
+    seconds: defaultdict[float, list[float]] = defaultdict(list)
+    for size_bytes, taken_s in points:
+        seconds[size_bytes].append(taken_s)
+    if not seconds:
         return Overhead()
-    slope = max(0.0, _slope(points))
-    mean_s = statistics.fmean(point.seconds for point in points)
-    mean_bytes = statistics.fmean(point.size_bytes for point in points)
+    slope = 0.0
+    if len(seconds) > 1:
+        medians = [statistics.median(found) for found in seconds.values()]
+        slope = max(0.0, statistics.linear_regression(list(seconds), medians).slope)
+    mean_s = statistics.fmean(s for found in seconds.values() for s in found)
+    mean_bytes = statistics.fmean(size for size, found in seconds.items() for _ in found)
     if slope * mean_bytes > mean_s:  # the line would begin below 0
         return Overhead(0.0, mean_s / mean_bytes)
     return Overhead(mean_s - slope * mean_bytes, slope)
 
 
-def _slope(points: Sequence[Point]) -> float:
-    """Least squares through the medians of every number of bytes; 0 for a single number."""
-    seconds: defaultdict[float, list[float]] = defaultdict(list)
-    for point in points:
-        seconds[point.size_bytes].append(point.seconds)
-    if len(seconds) < 2:
-        return 0.0
-    medians = {size: statistics.median(found) for size, found in seconds.items()}
-    return statistics.linear_regression(list(medians), list(medians.values())).slope
-
-
 def fit_send(steps: Sequence[Sequence[Message]]) -> Overhead:
     """What sending costs the sender."""
-    return fit_overhead([Point(m.size_bytes, m.send_s) for found in steps for m in found])
+    return fit_overhead((m.size_bytes, m.send_s) for found in steps for m in found)
 
 
 def fit_receive(steps: Sequence[Sequence[Message]]) -> Overhead:
@@ -64,22 +57,21 @@ def fit_receive(steps: Sequence[Sequence[Message]]) -> Overhead:
     there, one after another behind those that were on their way when it was sent. Where all were
     waited for, nothing can be told from the transfer, which gets it all.
     """
-    all_messages = [message for found in steps for message in found]
-    slowest_s = max(
-        (m.received_s - m.sent_s for m in all_messages if m.asked_s <= m.sent_s), default=0.0
-    )
-    late = [
-        message
+    waited_s = (m.received_s - m.sent_s for found in steps for m in found if m.asked_s <= m.sent_s)
+    slowest_s = max(waited_s, default=0.0)
+    return fit_overhead(
+        (m.size_bytes, m.received_s - m.asked_s)
         for found in steps
-        for message in found
-        if message.asked_s > message.sent_s
-        and message.asked_s >= message.sent_s + slowest_s * (1 + len(_ahead(message, found)))
-    ]
-    return fit_overhead([Point(m.size_bytes, m.received_s - m.asked_s) for m in late])
+        for m in found
+        if m.asked_s > m.sent_s and m.asked_s >= m.sent_s + slowest_s * (1 + len(_ahead(m, found)))
+    )
 
 
 def fit_link(
-    steps: Iterable[Sequence[Message]], receive: Overhead, link: Link, ends: set[tuple[int, int]]
+    steps: Iterable[Sequence[Message]],
+    receive: Overhead,
+    link: Link,
+    ends: Collection[tuple[int, int]],
 ) -> Link | None:
     """The link that messages took, from those that were waited for.
 
@@ -96,28 +88,23 @@ def fit_link(
         None where no message shows it.
     """
     points = [
-        Point(m.size_bytes, max(0.0, m.received_s - m.sent_s - receive.seconds(m.size_bytes)))
+        (m.size_bytes, max(0.0, m.received_s - m.sent_s - receive.seconds(m.size_bytes)))
         for found in steps
         for m in found
         if (m.source, m.target) in ends and m.asked_s <= m.sent_s and not _ahead(m, found)
     ]
     if not points:
         return None
-    line = fit_overhead(points)
-    if len({point.size_bytes for point in points}) == 1:
-        rest_s, size_bytes = line.fixed_s, points[0].size_bytes
-        latency_s = rest_s - size_bytes / link.bandwidth_bytes_per_s
+    line, sizes = fit_overhead(points), {size_bytes for size_bytes, _ in points}
+    if len(sizes) == 1:
+        latency_s = line.fixed_s - min(sizes) / link.bandwidth_bytes_per_s
         if latency_s >= 0:
             return replace(link, latency_s=latency_s)
-        line = Overhead(0.0, rest_s / size_bytes)
-    bytes_per_s = max(_UNSEEN_BYTES_PER_S, link.bandwidth_bytes_per_s)
+        line = Overhead(0.0, line.fixed_s / min(sizes))
+    bytes_per_s = max(UNSEEN_BYTES_PER_S, link.bandwidth_bytes_per_s)
     if line.per_byte_s * bytes_per_s > 1:
         bytes_per_s = 1 / line.per_byte_s
     return replace(link, latency_s=line.fixed_s, bandwidth_bytes_per_s=bytes_per_s)
-
-
-_UNSEEN_BYTES_PER_S = 1e12
-"""Bandwidth of a link on which more bytes took no longer, where it is not taken for more."""
 
 
 def _ahead(message: Message, others: Sequence[Message]) -> list[Message]:
@@ -136,23 +123,12 @@ def fit_links(
 ) -> dict[str, Link]:
     """The links of every level that messages show: ``"host"``, ``"rack"``, ``"spine"``."""
     levels: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-    for found in steps:
-        for message in found:
-            levels[level(cluster, message.source, message.target)].add(
-                (message.source, message.target)
-            )
-    fitted = {}
-    for name, ends in sorted(levels.items()):
-        known = cluster.link(*min(ends))
-        link = fit_link(steps, receive, known, ends)
-        if link is not None:
-            fitted[name] = link
-    return fitted
-
-
-def level(cluster: Cluster, source: int, target: int) -> str:
-    """What a message crosses: a host, a rack, or the spine between racks."""
-    one, other = cluster.devices[source], cluster.devices[target]
-    if one.rack != other.rack:
-        return "spine"
-    return "host" if one.host == other.host else "rack"
+    for pair in {(message.source, message.target) for found in steps for message in found}:
+        one, other = (cluster.devices[device] for device in pair)
+        within = "host" if one.host == other.host else "rack"
+        levels[within if one.rack == other.rack else "spine"].add(pair)
+    fitted = {
+        name: fit_link(steps, receive, cluster.link(*min(ends)), ends)
+        for name, ends in sorted(levels.items())
+    }
+    return {name: link for name, link in fitted.items() if link is not None}

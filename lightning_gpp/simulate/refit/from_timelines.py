@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_graph
+from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.refit.fit import Point, fit_links, fit_overhead, fit_receive, fit_send
+from lightning_gpp.simulate.refit.fit import fit_links, fit_overhead, fit_receive, fit_send
 from lightning_gpp.simulate.refit.recorded import Recorded, check_program, typical_steps
 from lightning_gpp.simulate.refit.records import StageRecord, devices_of
 from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.simulation import simulate
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.span import SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline
+from lightning_gpp.simulate.timeline.windows import pace_s
 
 WARM_UP_STEPS = 2
 """The first steps of a run are not like the others: memory is allocated, code is loaded."""
@@ -47,7 +48,7 @@ def refit(
     Raises:
         ValueError: no step is left, or the timelines are of another program or plan.
     """
-    used = tuple(t for t in timelines if t.step is None or t.step >= skip_steps)
+    used = [t for t in timelines if t.step is None or t.step >= skip_steps]
     if not used:
         steps = ", ".join(str(timeline.step) for timeline in timelines) or "none"
         raise ValueError(
@@ -56,13 +57,10 @@ def refit(
         )
     for timeline in used:
         check_program(timeline, program)
-    recorded = Recorded(typical_steps(used), program)
     _check_plan(program, plan, request)
-    messages = recorded.messages()
-    receive = fit_receive(messages)
+    recorded = Recorded(typical_steps(used), program)
     found = replace(
-        refit_of_actions(recorded.action_s, program, plan, request),
-        steps=tuple(timeline.step for timeline in used if timeline.step is not None),
+        _refit_of_actions(recorded, used, plan, request),
         step_s=statistics.median(timeline.step_s for timeline in used),
         devices=tuple(
             replace(
@@ -72,49 +70,82 @@ def refit(
             )
             for held in devices_of(plan, request.graph)
         ),
-        data_s=recorded.data_s(),
+        data_s=recorded.action_s(None, SpanKind.DATA),
         prepare_s=recorded.prepare_s(),
-        turn_s=recorded.turn_s(),
-        action_s=recorded.gap_s(),
-        send=fit_send(messages),
-        receive=receive,
-        links=fit_links(messages, receive, request.cluster),
+        turn_s=recorded.gap_s(is_turn=True),
+        action_s=recorded.gap_s(is_turn=False),
     )
+    links = fit_links(recorded.messages(), found.receive, request.cluster)
+    found = replace(found, links=links)
     return replace(found, reduce=_reduce_overhead(found, recorded, plan, request))
 
 
-def refit_of_actions(
-    action_s: Callable[[int, SpanKind], float], program: Program, plan: Plan, request: PlanRequest
+def refit_windows(
+    timelines: Sequence[Timeline], program: Program, plan: Plan, request: PlanRequest
 ) -> Refit:
-    """What the forwards and backwards of stages, and the parts of the user's step in them, took.
+    """What recorded windows say, where the pipeline does not drain between steps.
+
+    What a rank does between two windows (results are joined and told, the optimizer, hooks, data)
+    is one number: the median, as a validation may come between; it is the optimizer's of the refit.
+    Links are as they are taken for.
 
     Args:
-        action_s: seconds of the spans of one kind of a stage of the program.
-        program: what ran.
+        timelines: of windows; at least one.
+        program: that has them, or windows of the same stages.
         plan: what it was made from.
-        request: the question that the plan answers.
-
-    Returns:
-        A refit of a mini-batch; what comes beside its actions is left at nothing.
+        request: the question that the plan answers, with the costs to correct.
     """
-    count = num_microbatches(plan, request)
-    per_step = count // request.num_minibatches
+    between_s: defaultdict[int, list[float]] = defaultdict(list)
+    inside_s: list[float] = []
+    for device, gap_s, is_between in (gap for timeline in timelines for gap in _gaps(timeline)):
+        (between_s[device] if is_between else inside_s).append(gap_s)
+    return replace(
+        _refit_of_actions(Recorded(timelines, program), timelines, plan, request),
+        step_s=statistics.median(pace_s(timeline) or timeline.step_s for timeline in timelines),
+        devices=tuple(
+            replace(held, optimizer_s=statistics.median(between_s[held.device]))
+            if between_s[held.device]
+            else held
+            for held in devices_of(plan, request.graph)
+        ),
+        action_s=statistics.fmean(inside_s) if inside_s else 0.0,
+    )
+
+
+def _gaps(timeline: Timeline) -> Iterator[tuple[int, float, bool]]:
+    """Between two actions of a device: the device, seconds, and whether a window ends there."""
+    for rank, device in enumerate(timeline.devices):
+        spans = timeline.of_rank(rank)
+        numbers = [number for number, span in enumerate(spans) if span.action is not None]
+        for one, other in pairwise(numbers):
+            before, after = spans[one], spans[other]
+            if before.action != after.action:
+                yield device, after.start_s - before.end_s, other > one + 1
+
+
+def _refit_of_actions(
+    recorded: Recorded, used: Sequence[Timeline], plan: Plan, request: PlanRequest
+) -> Refit:
+    """What stages, the parts of the user's step in them, and messages took."""
+    program, action_s, messages = recorded.program, recorded.action_s, recorded.messages()
     loss = program.loss_stage
     is_empty = program.replica(loss).stage >= plan.num_stages
     loss_s = action_s(loss, SpanKind.LOSS)
     loss_s += action_s(loss, SpanKind.FORWARD) if is_empty else 0.0
     return Refit(
-        steps=(),
+        steps=tuple(timeline.step for timeline in used if timeline.step is not None),
         step_s=0.0,
         schedule=program.schedule.name,
-        num_microbatches=per_step,
+        num_microbatches=num_microbatches(plan, request) // request.num_minibatches,
         minibatch_size=request.minibatch_size // request.num_minibatches,
-        stages=_stage_records(action_s, program, plan, request),
+        stages=tuple(_stage_records(recorded, plan, request)),
         devices=(),
         feed_s=action_s(FEED, SpanKind.FEED),
         feed_backward_s=action_s(FEED, SpanKind.BACKWARD),
         loss_s=loss_s,
         loss_backward_s=action_s(loss, SpanKind.BACKWARD) if is_empty else 0.0,
+        send=fit_send(messages),
+        receive=fit_receive(messages),
     )
 
 
@@ -130,28 +161,25 @@ def _reduce_overhead(
     for bucket in costs.buckets:
         size_bytes[bucket.group] += round(bucket.size_bytes)
     timeline = predicted_timeline(simulate(program, costs))
-    exposed_s = {(g, device): s for g, device, s in Recorded((timeline,), program).sums()}
+    exposed_s = {(g, device): s for g, device, s in Recorded([timeline], program).sums()}
     return fit_overhead(
-        [
-            Point(size_bytes[group], max(0.0, seconds - exposed_s.get((group, device), 0.0)))
-            for group, device, seconds in recorded.sums()
-        ]
+        (size_bytes[group], max(0.0, seconds - exposed_s.get((group, device), 0.0)))
+        for group, device, seconds in recorded.sums()
     )
 
 
 def _check_plan(program: Program, plan: Plan, request: PlanRequest) -> None:
     """Raises ValueError where a program is not of a plan."""
-    if program.num_microbatches != num_microbatches(plan, request):
+    count = num_microbatches(plan, request)
+    if program.num_microbatches != count:
         raise ValueError(
-            f"the program has {program.num_microbatches} micro-batches, the plan "
-            f"{num_microbatches(plan, request)}; take steps with full mini-batches"
+            f"the program has {program.num_microbatches} micro-batches, the plan {count}; take "
+            "steps with full mini-batches"
         )
-    placed = plan_graph(plan, request.graph)
-    expected = [(s, i, d) for s, home in enumerate(placed.devices) for i, d in enumerate(home)]
-    found = [
-        (program.replica(stage).stage, program.replica(stage).index, program.device(stage))
-        for stage in range(program.num_stages)
-    ]
+    homes = plan_graph(plan, request.graph).devices
+    expected = [(s, i, d) for s, home in enumerate(homes) for i, d in enumerate(home)]
+    replicas = enumerate(map(program.replica, range(program.num_stages)))
+    found = [(replica.stage, replica.index, program.device(n)) for n, replica in replicas]
     if sorted(found) != sorted(expected):
         raise ValueError(
             f"the program is not of this plan: it runs (stage, replica, device) {found}, the plan "
@@ -159,40 +187,29 @@ def _check_plan(program: Program, plan: Plan, request: PlanRequest) -> None:
         )
 
 
-def _stage_records(
-    action_s: Callable[[int, SpanKind], float], program: Program, plan: Plan, request: PlanRequest
-) -> tuple[StageRecord, ...]:
+def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iterator[StageRecord]:
     """Every stage on every kind of device that it runs on; replicas of one kind together."""
+    program = recorded.program
     unit_size = request.minibatch_size / num_microbatches(plan, request)
-    replicas: dict[tuple[int, str], list[int]] = {}
+    replicas: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for number in range(program.num_stages):
         stage = program.replica(number).stage
         if stage < plan.num_stages:
             kind = request.cluster.devices[program.device(number)].kind
-            replicas.setdefault((stage, kind), []).append(number)
-    found = []
+            replicas[stage, kind].append(number)
     for (stage, kind), numbers in sorted(replicas.items()):
         one = plan.stages[stage]
         share = unit_size * statistics.fmean(map(program.multiple, numbers))
-        profile = request.profile(share, kind)
-        forward_s, backward_s = _profile_seconds(one, profile)
-        found.append(
-            StageRecord(
-                stage,
-                kind,
-                one.operators,
-                share,
-                one.recompute,
-                statistics.fmean(action_s(n, SpanKind.FORWARD) for n in numbers),
-                statistics.fmean(action_s(n, SpanKind.BACKWARD) for n in numbers),
-                forward_s,
-                backward_s,
-            )
+        costs = [request.profile(share, kind).operators[name] for name in one.operators]
+        forward_s = sum(cost.forward_s for cost in costs)
+        yield StageRecord(
+            stage,
+            kind,
+            one.operators,
+            share,
+            one.recompute,
+            statistics.fmean(recorded.action_s(n, SpanKind.FORWARD) for n in numbers),
+            statistics.fmean(recorded.action_s(n, SpanKind.BACKWARD) for n in numbers),
+            forward_s,
+            sum(cost.backward_s for cost in costs) + (forward_s if one.recompute else 0.0),
         )
-    return tuple(found)
-
-
-def _profile_seconds(stage: Stage, profile: Profile) -> tuple[float, float]:
-    forward_s = sum(profile.operators[name].forward_s for name in stage.operators)
-    backward_s = sum(profile.operators[name].backward_s for name in stage.operators)
-    return forward_s, backward_s + (forward_s if stage.recompute else 0.0)

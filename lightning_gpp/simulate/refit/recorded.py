@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Program
@@ -17,8 +18,7 @@ from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message as it was recorded.
 
     Attributes:
@@ -45,28 +45,19 @@ class Recorded:
     """Recorded steps of one program.
 
     Attributes:
-        timelines: of the steps.
+        timelines: of the steps, at least one.
         program: what they ran.
-
-    Raises:
-        ValueError: there is no timeline, or one is of another program.
     """
 
-    timelines: tuple[Timeline, ...]
+    timelines: Sequence[Timeline]
     program: Program
-
-    def __post_init__(self) -> None:
-        if not self.timelines:
-            raise ValueError("there is no recorded step; expected one timeline or more")
-        for timeline in self.timelines:
-            check_program(timeline, self.program)
 
     def typical(self, values: Callable[[Timeline], Sequence[float]]) -> float:
         """The mean over the steps of the mean in a step; 0 where nothing was recorded."""
         means = [statistics.fmean(found) for t in self.timelines if (found := values(t))]
         return statistics.fmean(means) if means else 0.0
 
-    def action_s(self, stage: int, kind: SpanKind) -> float:
+    def action_s(self, stage: int | None, kind: SpanKind) -> float:
         """Seconds of the spans of one kind of a stage, once per micro-batch."""
         return self.typical(
             lambda timeline: [
@@ -74,12 +65,6 @@ class Recorded:
                 for span in timeline.spans
                 if span.kind is kind and span.stage == stage
             ]
-        )
-
-    def data_s(self) -> float:
-        """Seconds of reading a mini-batch."""
-        return self.typical(
-            lambda timeline: [s.duration_s for s in timeline.spans if s.kind is SpanKind.DATA]
         )
 
     def optimizer_s(self, device: int) -> float | None:
@@ -92,15 +77,13 @@ class Recorded:
 
     def prepare_s(self) -> float:
         """Seconds from the mini-batch to the first action, on the device of the feed."""
-        device = self.program.device(FEED)
 
         def seconds(timeline: Timeline) -> list[float]:
-            spans = _of_device(timeline, device)
+            spans = _of_device(timeline, self.program.device(FEED))
             read = [s.end_s for s in spans if s.kind is SpanKind.DATA]
             begun = [s.start_s for s in spans if s.kind is SpanKind.PREPARE]
-            first = next((s.start_s for s in spans if s.action is not None), None)
-            start = max(read[:1] or begun[:1], default=None)
-            return [] if start is None or first is None else [first - start]
+            firsts = [s.start_s for s in spans if s.action is not None]
+            return [first - start for first, start in zip(firsts[:1], (read or begun)[:1])]
 
         return self.typical(seconds)
 
@@ -111,39 +94,28 @@ class Recorded:
         """
         found = []
         for timeline in self.timelines:
-            starts = [
-                s.start_s for s in _of_device(timeline, device) if s.kind is SpanKind.OPTIMIZER
-            ]
-            ends = [
-                max((s.end_s for s in _of_device(timeline, d) if s.action is not None), default=0.0)
-                for d in (device, self.program.device(FEED))
-            ]
-            found += [max(0.0, start - max(ends)) for start in starts[:1]]
+            both = [_of_device(timeline, d) for d in (device, self.program.device(FEED))]
+            starts = [s.start_s for s in both[0] if s.kind is SpanKind.OPTIMIZER]
+            ends = [s.end_s for spans in both for s in spans if s.action is not None]
+            found += [max(0.0, start - max(ends, default=0.0)) for start in starts[:1]]
         return statistics.fmean(found) if found else None
 
-    def turn_s(self) -> float:
-        """Seconds from the last forward to the first backward on the device of the loss.
+    def gap_s(self, *, is_turn: bool) -> float:
+        """Seconds between two actions of a device.
 
-        0 where the user's step was not recorded between them.
+        Args:
+            is_turn: those around the user's step where it runs once, on the device of the loss;
+                otherwise those that it is not between.
         """
-        device = self.program.device(FEED)
-
-        def seconds(timeline: Timeline) -> list[float]:
-            rank = timeline.devices.index(device)
-            return [
-                after.start_s - before.end_s
-                for before, after in self._pairs(timeline, is_turn=True)
-                if before.rank == rank
-            ]
-
-        return self.typical(seconds)
-
-    def gap_s(self) -> float:
-        """Seconds between two actions of a device that the user's step is not between."""
 
         def gaps(timeline: Timeline) -> list[float]:
-            pairs = self._pairs(timeline, is_turn=False)
-            return [after.start_s - before.end_s for before, after in pairs]
+            loss_rank = timeline.devices.index(self.program.device(FEED))
+            pairs = self._pairs(timeline, is_turn=is_turn)
+            return [
+                after.start_s - before.end_s
+                for before, after in pairs
+                if not is_turn or before.rank == loss_rank
+            ]
 
         return self.typical(gaps)
 
@@ -159,8 +131,8 @@ class Recorded:
                     yield before, after
 
     def messages(self) -> list[list[Message]]:
-        """The messages of every step."""
-        return [list(timeline_messages(timeline)) for timeline in self.timelines]
+        """The messages of every step; those whose bytes were not recorded are left out."""
+        return [list(_messages(timeline)) for timeline in self.timelines]
 
     def sums(self) -> Iterator[tuple[int, int, float]]:
         """(group, device, seconds since all devices came to it) of every sum of gradients."""
@@ -171,15 +143,11 @@ class Recorded:
                     yield group, timeline.devices[span.rank], span.duration_s
 
 
-def typical_steps(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
+def typical_steps(timelines: Sequence[Timeline]) -> list[Timeline]:
     """The half of some steps whose seconds are nearest to their median, in their order."""
-    if not timelines:
-        return ()
     median_s = statistics.median(timeline.step_s for timeline in timelines)
-    nearest = sorted(
-        range(len(timelines)), key=lambda index: abs(timelines[index].step_s - median_s)
-    )
-    return tuple(timelines[index] for index in sorted(nearest[: (len(timelines) + 1) // 2]))
+    numbers = sorted(range(len(timelines)), key=lambda i: abs(timelines[i].step_s - median_s))
+    return [timelines[number] for number in sorted(numbers[: (len(timelines) + 1) // 2])]
 
 
 def check_program(timeline: Timeline, program: Program) -> None:
@@ -188,29 +156,23 @@ def check_program(timeline: Timeline, program: Program) -> None:
     Raises:
         ValueError: it is not; the text names the step and the first action that differs.
     """
-    name = (
-        "the predicted step" if timeline.step is None else f"the timeline of step {timeline.step}"
-    )
+    what = "predicted step" if timeline.step is None else f"timeline of step {timeline.step}"
     if len(timeline.stages) != program.num_stages:
         raise ValueError(
-            f"{name} is of another program: it has {len(timeline.stages)} stages (replicas "
+            f"the {what} is of another program: it has {len(timeline.stages)} stages (replicas "
             f"counted), the program {program.num_stages}; take the plan that was recorded"
         )
-    for rank, spans in enumerate(timeline_actions(timeline)):
-        device = timeline.devices[rank]
-        expected = list(map(str, program.before_update(device)))
+    for device, spans in zip(timeline.devices, timeline_actions(timeline)):
+        expected = [*map(str, program.before_update(device)), "missing"]
         for _, found in groupby(spans, key=lambda span: span.minibatch):
             actions = [action for action, _ in groupby(found, key=lambda span: span.action)]
-            if actions != expected:
-                number = next(
-                    (i for i, (a, b) in enumerate(zip(actions, expected)) if a != b),
-                    min(len(actions), len(expected)),
-                )
-                raise ValueError(
-                    f"{name} is of another program: action {number} of device {device} was "
-                    f"{_at(actions, number)}, in the program it is {_at(expected, number)}; take "
-                    "the plan, the schedule and the number of micro-batches that were recorded"
-                )
+            for number, pair in enumerate(zip([*actions, "missing"], expected)):
+                if pair[0] != pair[1]:
+                    raise ValueError(
+                        f"the {what} is of another program: action {number} of device {device} was "
+                        f"{pair[0]}, in the program it is {pair[1]}; take the plan, the schedule "
+                        "and the number of micro-batches that were recorded"
+                    )
 
 
 def timeline_actions(timeline: Timeline) -> list[list[Span]]:
@@ -224,16 +186,11 @@ def timeline_actions(timeline: Timeline) -> list[list[Span]]:
     ]
 
 
-def _at(actions: Sequence[str | None], number: int) -> str:
-    return f"{actions[number]}" if number < len(actions) else "missing"
-
-
 def _of_device(timeline: Timeline, device: int) -> tuple[Span, ...]:
     return timeline.of_rank(timeline.devices.index(device))
 
 
-def timeline_messages(timeline: Timeline) -> Iterator[Message]:
-    """The messages of a step; those whose bytes were not recorded are left out."""
+def _messages(timeline: Timeline) -> Iterator[Message]:
     asked: dict[tuple[int, str | None], float] = {}
     for span in timeline.spans:
         if span.kind in (SpanKind.WAIT, SpanKind.RECEIVE):

@@ -20,15 +20,20 @@ from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.data_file import read_data_file
 from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.common.units_of_measure import count_text, seconds_text
-from lightning_gpp.cost import Costs
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.refit.corrected_costs import corrected_costs
-from lightning_gpp.simulate.refit.fit import Point, fit_overhead
+from lightning_gpp.simulate.refit.fit import fit_overhead
 from lightning_gpp.simulate.refit.records import DeviceRecord, StageRecord, devices_of
 
 FORMAT = JsonFormat("lightning_gpp.refit", 2, older=(1,))
+
+AS_RECORDED = (
+    *("data_s", "prepare_s", "feed_s", "feed_backward_s", "loss_s", "loss_backward_s", "turn_s"),
+    *("send", "receive", "reduce", "action_s"),
+)
+"""What a step costs whatever its plan."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +115,8 @@ class Refit:
         Raises:
             ValueError: the refit is of another model.
         """
-        return replace(
-            request,
-            costs=self.costs(request.costs, request.cluster),
-            cluster=self.cluster(request.cluster),
-        )
-
-    def costs(self, costs: Costs, cluster: Cluster) -> Costs:
-        """Costs with the operators of every recorded stage scaled to what it took.
-
-        Args:
-            costs: of the same model.
-            cluster: whose kinds of devices they are for.
-
-        Raises:
-            ValueError: the refit is of another model.
-        """
-        return corrected_costs(self.stages, costs, cluster)
+        costs = corrected_costs(self.stages, request.costs, request.cluster)
+        return replace(request, costs=costs, cluster=self.cluster(request.cluster))
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """The cluster with the links that messages took."""
@@ -152,40 +142,25 @@ class Refit:
             graph: the model.
             base: for what timelines do not show (the copy of the input to the device).
         """
-        optimizer_s: dict[int, float] = {}
-        finish_s: dict[int, float] = {}
-        for held in devices_of(plan, graph):
-            for found, seconds in (
-                (optimizer_s, self._optimizer_s(held)),
-                (finish_s, self._finish_s(held)),
-            ):
-                if seconds is not None:
-                    found[held.device] = seconds
+        devices = devices_of(plan, graph)
+        optimizer_s = {held.device: self._optimizer_s(held) for held in devices}
+        finish_s = {held.device: self._finish_s(held) for held in devices}
         return replace(
             base or StepCosts(),
-            data_s=self.data_s,
-            prepare_s=self.prepare_s,
-            feed_s=self.feed_s,
-            feed_backward_s=self.feed_backward_s,
-            loss_s=self.loss_s,
-            loss_backward_s=self.loss_backward_s,
-            turn_s=self.turn_s,
-            finish_s=finish_s,
-            optimizer_s=optimizer_s,
-            send=self.send,
-            receive=self.receive,
-            reduce=self.reduce,
-            action_s=self.action_s,
+            **{name: getattr(self, name) for name in AS_RECORDED},
+            optimizer_s={device: s for device, s in optimizer_s.items() if s is not None},
+            finish_s={device: s for device, s in finish_s.items() if s is not None},
         )
 
     def _optimizer_s(self, held: DeviceRecord) -> float | None:
-        alike = [d for d in self.devices if _holds(d) == _holds(held)]
-        same = next((d for d in alike if d.device == held.device), None)
-        recorded = [d.optimizer_s for d in ([same] if same else alike) if d.optimizer_s is not None]
+        sizes = held.num_parameters, held.parameter_bytes
+        alike = [d for d in self.devices if (d.num_parameters, d.parameter_bytes) == sizes]
+        same = [d for d in alike if d.device == held.device]
+        recorded = [d.optimizer_s for d in same or alike if d.optimizer_s is not None]
         if recorded or same:
             return statistics.fmean(recorded) if recorded else None
         points = [
-            Point(d.parameter_bytes / d.num_parameters, d.optimizer_s / d.num_parameters)
+            (d.parameter_bytes / d.num_parameters, d.optimizer_s / d.num_parameters)
             for d in self.devices
             if d.optimizer_s is not None and d.num_parameters
         ]
@@ -199,10 +174,6 @@ class Refit:
         same = [d for d in alike if d.device == held.device] or alike
         found = [d.finish_s for d in same if d.finish_s is not None]
         return statistics.fmean(found) if found else None
-
-
-def _holds(device: DeviceRecord) -> tuple[int, int]:
-    return device.num_parameters, device.parameter_bytes
 
 
 def is_refit_file(path: str | Path) -> bool:

@@ -11,182 +11,100 @@ The idea is the critical path of "A DAG Model of Synchronous Stochastic Gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import PathPart, Timeline, message_of
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
+MESSAGE, SUM, TURN, END = "message", "sum", "turn", "end"
+"""What ranks meet for: messages, sums of gradients, the user's step between the two halves of a
+mini-batch, and its end, which rank 0 tells the others."""
+
+Meeting = tuple[str, Any]
+"""What it is, and which of its kind."""
+
 
 def with_inferred_path(timeline: Timeline) -> Timeline:
     """The timeline with the transfers and the critical path that its spans tell."""
-    meetings = _Meetings.of(timeline)
-    transfers = tuple(
-        (_sum if isinstance(meeting, _SumKey) else _message)(timeline, meetings.spans[meeting])
-        for meeting in meetings.transfer
-    )
-    path = tuple(_walk(timeline, meetings))[::-1]
-    return replace(timeline, transfers=transfers, critical_path=path)
+    spans = timeline.spans
+    order = sorted(range(len(spans)), key=lambda i: (spans[i].start_s, spans[i].end_s))
+    before: dict[int, int | None] = {}  # on the same rank
+    after: dict[int | None, int] = {}
+    last: dict[int, int] = {}
+    for index in order:
+        before[index] = last.get(spans[index].rank)
+        after[before[index]] = last[spans[index].rank] = index
+    meeting: dict[int, Meeting] = {}
+    members: defaultdict[Meeting, list[int]] = defaultdict(list)
+    for index in order:
+        following = spans[after[index]].kind if index in after else None
+        if (found := _meeting(spans[index], following)) is not None:
+            meeting[index] = found
+            members[found].append(index)
+    shared = {m: own for m, own in members.items() if len({spans[i].rank for i in own}) > 1}
+    carried = [m for m in shared if m[0] in (MESSAGE, SUM)]
+    number = {m: place for place, m in enumerate(carried)}
+    path, now = [], max(order, key=lambda i: (spans[i].end_s, spans[i].start_s, i), default=None)
+    while now is not None:
+        came_for = meeting.get(now)
+        if spans[now].kind is not SpanKind.WAIT:
+            path.append(PathPart(span=now))
+            now = before[now]
+        elif came_for in shared:
+            if came_for in number:
+                path.append(PathPart(transfer=number[came_for]))
+            latest = _came_last(spans, came_for[0], shared[came_for])
+            is_cause = spans[latest].kind in (SpanKind.SEND, SpanKind.LOSS)
+            now = latest if is_cause else before[latest]
+        else:
+            now = before[now]
+    transfers = tuple(_transfer(m[0], [spans[i] for i in shared[m]]) for m in carried)
+    return replace(timeline, transfers=transfers, critical_path=tuple(reversed(path)))
 
 
-@dataclass(frozen=True, slots=True)
-class _SumKey:
-    """Identity of a sum of gradients."""
-
-    minibatch: int
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class _EndKey:
-    """Identity of the end of a mini-batch, which rank 0 tells the others."""
-
-    minibatch: int
-
-
-@dataclass(frozen=True, slots=True)
-class _TurnKey:
-    """Identity of the user's step between the two halves of a mini-batch; others wait for it."""
-
-    minibatch: int
-
-
-_Key = _EndKey | _SumKey | _TurnKey | tuple[int, tuple[int, int, bool, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Meetings:
-    """What ranks meet for: messages, sums, the user's step, ends of mini-batches.
-
-    Attributes:
-        key: index of a span -> its meeting.
-        spans: meeting -> indices of its spans, waits included, in the order of their starts;
-            only of those with at least two ranks.
-        transfer: message or sum -> its index among the transfers.
-    """
-
-    key: Mapping[int, _Key]
-    spans: Mapping[_Key, Sequence[int]]
-    transfer: Mapping[_Key, int]
-
-    @classmethod
-    def of(cls, timeline: Timeline) -> _Meetings:
-        found: dict[_Key, list[int]] = {}
-        keys = _keys(timeline)
-        for index in sorted(keys, key=lambda index: timeline.spans[index].start_s):
-            found.setdefault(keys[index], []).append(index)
-        shared = {
-            key: indices
-            for key, indices in found.items()
-            if len({timeline.spans[index].rank for index in indices}) > 1
-        }
-        transfers = (key for key in shared if not isinstance(key, (_EndKey, _TurnKey)))
-        return cls(keys, shared, {key: number for number, key in enumerate(transfers)})
-
-
-def _keys(timeline: Timeline) -> dict[int, _Key]:
-    """Index of a span -> what it is a meeting for."""
-    keys: dict[int, _Key] = {}
-    after = {first: second for second, first in _before(timeline.spans).items()}
-    for index, span in enumerate(timeline.spans):
-        second = after.get(index)
-        is_for_end = second is not None and timeline.spans[second].kind is SpanKind.FINISH
-        if (key := _key(span, is_for_end)) is not None:
-            keys[index] = key
-    return keys
-
-
-def _key(span: Span, is_for_end: bool) -> _Key | None:
-    """What a span is a meeting for; of a wait whether the end of a mini-batch follows."""
+def _meeting(span: Span, following: SpanKind | None) -> Meeting | None:
+    """What a span is a meeting for; the end of a mini-batch may follow a wait."""
     if span.action is None:
-        if span.kind is SpanKind.FINISH or (span.kind is SpanKind.WAIT and is_for_end):
-            return _EndKey(span.minibatch)
-        is_turn = span.kind in (SpanKind.LOSS, SpanKind.WAIT)
-        return _TurnKey(span.minibatch) if is_turn else None
+        is_wait = span.kind is SpanKind.WAIT
+        if span.kind is SpanKind.FINISH or (is_wait and following is SpanKind.FINISH):
+            return END, span.minibatch
+        return (TURN, span.minibatch) if is_wait or span.kind is SpanKind.LOSS else None
     if span.parsed.kind.is_compute:
         return None
     if span.parsed.kind is Kind.REDUCE:
-        return _SumKey(span.minibatch, span.parsed.microbatch)
-    return message_of(span)
+        return SUM, (span.minibatch, span.parsed.microbatch)
+    return MESSAGE, message_of(span)
 
 
-def _message(timeline: Timeline, indices: Sequence[int]) -> Transfer:
-    """From when it is handed over until its receiver has it."""
-    spans = [timeline.spans[index] for index in indices]
-    sent = next(span for span in spans if span.kind is SpanKind.SEND)
-    received = next(span for span in spans if span.kind is SpanKind.RECEIVE)
-    return Transfer(
-        TransferKind.MESSAGE,
-        sent.start_s,
-        max(sent.start_s, received.end_s),  # clocks may be off by more than the message took
-        (f"rank {sent.rank} → {received.rank}",),
-        (sent.rank, received.rank),
-        sent.action,
-        sent.size_bytes,
-        sent.minibatch,
-    )
-
-
-def _sum(timeline: Timeline, indices: Sequence[int]) -> Transfer:
-    """From when its last rank has come until all have the result."""
-    spans = [timeline.spans[index] for index in indices]
-    ranks = tuple(sorted({span.rank for span in spans}))
-    sums = [span for span in spans if span.kind is SpanKind.REDUCE]
-    end_s = max(span.end_s for span in sums)
-    return Transfer(
-        TransferKind.SUM,
-        min(end_s, max(span.start_s for span in sums)),
-        end_s,
-        (f"sum of ranks {', '.join(map(str, ranks))}",),
-        ranks,
-        sums[0].action,
-        sums[0].size_bytes,
-        sums[0].minibatch,
-    )
-
-
-def _walk(timeline: Timeline, meetings: _Meetings) -> Iterator[PathPart]:
-    """The parts of the critical path, the last one first."""
-    before = _before(timeline.spans)
-    ends = [(span.end_s, span.start_s, index) for index, span in enumerate(timeline.spans)]
-    index = max(ends)[2] if ends else None
-    while index is not None:
-        span = timeline.spans[index]
-        if span.kind is not SpanKind.WAIT:
-            yield PathPart(span=index)
-            index = before[index]
-        elif (key := meetings.key.get(index)) is not None and key in meetings.spans:
-            if key in meetings.transfer:
-                yield PathPart(transfer=meetings.transfer[key])
-            last = _came_last(timeline, key, meetings.spans[key])
-            is_cause = timeline.spans[last].kind in (SpanKind.SEND, SpanKind.LOSS)
-            index = last if is_cause else before[last]
-        else:
-            index = before[index]
-
-
-def _before(spans: Sequence[Span]) -> dict[int, int | None]:
-    """Index of a span -> index of the one before it on its rank."""
-    last: dict[int, int] = {}
-    before: dict[int, int | None] = {}
-    for index in sorted(range(len(spans)), key=lambda i: (spans[i].start_s, spans[i].end_s)):
-        before[index] = last.get(spans[index].rank)
-        last[spans[index].rank] = index
-    return before
-
-
-def _came_last(timeline: Timeline, key: _Key, indices: Sequence[int]) -> int:
+def _came_last(spans: Sequence[Span], what: str, members: Sequence[int]) -> int:
     """The first span of a meeting on the rank for which the others waited."""
     first: dict[int, int] = {}
-    for index in indices:
-        first.setdefault(timeline.spans[index].rank, index)
-    if isinstance(key, _EndKey):
-        return first[0]
-    if isinstance(key, _TurnKey):
-        leads = (i for i in first.values() if timeline.spans[i].kind is SpanKind.LOSS)
-        return next(leads, first[0])
-    if isinstance(key, _SumKey):
-        return max(first.values(), key=lambda index: timeline.spans[index].start_s)
-    return next(i for i in first.values() if timeline.spans[i].kind is SpanKind.SEND)
+    for index in members:
+        first.setdefault(spans[index].rank, index)
+    if what == SUM:
+        return max(first.values(), key=lambda index: spans[index].start_s)
+    cause = {MESSAGE: SpanKind.SEND, TURN: SpanKind.LOSS, END: None}[what]
+    return next((i for i in first.values() if spans[i].kind is cause), first.get(0, members[0]))
+
+
+def _transfer(what: str, spans: Sequence[Span]) -> Transfer:
+    """A message until its receiver has it; a sum from when its last rank has come."""
+    if what == SUM:
+        ranks = tuple(sorted({span.rank for span in spans}))
+        sums = [span for span in spans if span.kind is SpanKind.REDUCE]
+        one, kind, end_s = sums[0], TransferKind.SUM, max(span.end_s for span in sums)
+        start_s = min(end_s, max(span.start_s for span in sums))
+        channel = f"sum of ranks {', '.join(map(str, ranks))}"
+    else:
+        one = next(span for span in spans if span.kind is SpanKind.SEND)
+        received = next(span for span in spans if span.kind is SpanKind.RECEIVE)
+        kind, start_s, ranks = TransferKind.MESSAGE, one.start_s, (one.rank, received.rank)
+        end_s = max(start_s, received.end_s)  # clocks may be off by more than the message took
+        channel = f"rank {one.rank} → {received.rank}"
+    where = (channel,), ranks, one.action, one.size_bytes, one.minibatch
+    return Transfer(kind, start_s, end_s, *where)

@@ -18,38 +18,32 @@ Of all ranks together, a share is the mean of theirs: the part of the step's ran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_gpp.simulate.timeline.span import Category, Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
+IDLE = "idle"
+
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """Seconds of one rank in one step; they add up to ``step_s``.
+    """Where the time of one rank in one step went.
 
     Attributes:
-        step_s: of the step, the same for all ranks.
-        forward_s: in forwards, the user's step included.
-        backward_s: in backwards.
-        communication_s: in messages.
-        wait_s: waiting for messages to be sent.
-        other_s: reading and cutting data, joining results, the optimizer.
-        idle_s: in nothing of this.
+        step_s: seconds of the step, the same for all ranks.
+        seconds: category -> seconds of the rank in it; idle among them, they add up to the step.
     """
 
     step_s: float
-    forward_s: float
-    backward_s: float
-    communication_s: float
-    wait_s: float
-    other_s: float
-    idle_s: float
+    seconds: Mapping[str, float]
 
     @property
     def bubble_s(self) -> float:
         """Seconds without a compute action."""
-        return self.step_s - self.forward_s - self.backward_s
+        compute = (category.value for category in Category if category.is_compute)
+        return self.step_s - sum(self.seconds[name] for name in compute)
 
     @property
     def bubble_share(self) -> float:
@@ -58,15 +52,7 @@ class RankShares:
 
     def by_category(self) -> dict[str, float]:
         """Category -> its part of the step; they add up to 1."""
-        seconds = {
-            "forward": self.forward_s,
-            "backward": self.backward_s,
-            "communication": self.communication_s,
-            "wait": self.wait_s,
-            "other": self.other_s,
-            "idle": self.idle_s,
-        }
-        return {name: part / self.step_s if self.step_s else 0.0 for name, part in seconds.items()}
+        return {name: s / self.step_s if self.step_s else 0.0 for name, s in self.seconds.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +85,11 @@ def shares(timeline: Timeline) -> Shares:
 
 
 def _of_rank(timeline: Timeline, rank: int) -> RankShares:
-    seconds = dict.fromkeys(Category, 0.0)
+    seconds = {category.value: 0.0 for category in Category}
     for span in timeline.of_rank(rank):
-        seconds[span.kind.category] += span.duration_s
-    return RankShares(
-        step_s=timeline.step_s,
-        forward_s=seconds[Category.FORWARD],
-        backward_s=seconds[Category.BACKWARD],
-        communication_s=seconds[Category.COMMUNICATION],
-        wait_s=seconds[Category.WAIT],
-        other_s=seconds[Category.OTHER],
-        idle_s=max(0.0, timeline.step_s - sum(seconds.values())),
-    )
+        seconds[span.kind.category.value] += span.duration_s
+    idle_s = max(0.0, timeline.step_s - sum(seconds.values()))
+    return RankShares(timeline.step_s, seconds | {IDLE: idle_s})
 
 
 def path_shares(timeline: Timeline) -> dict[str, float]:
@@ -124,7 +103,5 @@ def path_shares(timeline: Timeline) -> dict[str, float]:
         item = segment.item
         category = item.kind.category if isinstance(item, Span) else Category.COMMUNICATION
         seconds[category.value] += segment.duration_s
-    seconds["idle"] = max(0.0, timeline.step_s - sum(seconds.values()))
-    return {
-        name: part / timeline.step_s if timeline.step_s else 0.0 for name, part in seconds.items()
-    }
+    idle_s = max(0.0, timeline.step_s - sum(seconds.values()))
+    return RankShares(timeline.step_s, seconds | {IDLE: idle_s}).by_category()

@@ -108,7 +108,7 @@ class Span:
             mini-batches; a forward and its backward then see different numbers of them.
 
     Raises:
-        ValueError: it ends before it starts, or ``action`` is no action.
+        ValueError: it ends before it starts.
     """
 
     rank: int
@@ -123,8 +123,6 @@ class Span:
     def __post_init__(self) -> None:
         if not 0 <= self.start_s <= self.end_s:
             raise ValueError(f"span {self.name} goes from {self.start_s} s to {self.end_s} s")
-        if self.action is not None:
-            _parsed(self.action)
 
     @property
     def parsed(self) -> Action:
@@ -151,11 +149,6 @@ class Span:
     def microbatch(self) -> int | None:
         """Micro-batch of a compute action, index of a message on its edge, or of a reduce group."""
         return None if self.action is None else self.parsed.microbatch
-
-    @property
-    def peer(self) -> int | None:
-        """The other stage of a message."""
-        return None if self.action is None else self.parsed.peer
 
 
 @lru_cache(maxsize=100_000)

@@ -38,9 +38,6 @@ class Transfer:
         action: text form of the action that sends it (``"2SF0>3"``), or that waits for the sum.
         size_bytes: where known.
         minibatch: which mini-batch of the step.
-
-    Raises:
-        ValueError: it ends before it starts.
     """
 
     kind: TransferKind
@@ -51,10 +48,6 @@ class Transfer:
     action: str | None = None
     size_bytes: int | None = None
     minibatch: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_s <= self.end_s:
-            raise ValueError(f"transfer {self.name} goes from {self.start_s} s to {self.end_s} s")
 
     @property
     def name(self) -> str:

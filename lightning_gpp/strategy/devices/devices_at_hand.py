@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_gpp.capture import device_kind
 from lightning_gpp.cluster import (
     DEFAULT_LINK,
     PRESETS,
@@ -23,7 +22,7 @@ from lightning_gpp.cluster import (
     host_memory_bytes,
     load_cluster,
 )
-from lightning_gpp.common.torch_device import memory_bytes
+from lightning_gpp.common.torch_device import device_name, memory_bytes
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
@@ -66,8 +65,8 @@ class DeviceAtHand:
         """What this rank has."""
         name, host = str(device), socket.gethostname()
         if (own_bytes := memory_bytes(device)) is None:
-            return cls(name, device_kind(device), host_memory_bytes(), host)
-        return cls(name, device_kind(device), own_bytes, host, RankDevice.of(device).identity)
+            return cls(name, device_name(device), host_memory_bytes(), host)
+        return cls(name, device_name(device), own_bytes, host, RankDevice.of(device).identity)
 
 
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import torch
 
 from lightning_gpp import _version
-from lightning_gpp.capture import CapturedModel, device_kind, module_content
+from lightning_gpp.capture import CapturedModel, module_content
 from lightning_gpp.cluster import cluster_to_json
 from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.common.strict_json import JsonFormat
+from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
@@ -47,7 +48,7 @@ BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
 T = TypeVar("T")
 
-_of_busy_machine: dict[tuple[Path, str], Costs] = {}
+_of_busy_machine: dict[tuple[Path | None, str], Costs] = {}
 """Measured by this process, and not kept: later loops of a Trainer plan with the same."""
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
@@ -76,7 +77,7 @@ class PlanCache:
         found = self._found("profile", key, costs_from_json)
         if found is not None:
             return found
-        place = folder and (folder, content_hash(key))
+        place = folder, content_hash(key)
         if place in _of_busy_machine:
             return _of_busy_machine[place], ()
         start_s, computed_s = time.perf_counter(), time.thread_time()
@@ -86,7 +87,7 @@ class PlanCache:
         if slowness <= BUSY:
             self._documents.write("profile", key, costs_to_json(costs))
             return costs, ()
-        if place is not None:
+        if folder is not None:
             _of_busy_machine[place] = costs
         note = (
             "This machine was busy: measuring the model took "
@@ -168,7 +169,7 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
         "capture": captured.fingerprint,
         "module": module_content(captured.module),
         "is_training": captured.module.training,
-        "device": device_kind(device),
+        "device": device_name(device),
         "machine": _machine(device),
         "precision": _precision(device),
         "versions": _versions(_PROFILE_ROOMS),

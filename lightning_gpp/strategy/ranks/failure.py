@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -65,7 +64,6 @@ class _Report:
         details: its traceback; empty where nobody could make one.
         pipeline: of the rank, where there are several.
         kind: module and qualified name of the error's type; empty where there is no error.
-        message: what the error says.
         args: of the error.
         attributes: of the error.
     """
@@ -75,7 +73,6 @@ class _Report:
     details: str = ""
     pipeline: int | None = None
     kind: str = ""
-    message: str = ""
     args: Sequence[Any] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,7 +87,6 @@ class _Report:
             "".join(traceback.format_exception(error)),
             pipeline,
             f"{kind.__module__}:{kind.__qualname__}",
-            message,
             error.args if is_plain else (message,),
             {key: each for key, each in vars(error).items() if isinstance(each, _PLAIN)},
         )
@@ -108,7 +104,6 @@ class _Report:
 
     def error(self) -> Exception:
         """To be raised on other ranks: of the same type, so that scripts handle it alike."""
-        _show_peer_errors_short()
         error = self._same() or PeerError(self.full_text)
         error.__dict__["of_other_rank"] = self.full_text
         if not isinstance(error, PeerError):
@@ -132,10 +127,10 @@ class _Report:
             error = found.__new__(found, *self.args)
             error.args = tuple(self.args)
             error.__dict__.update(self.attributes)
-            says = str(error)
+            says = f"failed: {found.__name__}: {error}"
         except (TypeError, ValueError, AttributeError):  # it is made in a way of its own
             return None
-        return error if says == self.message else None
+        return error if says == self.summary else None
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -147,10 +142,6 @@ def of_other_rank(error: BaseException) -> str | None:
     """The text of an error that another rank had first; None for an own one."""
     text = vars(error).get("of_other_rank")
     return text if isinstance(text, str) else None
-
-
-class EndOfDataError(StopIteration):
-    """No failure: the data end on all ranks, inside of a step that reads them by itself."""
 
 
 class FailureWatch:
@@ -250,8 +241,6 @@ class FailureWatch:
         """Reports errors of its body; errors that only echo another rank's become that one."""
         try:
             yield
-        except EndOfDataError:
-            raise
         except BaseException as error:
             first = self.origin(error)
             if first is None:
@@ -400,25 +389,3 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, TransportError | dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
     )
-
-
-def _show_peer_errors_short() -> None:
-    """Python shows an uncaught error of another rank without this rank's traceback.
-
-    Rank 0 shows the other's, the rest one line each.
-    """
-    before = sys.excepthook
-    if getattr(before, "shows_peer_errors_short", False):
-        return
-
-    def show(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        text = of_other_rank(error)
-        if text is None:
-            before(kind, error, place)
-        elif dist.is_initialized() and dist.get_rank() != 0:
-            sys.stderr.write(f"rank {dist.get_rank()} ends: {text.splitlines()[0]}\n")
-        else:
-            sys.stderr.write(f"{text}\n")
-
-    show.shows_peer_errors_short = True  # type: ignore[attr-defined]
-    sys.excepthook = show

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from operator import attrgetter
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -36,18 +35,17 @@ KEPT_CHECKPOINTS = (
 def handed_back(trainer: pl.Trainer) -> bytes:
     """Steps and epochs done, logged metrics and kept checkpoints of a Trainer that has run."""
     state = trainer.fit_loop.state_dict()
-    progress = {key: value for key, value in state.items() if not key.endswith(LOOP_STATE)}
     found = {
-        "progress": progress,
+        "progress": {key: each for key, each in state.items() if not key.endswith(LOOP_STATE)},
         "epoch_loop": state[f"epoch_loop.{LOOP_STATE}"],
-        "logged_metrics": on_cpu(trainer.logged_metrics),
+        "logged_metrics": dict(trainer.logged_metrics),
         "checkpoints": [
-            on_cpu({name: getattr(callback, name) for name in KEPT_CHECKPOINTS})
+            {name: getattr(callback, name) for name in KEPT_CHECKPOINTS}
             for callback in _checkpoint_callbacks(trainer)
         ],
     }
     buffer = io.BytesIO()
-    torch.save(found, buffer)
+    torch.save(pytree.tree_map_only(Tensor, Tensor.cpu, found), buffer)
     return buffer.getvalue()
 
 
@@ -61,12 +59,6 @@ def take_back(trainer: pl.Trainer, data: bytes) -> None:
     for callback, kept in zip(_checkpoint_callbacks(trainer), found["checkpoints"]):
         for name, value in kept.items():
             setattr(callback, name, value)
-
-
-def on_cpu(values: dict[str, Any]) -> dict[str, Any]:
-    """Values, tensors among them and in their dicts on the CPU."""
-    moved: dict[str, Any] = pytree.tree_map_only(Tensor, Tensor.cpu, values)
-    return moved
 
 
 def _checkpoint_callbacks(trainer: pl.Trainer) -> list[ModelCheckpoint]:

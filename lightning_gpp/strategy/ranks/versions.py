@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Mapping
 
 import lightning
 import torch
@@ -20,13 +19,20 @@ def check_versions(control: Control, peers: Peers | None) -> None:
     Raises:
         RuntimeError: on the first rank of a pipeline, where they differ.
     """
-    mine = versions_here()
-    found = control.gather((socket.gethostname(), mine), "comparing the versions of packages")
-    for rank, (host, versions) in enumerate(found):
-        _refuse_other(mine, f"rank {rank} on {host}", versions)
+    mine, host = versions_here(), socket.gethostname()
+    gathered = control.gather((host, mine), "comparing the versions of packages")
+    found = {f"rank {rank} on {other}": each for rank, (other, each) in enumerate(gathered)}
     if peers is not None and control.is_leader:
         of_first = peers.share(mine, "comparing the versions of packages over pipelines")
-        _refuse_other(mine, "the first pipeline", of_first)
+        found["the first pipeline"] = of_first
+    for whose, versions in found.items():
+        if other := [name for name in mine if versions[name] != mine[name]]:
+            there = ", ".join(f"{name} {versions[name]}" for name in other)
+            here = ", ".join(f"{name} {mine[name]}" for name in other)
+            raise RuntimeError(
+                f"{whose} has {there}, but {host} has {here}; install the same versions on all "
+                "hosts"
+            )
 
 
 def versions_here() -> dict[str, str]:
@@ -37,15 +43,3 @@ def versions_here() -> dict[str, str]:
         "lightning": lightning.__version__,
         "lightning_gpp": __version__,
     }
-
-
-def _refuse_other(mine: Mapping[str, str], whose: str, versions: Mapping[str, str]) -> None:
-    other = [name for name in mine if versions[name] != mine[name]]
-    if other:
-        here, there = (
-            ", ".join(f"{name} {each[name]}" for name in other) for each in (mine, versions)
-        )
-        raise RuntimeError(
-            f"{whose} has {there}, but {socket.gethostname()} has {here}; install the same "
-            "versions on all hosts"
-        )

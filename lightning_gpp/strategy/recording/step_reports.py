@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
@@ -19,12 +18,11 @@ from lightning_gpp.simulate import (
     simulate,
 )
 from lightning_gpp.simulate.refit.compare import Comparison
-from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS, refit
+from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS, refit, refit_windows
 from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.simulate.refit.windows import refit_windows
 from lightning_gpp.simulate.timeline.stages import plan_stages
-from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
+from lightning_gpp.simulate.timeline.windows import windows_of
 from lightning_gpp.strategy.pipeline import Pipeline
 
 MOST_BEFORE = 64
@@ -56,12 +54,14 @@ class Question:
     updates: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, pipeline: Pipeline, windows: Sequence[WindowRecord] = ()) -> Question | None:
+    def of(cls, pipeline: Pipeline, windows: Sequence[WindowRecord] = ()) -> Question:
         """Rank 0: of the last step that a pipeline trained, or of the windows that it ran last.
 
-        Plan and request of a step have as many micro-batches and samples as it had. None where it
-        had fewer samples than the stages take at a time, for which another program was run than
-        the plan's.
+        Plan and request of a step have as many micro-batches and samples as it had.
+
+        Raises:
+            ValueError: it had fewer samples than the stages take at a time, for which another
+                program was run than the plan's.
         """
         planned, sizes = pipeline.planned, pipeline.last_sizes
         assert planned is not None
@@ -73,7 +73,7 @@ class Question:
             program = pipeline.placed.program(count, schedule=pipeline.schedule, check=False)
         else:
             if len(sizes) % pipeline.placed.units_at_a_time:
-                return None
+                raise ValueError("its mini-batch was too small for the plan")
             assert pipeline.last_trained is not None
             program = pipeline.last_trained
             plan = replace(pipeline.plan, num_microbatches=len(sizes))
@@ -109,16 +109,14 @@ class Question:
         found = refit if self.windows is None else refit_windows
         return found(timelines, self.program, self.plan, self.request)
 
-    def why_other(self, timeline: Timeline) -> str:
-        """Why this is not what was recorded; empty if it is."""
-        if self.windows is not None:
-            is_same = _actions(timeline) == _actions(self.predicted())
-            return "" if is_same else "other actions ran than those of the program."
-        try:
+    def check(self, timeline: Timeline) -> None:
+        """Raises ValueError where this is not what was recorded; the text says why."""
+        if self.windows is None and any(span.minibatch for span in timeline.spans):
+            raise ValueError("it ran several mini-batches or calls")
+        if self.windows is None:
             check_program(timeline, self.program)
-        except ValueError:
-            return "it did not go once forward and once backward."
-        return ""
+        elif _actions(timeline) != _actions(self.predicted()):
+            raise ValueError("other actions ran than those of the program")
 
 
 def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
@@ -169,29 +167,17 @@ class StepReports:
             timeline: of the step, or of the windows.
             windows: where the pipeline was in each of them, if it does not drain.
         """
-        if not windows and any(span.minibatch for span in timeline.spans):
-            return "Not compared with a prediction: it ran several mini-batches or calls."
-        question = Question.of(pipeline, windows)
-        if question is None:
-            return "Not compared with a prediction: its mini-batch was too small for the plan."
-        if why := question.why_other(timeline):
-            return f"Not compared with a prediction: {why}"
+        try:
+            question = Question.of(pipeline, windows)
+            question.check(timeline)
+        except ValueError as error:
+            return f"Not compared with a prediction: {error}."
         name, note = _name(pipeline)
         predicted, notes = {name: question.predicted()}, [note]
         last = None
         # The costs of emulated devices are known: they are those of the cluster.
         if windows or timeline.source != "emulated":
             last = self._refit(question, timeline, predicted, notes)
-        if windows and last is not None:
-            if pace_s(timeline) is not None:
-                paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
-                notes.append(
-                    f"From the end of a step to that of the next: {_pace(timeline)}{paces}."
-                )
-            notes.append(
-                "In steps that overlap what a rank does between two of them is refitted as one "
-                "number, the optimizer's."
-            )
         if windows:
             weights = timeline.weights
             predicted = {name: replace(each, weights=weights) for name, each in predicted.items()}
@@ -230,13 +216,6 @@ class StepReports:
             predicted["fit"] = question.predicted(last)
             notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         return last
-
-
-def _pace(timeline: Timeline) -> str:
-    """Seconds from the end of one step to the end of the next."""
-    found_s = pace_s(timeline)
-    assert found_s is not None, "there are several"
-    return seconds_text(found_s)
 
 
 def _actions(timeline: Timeline) -> list[list[str | None]]:

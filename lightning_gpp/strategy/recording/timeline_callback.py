@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.common.text_table import wrapped
@@ -115,6 +116,7 @@ class TimelineCallback(pl.Callback):
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
+        self._recorder = StepRecorder(torch.device("cpu"))  # which is never on
         self._overlaps = False
         self._hooks: list[Any] = []
 
@@ -127,6 +129,7 @@ class TimelineCallback(pl.Callback):
             )
             return
         self._run = trainer.strategy.session.run
+        self._recorder = self._run.recorder
         self._overlaps = trainer.strategy.settings.overlaps
         if self._is_typical and not self._done:
             chosen = OVERLAPPING if self._overlaps else TYPICAL_OF
@@ -136,50 +139,44 @@ class TimelineCallback(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What was read before belongs to no step."""
-        if self._run is not None:
-            self._run.recorder.forget_read()
+        self._recorder.forget_read()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Begins to record where a chosen step begins."""
         step = trainer.global_step
         if self._run is None or step not in self.steps or step in self._done:
             return
-        recorder = self._run.recorder
-        if not recorder.is_on:
-            recorder.start()
+        if not self._recorder.is_on:
+            self._recorder.start()
             self._step = step
             self._hooks = [
-                optimizer.register_step_post_hook(lambda *_: recorder.end())
+                optimizer.register_step_post_hook(lambda *_: self._recorder.end())
                 for optimizer in trainer.optimizers
             ]
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """All gradients are there."""
-        if self._run is not None:
-            self._run.recorder.begin(SpanKind.OPTIMIZER)
+        self._recorder.begin(SpanKind.OPTIMIZER)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Shows the step if this was its last mini-batch."""
-        if self._run is None:
-            return
-        recorder = self._run.recorder
-        recorder.end()
-        recorder.forget_read()
-        if self._is_over(trainer, recorder):
+        self._recorder.end()
+        self._recorder.forget_read()
+        if self._run is not None and self._is_over(trainer):
             self._finish(trainer, self._run)
 
-    def _is_over(self, trainer: pl.Trainer, recorder: StepRecorder) -> bool:
+    def _is_over(self, trainer: pl.Trainer) -> bool:
         """Whether what is recorded is complete, after a mini-batch."""
-        if recorder.is_cut:
+        if self._recorder.is_cut:
             return True
-        if not recorder.is_on or trainer.global_step == self._step:
+        if not self._recorder.is_on or trainer.global_step == self._step:
             return False
         goes_on = trainer.global_step in self.steps and not trainer.is_last_batch
         return not (self._overlaps and goes_on)
 
     def _finish(self, trainer: pl.Trainer, run: PipelinedRun) -> None:
         """All ranks: what was recorded is shown."""
-        is_cut, record = run.recorder.is_cut, self._stop(run.recorder)
+        is_cut, record = self._recorder.is_cut, self._stop()
         # The step that cut a recording short was not recorded.
         self._done.update(range(self._step, trainer.global_step - is_cut))
         if not record.runs:
@@ -297,23 +294,21 @@ class TimelineCallback(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
-        if self._run is not None:
-            self._run.recorder.begin(SpanKind.VALIDATION)
+        self._recorder.begin(SpanKind.VALIDATION)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """It is over."""
-        if self._run is not None:
-            self._run.recorder.end()
-            self._run.recorder.forget_read()
+        self._recorder.end()
+        self._recorder.forget_read()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows steps of which the last ones never came; names those."""
         if self._run is None:
             return
-        if self._overlaps and self._run.recorder.is_on:
+        if self._overlaps and self._recorder.is_on:
             self._finish(trainer, self._run)
-        elif self._run.recorder.is_on:
-            self._stop(self._run.recorder)
+        elif self._recorder.is_on:
+            self._stop()
         if not trainer.is_global_zero:
             return
         if self._recorded:
@@ -330,19 +325,19 @@ class TimelineCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leaves nothing behind; nobody waits for the others."""
-        if self._run is not None and (self._run.recorder.is_on or self._run.recorder.is_cut):
-            self._stop(self._run.recorder)
+        if self._recorder.is_on or self._recorder.is_cut:
+            self._stop()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._run = None
+        self._run, self._recorder = None, StepRecorder(torch.device("cpu"))
         self._recorded.clear()
 
-    def _stop(self, recorder: StepRecorder) -> RankRecord:
+    def _stop(self) -> RankRecord:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        return recorder.stop()
+        return self._recorder.stop()
 
 
 def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:

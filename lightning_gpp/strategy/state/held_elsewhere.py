@@ -25,15 +25,6 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_gpp.strategy.torch_private import innermost_function_mode
 
-_FACTORIES = frozenset(
-    {
-        *(getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "full", "empty", "tensor")),
-        *(
-            getattr(torch, f"{name}_like")
-            for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
-        ),
-    }
-)
 _DEVICE = Tensor.device.__get__
 _IS_TYPE = {
     getattr(Tensor, f"is_{kind}").__get__: kind
@@ -87,13 +78,14 @@ class HeldElsewhere(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        device = self.device
+        device, name = self.device, getattr(func, "__name__", "")
         if device is not None and args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func == _DEVICE:
                 return device
             if (kind := _IS_TYPE.get(func)) is not None:
                 return device.type == kind
-            if func in _FACTORIES and kwargs.get("device") is None:
+            is_factory = name.startswith("new_") or name.endswith("_like")
+            if is_factory and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": device}
         if func in (_GET_DATA, _SET_DATA) and (args[0].is_meta or isinstance(args[0], Parameter)):
             alias: Tensor = args[0].detach()  # has its version in common with the original
@@ -102,7 +94,8 @@ class HeldElsewhere(TorchFunctionMode):
             func(*args)
             alias.add_(0)
             return None
-        if _is_in_place(func) and _has_meta(args[1:]) and not _has_meta(args[:1]):
+        is_in_place = name.startswith("__i") if name.endswith("__") else name.endswith("_")
+        if is_in_place and _has_meta(args[1:]) and not _has_meta(args[:1]):
             raise NotImplementedError(LACKS_VALUES)
         if func is Tensor.backward and kwargs.get("inputs") is not None:
             self._check_inputs(kwargs["inputs"])
@@ -123,11 +116,6 @@ class HeldElsewhere(TorchFunctionMode):
         for tensor in [inputs] if isinstance(inputs, Tensor) else inputs:
             if isinstance(tensor, Tensor) and (tensor.is_meta or id(tensor) in self._of_stages):
                 raise NotImplementedError(ONLY_SOME)
-
-
-def _is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    return name.startswith("__i") if name.endswith("__") else name.endswith("_")
 
 
 def _has_meta(values: Iterable[Any]) -> bool:

@@ -9,6 +9,7 @@ results. Weights changed there cannot: the other ranks hold most of them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torchmetrics import Metric
 
 from lightning_gpp.common.host_copies import KnownNumbers, to_device
 from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.common.tensor_places import TensorPlace, own_places
+from lightning_gpp.common.tensor_places import own_places
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
@@ -79,31 +80,31 @@ class _Watched:
     """The parts of a module that are looked at.
 
     Attributes:
-        places: of all parameters, then of buffers that must not change (the tensor in them changes
-            when a checkpoint makes the module whole for a moment).
-        flags: keys of the changes of which parameters require gradients.
+        names: of all parameters, then of buffers that must not change.
+        places: the table that holds each, and its key there (the tensor itself changes when a
+            checkpoint makes the module whole for a moment).
         modules: the user's own, with their paths.
         metrics: likewise; all of their state counts.
     """
 
-    places: list[TensorPlace]
-    flags: list[Key]
+    names: list[str]
+    places: list[tuple[dict[str, Any], str]]
     modules: list[tuple[str, nn.Module]]
     metrics: list[tuple[str, Metric]]
 
     @classmethod
     def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
         parts = list(module.named_modules())
-        places = [place for path, part in parts for place in own_places(part, path)]
-        metrics = [(path, part) for path, part in parts if isinstance(part, Metric)]
         own = [each for each in parts if not type(each[1]).__module__.startswith(_LIBRARIES)]
-        parameters = [place for place in places if isinstance(place.tensor, nn.Parameter)]
-        buffers = [place for place in places if not isinstance(place.tensor, nn.Parameter)]
+        places = [place for path, part in parts for place in own_places(part, path)]
+        is_parameter = [isinstance(place.tensor, nn.Parameter) for place in places]
+        buffers = [p for p, other in zip(places, is_parameter) if not other and p.name in elsewhere]
+        places = [*itertools.compress(places, is_parameter), *buffers]
         return cls(
-            [*parameters, *(place for place in buffers if place.name in elsewhere)],
-            [("requires_grad", "", place.name) for place in parameters],
+            [place.name for place in places],
+            [(place.table, place.key) for place in places],
             [(path, part) for path, part in own if not isinstance(part, Metric)],
-            metrics,
+            [(path, part) for path, part in parts if isinstance(part, Metric)],
         )
 
 
@@ -114,6 +115,7 @@ class _Snapshot:
     watched: _Watched
     tensors: list[Tensor]
     versions: list[int]
+    requires_grad: bytes
     settings: State
     attributes: list[dict[str, Any]]
     lists: dict[str, _Seen]
@@ -196,8 +198,8 @@ class LeaderState:
         before, after = self._before, self._snapshot(self._before)
         if before.versions != after.versions:
             same = map(operator.eq, before.versions, after.versions)
-            places = zip(before.watched.places, same, strict=True)
-            name = next(place.name for place, is_same in places if not is_same)
+            names = zip(before.watched.names, same, strict=True)
+            name = next(name for name, is_same in names if not is_same)
             raise RuntimeError(
                 f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
                 "only, which does not hold all of the model. Change weights in a hook that "
@@ -242,14 +244,15 @@ class LeaderState:
         A step does not exchange parameters for others, but reading the whole module does.
         """
         watched = self._watched() if earlier is None else earlier.watched
-        tensors = [p.tensor for p in watched.places] if earlier is None else earlier.tensors
+        tensors = earlier.tensors if earlier else [table[key] for table, key in watched.places]
         own = vars(self._module).items()
         return _Snapshot(
             watched,
             tensors,
             list(map(_version, tensors)),
-            self._settings() | dict(zip(watched.flags, map(_requires_grad, tensors))),
-            [dict(vars(part)) for _, part in watched.modules],
+            bytes(map(_requires_grad, tensors)),
+            self._settings(),
+            [part.__dict__.copy() for _, part in watched.modules],
             {name: _Seen.of(value) for name, value in own if type(value) is list},
         )
 
@@ -282,20 +285,30 @@ def _differences(old: _Snapshot, new: _Snapshot) -> State:
     changes: State = {}
     if new.settings != old.settings:
         changes |= {k: v for k, v in new.settings.items() if old.settings.get(k) != v}
-    for (path, _), was, now in zip(new.watched.modules, old.attributes, new.attributes):
-        if len(was) == len(now) and all(map(operator.is_, was.values(), now.values())):
-            continue
-        for name, value in now.items():
-            before = was.get(name, _MISSING)
-            if value is before or not isinstance(value, _PLAIN) or name in _RANKS_OWN:
-                continue
-            if not isinstance(before, _PLAIN) or before != value:
-                changes["attribute", path, name] = value
+    if new.requires_grad != old.requires_grad:
+        flags = zip(new.watched.names, old.requires_grad, new.requires_grad)
+        changes |= {("requires_grad", "", n): bool(now) for n, was, now in flags if was != now}
+    if not _are_same(old.attributes, new.attributes):
+        for (path, _), was, now in zip(new.watched.modules, old.attributes, new.attributes):
+            for name, value in now.items() if not _are_same([was], [now]) else ():
+                before = was.get(name, _MISSING)
+                if value is before or not isinstance(value, _PLAIN) or name in _RANKS_OWN:
+                    continue
+                if not isinstance(before, _PLAIN) or before != value:
+                    changes["attribute", path, name] = value
     for name, seen in new.lists.items():
         filled = seen.filled(old.lists.get(name, _NOTHING))
         if filled is not None and all(map(_is_number, filled[2])):
             changes["list", "", name] = *filled[:2], list(map(_copy, filled[2]))
     return changes
+
+
+def _are_same(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> bool:
+    """Whether the same objects are in some dicts, in the same order; looked at in C."""
+    if list(map(len, old)) != list(map(len, new)):
+        return False
+    values = (itertools.chain.from_iterable(map(dict.values, each)) for each in (old, new))
+    return all(map(operator.is_, *values))
 
 
 def _set(part: Any, name: str, value: Any, *, is_list: bool) -> None:

@@ -28,6 +28,7 @@ from lightning_gpp.strategy.state.sharded_checkpoint import (
     is_sharded,
     write,
 )
+from lightning_gpp.strategy.step.hooks import LedHooks
 
 StateDictType = Literal["full", "sharded"]
 
@@ -40,6 +41,7 @@ class SavingStrategy(PipelinesStrategy):
     """Whether a rank reads the state of its optimizers out of a folder once it knows its part."""
 
     _session: Session | None
+    _hooks: LedHooks | None
     _saved: ShardedCheckpoint | None = None
     _doomed: tuple[str | Path, ...] = ()
     """Checkpoints that one on its way makes superfluous."""

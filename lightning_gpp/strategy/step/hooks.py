@@ -9,8 +9,8 @@ rank 0. Hooks that see neither, and those of callbacks, run on every rank.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -38,55 +38,63 @@ _OF_PARTS = (BaseFinetuning, StochasticWeightAveraging, WeightAveraging)
 _Hook = Callable[..., Any]
 
 
-@contextmanager
-def led_hooks(trainer: pl.Trainer, session: Session) -> Iterator[None]:
-    """In this hooks are relayed; afterwards modules and callbacks are as the user wrote them.
+class LedHooks:
+    """Puts relays in the place of the hooks of a module, its data module and callbacks.
 
     Args:
-        trainer: whose module, data module and callbacks.
         session: of this rank.
     """
-    run = session.run
-    is_leader = run.control.is_leader
 
-    def led(name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
-        with run.failures.guard():
-            return session.hook(name, hook, args, kwargs)
+    def __init__(self, session: Session) -> None:
+        self._session, self._installed = session, ExitStack()
 
-    def aside(name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
-        with session.asides.around(name):
-            return hook(*args, **kwargs)
-
-    def before_transfer(name: str, hook: _Hook, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(batch, PlacedBatch | RemoteBatch):
-            return batch
-        with run.alone(name) if is_leader else ExitStack():
-            return hook(batch, *args, **kwargs)
-
-    with ExitStack() as stack:
-
-        def put(owner: Any, name: str, relay: _Hook, *parent: type, always: bool = False) -> None:
-            if always or is_overridden(name, owner, *parent):
-                hook = getattr(owner, name)
-                relayed = functools.wraps(hook)(functools.partial(relay, name, hook))
-                stack.enter_context(instance_attribute(owner, name, relayed))
-
+    def install(self) -> None:
+        """Puts the relays in place."""
+        session, run = self._session, self._session.run
+        is_leader = run.control.is_leader
         for name in LEADER_HOOKS:
-            put(run.module, name, led)
+            self._put(run.module, name, self._led)
         for name in _ON_EVERY_RANK:
-            put(run.module, name, aside)
+            self._put(run.module, name, self._aside)
         if session.manual is not None and is_leader:
-            stack.enter_context(session.manual.relaying())
+            self._installed.enter_context(session.manual.relaying())
         name = "on_before_batch_transfer"
-        data = getattr(trainer, "datamodule", None)
-        put(run.module, name, before_transfer, always=not is_leader)
-        if data is not None:
-            put(data, name, before_transfer)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        self._put(run.module, name, self._before_transfer, always=not is_leader)
+        if (data := getattr(run.module.trainer, "datamodule", None)) is not None:
+            self._put(data, name, self._before_transfer)
+        for callback in run.module.trainer.callbacks:  # type: ignore[attr-defined]
             is_ours = type(callback).__module__.startswith(("lightning.", "lightning_gpp."))
             if is_ours or isinstance(callback, _OF_PARTS):
                 continue
             for name in dir(pl.Callback):
                 if name.startswith("on_") and name.endswith(("_start", "_end", "_step")):
-                    put(callback, name, aside, pl.Callback)
-        yield
+                    self._put(callback, name, self._aside, pl.Callback)
+
+    def remove(self) -> None:
+        """Takes the relays away; modules and callbacks are as the user wrote them."""
+        self._installed.close()
+
+    def _put(
+        self, owner: Any, name: str, relay: _Hook, *parent: type, always: bool = False
+    ) -> None:
+        if always or is_overridden(name, owner, *parent):
+            hook = getattr(owner, name)
+            relayed = functools.wraps(hook)(functools.partial(relay, name, hook))
+            self._installed.enter_context(instance_attribute(owner, name, relayed))
+
+    def _led(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+        with self._session.run.failures.guard():
+            return self._session.hook(name, hook, args, kwargs)
+
+    def _aside(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+        with self._session.asides.around(name):
+            return hook(*args, **kwargs)
+
+    def _before_transfer(
+        self, name: str, hook: _Hook, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(batch, PlacedBatch | RemoteBatch):
+            return batch
+        run = self._session.run
+        with run.alone(name) if run.control.is_leader else nullcontext():
+            return hook(batch, *args, **kwargs)

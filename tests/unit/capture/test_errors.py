@@ -331,16 +331,6 @@ def test_wrong_blocks(blocks: tuple[Block, ...], message: str) -> None:
         capture(Outer(), (torch.randn(4, 3),), {}, blocks=graph)
 
 
-def test_stage_that_misses_a_value() -> None:
-    captured = capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=["inner"])
-    with pytest.raises(ValueError, match="the stage reads 'inner'"):
-        captured.stage(["head"], ["x"], ["head"])
-    with pytest.raises(ValueError, match=r"should return \['head'\]"):
-        captured.stage(["inner"], ["x"], ["head"])
-    with pytest.raises(ValueError, match=r"unknown operators \['foot'\]"):
-        captured.stage(["foot"], ["x"], ["head"])
-
-
 def test_another_structure_at_a_later_call() -> None:
     class Takes(nn.Module):
         def forward(self, xs: list[Tensor]) -> Tensor:

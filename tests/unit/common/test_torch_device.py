@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.capture import device_kind
 from lightning_gpp.capture.checks.rollback import seeded
 from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.tracing.trace import autocast_state
 from lightning_gpp.common.torch_device import (
+    device_name,
     forked_random,
     set_current,
     synchronize,
@@ -115,7 +115,7 @@ def test_recording_waits_for_its_own_device_only(
 
 def test_random_states_of_every_accelerator_are_put_back(generators: list[Tensor]) -> None:
     before = list(generators)
-    with seeded(None):
+    with seeded(0):
         generators[:] = [torch.tensor([7]), torch.tensor([8])]
     assert generators == before
     with forked_random(XPU):
@@ -156,7 +156,7 @@ def test_a_device_with_memory_of_its_own(generators: list[Tensor]) -> None:
 
 def test_an_apple_gpu_shares_the_memory_of_the_cpu() -> None:
     gpu, cpu = DeviceAtHand.of(MPS), DeviceAtHand.of(CPU)
-    assert device_kind(MPS) == "mps" and gpu.memory_bytes == cpu.memory_bytes
+    assert device_name(MPS) == "mps" and gpu.memory_bytes == cpu.memory_bytes
     assert gpu.memory_bytes is not None
     shares = [device.memory_bytes for device in cluster_at_hand([gpu, cpu]).devices]
     assert shares == [gpu.memory_bytes // 2] * 2

@@ -9,8 +9,8 @@ from helpers.planning_jobs import LAYER_S, STEP_S, Sleeping, SleepingData
 from omegaconf import OmegaConf
 
 from lightning_gpp.cluster import cluster_preset
-from lightning_gpp.jobs.problem import alone
-from lightning_gpp.jobs.problem.alone import batches_alone
+from lightning_gpp.jobs.problem import recipe_problem
+from lightning_gpp.jobs.problem.recipe_problem import batches_alone
 from lightning_gpp.strategy.recording.batch_clock import ENOUGH_S
 
 HERE = "helpers.planning_jobs."
@@ -37,6 +37,6 @@ def test_nothing_is_said_of_long_batches_and_of_too_few(
 ) -> None:
     config = OmegaConf.create(CONFIG | {"trainer": CONFIG["trainer"] | options})
     if not options:
-        monkeypatch.setattr(alone, "on_one_device", None)  # it is not even begun
+        monkeypatch.setattr(recipe_problem, "on_one_device", None)  # it is not even begun
     one_device_s = LAYER_S if options else ENOUGH_S
     assert batches_alone(config, cluster_preset("cpu", 2), one_device_s) is None

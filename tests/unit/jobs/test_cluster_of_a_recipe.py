@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lightning_gpp.cluster.this_machine import num_cores
-from lightning_gpp.jobs.problem.problem_of import cluster_of
+from lightning_gpp.jobs.problem.problem import cluster_of
 
 CPUS = {"_target_": "lightning_gpp.cluster.cluster_preset", "name": "cpu", "num_devices": None}
 

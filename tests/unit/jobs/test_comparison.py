@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from lightning_gpp.jobs.comparison import (
-    ComparedPlan,
+    NOTHING,
     describe_comparison,
     describe_comparison_columns,
 )
+from lightning_gpp.jobs.table import Row
 
 
-def row(planner: str, step_s: float | None, error: str = "", **settings: str) -> ComparedPlan:
-    return ComparedPlan(planner, step_s=step_s, error=error, settings=settings)
+def row(planner: str, step_s: float | None, error: str = "", **settings: str) -> Row:
+    return planned(planner, step_s=step_s, error=error, settings=settings)
 
 
-def longer(rows: list[ComparedPlan]) -> list[str]:
+def planned(planner: str, schedule: str = "", step_s: float | None = None, **known: Any) -> Row:
+    return {**NOTHING, "planner": planner, "schedule": schedule, "step_s": step_s, **known}
+
+
+def longer(rows: list[Row]) -> list[str]:
     """What the column "than best" says of every row, "" where it says nothing."""
     lines = describe_comparison(rows, max_width=140).split("\n")
     found = [re.search(r"[-+][0-9]+ %", line) for line in lines[3:]]
@@ -35,7 +41,8 @@ def test_every_question_of_a_sweep_has_its_own_best():
 
 
 def test_columns_are_explained_with_the_source_of_the_costs():
-    table = describe_comparison([row("a", 2e-3)], max_width=140)
+    known = planned("a", step_s=2e-3, in_flight=2, in_flight_samples=8.0)
+    table = describe_comparison([known], max_width=140)
     text = describe_comparison_columns(table, "estimated, not measured", {"gpipe"}, max_width=70)
     assert "In flight: most" in text and "spmd" not in text
     assert "(costs: estimated, not measured; schedule: gpipe)" in " ".join(text.split())
@@ -48,8 +55,8 @@ def test_time_memory_and_messages_stand_in_a_narrow_terminal():
     costs = {"peak_memory_bytes": 10**9, "message_bytes": 2.5e6, "search_s": 0.5}
     pace = {"bottleneck_stage": 1, "bottleneck_bound": "compute"}
     rows = [
-        ComparedPlan("graphpipe_exclusive", "gpipe", 2e-3, 32e3, **sizes, **costs, **pace),
-        ComparedPlan("sharded_data_parallel", "spmd", 3e-3, 21e3, **costs),
+        planned("graphpipe_exclusive", "gpipe", 2e-3, samples_per_s=32e3, **sizes, **costs, **pace),
+        planned("sharded_data_parallel", "spmd", 3e-3, samples_per_s=21e3, **costs),
     ]
     table = describe_comparison(rows, max_width=80)
     assert "1.0 GB" in table and "2.5 MB" in table and "in flight" not in table
@@ -59,7 +66,7 @@ def test_time_memory_and_messages_stand_in_a_narrow_terminal():
 
 
 def test_schedules_are_a_column_where_they_differ():
-    rows = [ComparedPlan("a", "gpipe", 2e-3), ComparedPlan("b", "1f1b", 3e-3)]
+    rows = [planned("a", "gpipe", 2e-3), planned("b", "1f1b", 3e-3)]
     assert re.search(r"(?m)^ *planner +schedule +step", describe_comparison(rows, max_width=140))
-    same = [ComparedPlan("a", "gpipe", 2e-3), ComparedPlan("b", error="none")]
+    same = [planned("a", "gpipe", 2e-3), planned("b", error="none")]
     assert "schedule" not in describe_comparison(same, max_width=140)

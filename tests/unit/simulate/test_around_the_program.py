@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import Program, build_program
@@ -97,8 +95,3 @@ def test_the_step_comes_instead_of_what_the_interpreter_takes() -> None:
     for device, actions in enumerate(program.actions):
         gaps = [t for t in found.tasks if t.kind is TaskKind.OVERHEAD and t.device == device]
         assert len(gaps) == len(actions) - 3  # nor before the first and the update
-
-
-def test_a_negative_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="turn_s must be a number of at least 0, got -1"):
-        simulate(PROGRAM, with_step(turn_s=-1.0))

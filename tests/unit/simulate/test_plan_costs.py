@@ -42,10 +42,8 @@ def replicated(**changes: Any) -> Plan:
     ("options", "sums"),
     [
         ({}, [(3000, 1)]),
-        ({"bucket_bytes": 1500}, [(2000, 2 / 3), (1000, 1)]),
         ({"overlap": "wait_free"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),
         ({"overlap": "at_end"}, [(1000, 1), (1000, 1), (1000, 1)]),
-        ({"overlap": "one_at_end"}, [(3000, 1)]),
         ({"overlap": "merged"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),  # no latency to save
     ],
 )
@@ -75,7 +73,7 @@ def test_frozen_parameters_are_not_summed() -> None:
 
 
 def test_an_unknown_overlap_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown overlap 'none'; known: at_end, one_at_end"):
+    with pytest.raises(ValueError, match="unknown overlap 'none'; known: at_end, wait_free"):
         program_costs(replicated(), question(), overlap="none")  # type: ignore[arg-type]
 
 
@@ -131,7 +129,7 @@ def test_sums_beside_the_backward_are_what_planners_do_not_count() -> None:
         simulate_plan(
             replicated(), request, program_costs(replicated(), request, overlap=overlap)
         ).step_s
-        for overlap in ("one_at_end", "wait_free")
+        for overlap in ("at_end", "wait_free")
     )
     # of three sums of 1 s, ready 2, 4 and 6 s into the backward, the last one is not hidden
     assert late_s - early_s == pytest.approx(2.0)

@@ -21,10 +21,9 @@ from lightning_gpp.simulate import ProgramCosts, Span, SpanKind, StepCosts, Time
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
 from lightning_gpp.simulate.refit.fit import fit_link
-from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.refit.from_timelines import refit, refit_windows
 from lightning_gpp.simulate.refit.recorded import Message
 from lightning_gpp.simulate.refit.refit import Refit, load_refit
-from lightning_gpp.simulate.refit.windows import refit_windows
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 
@@ -201,7 +200,7 @@ def test_costs_of_another_model_are_refused() -> None:
     found = refit([timeline], program(HALVES, asked), HALVES, asked)
     other = Costs((Profile({"z": OpProfile(1.0)}, 4),))
     with pytest.raises(ValueError, match="of another model: the costs know nothing of a, b, c"):
-        found.costs(other, asked.cluster)
+        found.request(replace(asked, graph=literal_graph({"z": "x"}), costs=other))
 
 
 def test_a_slow_stage_changes_the_next_plan() -> None:

@@ -16,7 +16,6 @@ from lightning_gpp.reports.step.trace import trace_events, write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
     Bucket,
-    PathPart,
     Span,
     SpanKind,
     Timeline,
@@ -67,12 +66,10 @@ def message(start_s: float, end_s: float, target: int) -> Transfer:
 class TestShares:
     def test_by_hand(self) -> None:
         first, second = shares(timeline()).ranks
-        assert (first.forward_s, first.backward_s) == (1 + 0.75 + 0.5, 0.5)
-        assert (first.communication_s, first.wait_s, first.other_s) == (1.5, 2.0, 0.5)
-        assert first.idle_s == 8 - 2.25 - 0.5 - 1.5 - 2.0 - 0.5
-        assert (second.forward_s, second.backward_s) == (2.0, 1.0)
-        assert (second.communication_s, second.wait_s, second.other_s) == (1.5, 2.5, 0.0)
-        assert second.idle_s == 1.0
+        parts = {"forward": 2.25, "backward": 0.5, "communication": 1.5, "wait": 2.0, "other": 0.5}
+        assert first.seconds == parts | {"idle": 8 - sum(parts.values())}
+        parts = {"forward": 2.0, "backward": 1.0, "communication": 1.5, "wait": 2.5, "other": 0.0}
+        assert second.seconds == parts | {"idle": 1.0}
         assert (first.bubble_s, second.bubble_s) == (5.25, 5.0)
         assert shares(timeline()).bubble_share == 10.25 / 16
 
@@ -89,37 +86,6 @@ class TestShares:
 
 
 class TestTimeline:
-    def test_json_and_back(self) -> None:
-        assert Timeline.from_json(timeline().to_json()) == timeline()
-
-    def test_the_first_version_can_be_read(self) -> None:
-        data = json.loads(timeline().to_json()) | {"version": 1}
-        for key in ("transfers", "critical_path", "memory"):
-            del data[key]
-        assert Timeline.from_json(json.dumps(data)) == timeline()
-
-    def test_transfers_path_and_memory_in_json(self) -> None:
-        for found in predicted_and_measured():
-            assert found.transfers and found.critical_path
-            assert Timeline.from_json(found.to_json()) == found
-
-    @pytest.mark.parametrize(
-        ("changes", "error"),
-        [
-            ({"critical_path": (PathPart(span=99),)}, "a part that is not there"),
-            ({"transfers": (message(8.0, 9.0, 0),)}, "within the step"),
-            ({"transfers": (message(1.0, 2.0, 2),)}, "ranks below 2"),
-        ],
-    )
-    def test_impossible_transfers_and_paths_are_refused(self, changes: dict, error: str) -> None:
-        with pytest.raises(ValueError, match=error):
-            timeline(**changes)
-
-    def test_unknown_kind_in_json_lists_the_known(self) -> None:
-        text = timeline().to_json().replace('"kind": "feed"', '"kind": "food"')
-        with pytest.raises(ValueError, match=r"spans\[0\]: kind: expected one of: forward, feed"):
-            Timeline.from_json(text)
-
     def test_messages_are_joined(self) -> None:
         pairs = [(sent.action, received.action) for sent, received in timeline().messages()]
         assert pairs == [("-1SF0>0", "0RF0<-1"), ("0SF0>1", "1RF0<0"), ("1SB0>0", "0RB0<1")]
@@ -128,9 +94,7 @@ class TestTimeline:
         ("span", "error"),
         [
             (Span(0, SpanKind.DATA, 3.0, 4.0), "data starts before 1RF0<0 ends"),
-            (Span(2, SpanKind.DATA, 3.0, 4.0), "rank 2 of 2"),
             (Span(1, SpanKind.DATA, 7.6, 9.0), "after the step"),
-            (Span(1, SpanKind.FORWARD, 7.6, 7.7, "5F0"), "unknown stage"),
         ],
     )
     def test_impossible_spans_are_refused(self, span: Span, error: str) -> None:

@@ -1,118 +1,99 @@
-"""What-if factors on a question to a planner: links, devices, operators, input, bytes."""
+"""A plan in a changed world: links, devices, input, bytes, and which change buys most."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, HostLink, Link, uniform_cluster
-from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
-from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
-from lightning_gpp.simulate.program_costs import (
-    Bucket,
-    MessageBytes,
-    ProgramCosts,
-    StageCosts,
-    StepCosts,
-)
-from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.simulate.program_costs import MessageBytes, StepCosts
+from lightning_gpp.simulate.what_if import Case, levers
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
-LINK = Link(1e9, 1e-5, is_shared=True)
+PLAN = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,))), num_microbatches=4)
+COPIES = Plan((Stage(0, ("a", "b", "c"), (0, 1), microbatch_multiple=2),), num_microbatches=2)
 
 
-def request_of(kinds: str = "uv", device: str = "", graph=CHAIN) -> PlanRequest:
-    """Devices of kinds ``u`` and ``v``; ``v`` is twice as fast."""
-    devices = tuple(Device(f"{i}", kind) for i, kind in enumerate(kinds))
-    cluster = Cluster(devices, LINK, Link(1e8), host_links=(HostLink("host0", Link(5e9, 1e-6)),))
-    profiles = [
-        Profile({o.name: OpProfile(1e-3 * f, 2e-3 * f, 8) for o in graph}, 4, kind)
-        for kind, f in ([(device, 1)] if device else [("u", 1), ("v", 0.5)])
-    ]
-    return PlanRequest(graph, cluster, Costs(tuple(profiles)), 8)
-
-
-def forward_s(request: PlanRequest, device: int, operator: str = "a") -> float:
-    kind = request.cluster.devices[device].kind
-    return request.profile(4, kind).operators[operator].forward_s
+def case(plan: Plan = PLAN, cluster: Cluster | None = None, **run: Any) -> Case:
+    cluster = cluster or uniform_cluster(2, Link(1e6, 1e-4))
+    costs = Costs((profile_of(CHAIN, {"a": 1e-3, "b": 1e-3, "c": 1e-3}),))
+    return Case(plan, PlanRequest(CHAIN, cluster, costs, 8), **run)
 
 
 def test_nothing_changes_nothing():
-    request = request_of()
-    assert WhatIf().is_nothing and WhatIf(device={0: 1.0}).is_nothing
-    assert WhatIf().request(request) == request
-    assert WhatIf().describe() == "nothing"
+    assert case().changed({"compute": 1.0, "bytes": 1}) == case()
 
 
 def test_links():
-    found = WhatIf(bandwidth=2, latency=0.5).request(request_of()).cluster
+    devices = tuple(Device(f"{i}") for i in range(2))
+    own = HostLink("host0", Link(5e9, 1e-6))
+    cluster = Cluster(devices, Link(1e9, 1e-5, is_shared=True), Link(1e8), host_links=(own,))
+    found = case(cluster=cluster).changed({"bandwidth": 2, "latency": 0.5}).request.cluster
     assert found.host_link == Link(2e9, 0.5e-5, is_shared=True)
     assert found.rack_link == Link(2e8) and found.spine_link is None
     assert found.link(0, 1) == Link(1e10, 0.5e-6)
 
 
 def test_links_without_a_limit_stay_so():
-    free = replace(request_of(), cluster=Cluster((Device("0", "u"),), Link(1e30)))
-    assert WhatIf(bandwidth=2).request(free).cluster.host_link == Link(1e30)
+    free = case(cluster=uniform_cluster(2, Link(1e30))).changed({"bandwidth": 2})
+    assert free.request.cluster.host_link == Link(1e30)
 
 
-def test_all_devices():
-    found = WhatIf(compute=4).request(request_of())
-    assert [forward_s(found, d) for d in (0, 1)] == pytest.approx([0.25e-3, 0.125e-3])
-    backward_s = found.profile(4, "u").operators["b"].backward_s
-    assert backward_s == pytest.approx(0.5e-3)
+def test_devices_that_are_faster_compute_and_update_faster():
+    step = StepCosts(feed_s=1e-3, turn_s=2e-3, data_s=2.0, optimizer_s={0: 3e-3, 1: 1e-3})
+    free = case(cluster=uniform_cluster(2, Link(1e30)), step=replace(step, data_s=0.0))
+    assert free.changed({"compute": 4}).step_s == pytest.approx(free.step_s / 4)
+    assert case(step=step).changed({"compute": 4}).step.data_s == 2.0
+
+
+def test_input():
+    step = StepCosts(data_s=2.0, input_bytes=8.0, host_link=Link(1.0))
+    found = case(step=step).changed({"input": 4}).step
+    assert (found.data_s, found.input_bytes) == (0.5, 2.0)
+
+
+def test_bytes_of_messages_and_sums():
+    costs, halved = (case().changed({"bytes": factor}).costs() for factor in (1.0, 0.5))
+    size = costs.forward_bytes[0, 1]
+    assert halved.forward_bytes[0, 1] == MessageBytes(size.per_unit / 2, size.fixed / 2)
+    sums, fewer = (case(COPIES).changed({"bytes": f}).costs().buckets for f in (1.0, 0.5))
+    assert [one.size_bytes / 2 for one in sums] == [one.size_bytes for one in fewer]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "device", "expected"),
-    [
-        ("uv", "", [1e-3, 1e-3]),
-        ("uu", "u", [1e-3, 2e-3]),
-        ("uu", ANY_DEVICE, [1e-3, 2e-3]),
-        (["device", "device"], "u", [1e-3, 2e-3]),  # devices of which nothing is said
-    ],
-)
-def test_one_device(kinds, device, expected):
-    found = WhatIf(device={1: 0.5}).request(request_of(kinds, device))
-    assert [forward_s(found, d) for d in (0, 1)] == pytest.approx(expected)
-    assert found.cluster.devices[1].kind.endswith("x0.5")
-    plan = answer(found, "graphpipe")
-    assert evaluate_plan(plan, found).step_s > 0
+    "factors",
+    [{"bandwidth": -1.0}, {"bandwidth": 0.0}, {"compute": float("inf")}, {"bytes": -0.5},
+     {"latency": float("nan")}, {"input": "fast"}],
+)  # fmt: skip
+def test_a_factor_that_makes_no_sense(factors):
+    (name,) = factors
+    with pytest.raises(ValueError, match=rf"what_if\.{name} is a factor .* got"):
+        case().changed(factors)
 
 
-def test_operators():
-    found = WhatIf(operators={"b": 0.5}).request(request_of())
-    assert [forward_s(found, 0, name) for name in "abc"] == pytest.approx([1e-3, 5e-4, 1e-3])
+def test_levers_are_the_steps_of_the_changed_cases_the_best_first():
+    before = case(COPIES, step=StepCosts(data_s=5e-3), planner="data_parallel", schedule="gpipe")
+    found = levers(before)
+    steps = {lever.name: lever.step_s for lever in found}
+    assert steps["twice the bandwidth"] == before.changed({"bandwidth": 2}).step_s
+    assert steps["devices twice as fast"] == before.changed({"compute": 2}).step_s
+    assert steps["input twice as fast"] == pytest.approx(before.step_s - 2.5e-3)
+    assert steps["input read ahead"] == replace(before, prefetch=True).step_s < before.step_s
+    assert steps["sums of gradients: merged"] == replace(before, overlap="merged").step_s
+    assert steps["twice the devices"] == before.on_twice_the_devices().step_s
+    gains = [lever.gain for lever in found if lever.gain is not None]
+    assert gains == sorted(gains, reverse=True)
+    for lever in found:
+        samples = 16 if lever.name == "twice the devices" else 8
+        assert lever.step_s is not None and lever.samples_per_s == samples / lever.step_s
+        assert lever.gain == pytest.approx(lever.samples_per_s / before.samples_per_s - 1)
 
 
-def test_some_operator_takes_time():
-    with pytest.raises(ValueError, match=r"what_if\.operators leaves no operator that takes time"):
-        WhatIf(operators=dict.fromkeys("abc", 0.0)).request(request_of())
-
-
-def test_the_step_besides():
-    step = StepCosts(2.0, 8.0, LINK, feed_s=1.0, turn_s=2.0, optimizer_s={0: 3.0, 1: 3.0})
-    found = WhatIf(compute=2, input=4, device={1: 0.5}).step(step)
-    assert (found.data_s, found.input_bytes) == (0.5, 2.0)
-    assert (found.feed_s, found.turn_s) == (0.5, 1.0)
-    assert found.optimizer_s == {0: 1.5, 1: 3.0}
-
-
-def test_bytes():
-    size = {(0, 1): MessageBytes(8.0, 2.0)}
-    costs = ProgramCosts(
-        uniform_cluster(2), (StageCosts(1.0, 1.0),) * 2, size, size, (Bucket(0, 4.0),)
-    )
-    found = WhatIf(bytes=0.5).messages(costs)
-    assert found.forward_bytes == found.backward_bytes == {(0, 1): MessageBytes(4.0, 1.0)}
-    assert found.buckets == (Bucket(0, 2.0),) and found.stages == costs.stages
-
-
-def test_names_that_are_not_there():
-    request = PlanRequest(CHAIN, uniform_cluster(3), Costs((profile_of(CHAIN),)), 8)
-    with pytest.raises(ValueError, match=r"what_if.device.3: .* the cluster has 3 \(0 … 2\)"):
-        WhatIf(device={3: 0.5}).request(request)
-    with pytest.raises(ValueError, match=r"what_if.operators.d: the model has no operator 'd'"):
-        WhatIf(operators={"d": 0.5}).request(request)
+def test_a_plan_by_hand_has_no_planner_to_ask():
+    found = levers(case(planner="by hand"))
+    assert found[-1].name == "twice the devices" and "no planner made the plan" in found[-1].note

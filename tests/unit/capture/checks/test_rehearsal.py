@@ -10,10 +10,6 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import CaptureError, capture
 from lightning_gpp.capture.checks.rehearsal import Rehearsal
-from lightning_gpp.capture.tracing.modes import mode_flags
-from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.host_weights import HostWeights
-from lightning_gpp.capture.values.samples import first_sample
 
 
 class Counted(nn.Module):
@@ -29,11 +25,7 @@ class Counted(nn.Module):
 
 
 def rehearsal_of(module: nn.Module, num_samples: int) -> Rehearsal:
-    args = (torch.randn(num_samples, 3),)
-    arguments = Arguments.of(module, args, {})
-    sample = first_sample(arguments.tensors(args, {}))
-    weights = HostWeights(module, sample.device)
-    return Rehearsal(module, arguments, sample, mode_flags(module, None), weights)
+    return Rehearsal(module, (torch.randn(num_samples, 3),), {}, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
 from lightning_gpp.capture.checks.check import Result, in_float64
-from lightning_gpp.capture.checks.rehearsal import Rehearsal
+from lightning_gpp.capture.checks.rehearsal import Rehearsal, _weighted_sums
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.common import mapped_tensor
 
@@ -73,6 +73,15 @@ def test_gradients_in_files_are_not_kept(
     capture(module, (torch.randn(4, 3),))
     shapes = {tuple(result.gradients["layer.weight"].shape) for result in found if result.gradients}
     assert shapes == {(7,) if is_in_files else (2, 3)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("length", [1, 4096, 10_007])
+def test_sums_of_a_gradient_show_an_element_that_differs(dtype: torch.dtype, length: int) -> None:
+    gradient = torch.randn(length, dtype=dtype)
+    other = gradient.clone()
+    other[length // 2] += 1
+    assert (_weighted_sums(gradient) != _weighted_sums(other)).sum() == 1
 
 
 def test_a_difference_that_a_higher_precision_has_not_is_rounding(

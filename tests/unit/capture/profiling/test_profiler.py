@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.capture.profiling import operator_probe as probe_file
-from lightning_gpp.capture.profiling.alike import work_of
+from lightning_gpp.capture.profiling.shared_work import work_of
 from lightning_gpp.cost import OpProfile
 
 

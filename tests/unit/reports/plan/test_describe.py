@@ -7,6 +7,7 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner import (
     Plan,
     PlanRequest,
@@ -18,6 +19,7 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.step_time.device_time import device_times
 from lightning_gpp.reports.plan.describe import (
     describe_bounds,
+    describe_graph,
     describe_plan,
     describe_source,
     shares_text,
@@ -25,7 +27,6 @@ from lightning_gpp.reports.plan.describe import (
 from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
-    describe_device_columns,
     describe_devices,
     why_it_lost,
 )
@@ -125,34 +126,22 @@ def test_the_whole_text():
         Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
         Memory: parameters, gradients, optimizer state (Adam: 2 values per parameter) and
           activations in flight, on each device. r: activations are computed again.
-        Below, stages of one depth are side by side; → has the bytes of a message, of one
-          micro-batch.
+        Below, stages of one depth work side by side; bytes are of a message, of one micro-batch.
 
-        ┌────────────────────┐
-        │ stage 0 · device 0 │
-        │        stem        │
-        │ 4.3 kB · 50 % load │
-        │     feed 256 B     │
-        │     → 1: 256 B     │
-        │     → 2: 256 B     │
-        └────────────────────┘
-        ┌────────────────────┐ ┌────────────────────┐
-        │ stage 1 · device 1 │ │ stage 2 · device 2 │
-        │       enc.a        │ │       enc.b        │
-        │ 4.2 kB · 50 % load │ │ 4.2 kB · 50 % load │
-        │     → 3: 256 B     │ │     → 3: 256 B     │
-        └────────────────────┘ └────────────────────┘
-        ┌─────────────────────┐
-        │ stage 3 · device 3  │
-        │      head, cat      │
-        │ 8.2 kB · 100 % load │
-        └─────────────────────┘
+        depth  stage  inputs  sends to
+        ──────────────────────────────────────────
+            3      0   256 B  1 (256 B), 2 (256 B)
+            2      1          3 (256 B)
+            2      2          3 (256 B)
+            1      3
     """)
 
 
 def test_devices_and_what_they_wait_for():
     """Stage 3 works from 2 ms to 26 ms; the first gradient is back at stage 0 after 8 ms."""
-    rows = [row.split("  ") for row in describe_devices(FOUND, REQUEST).split("\n")[3:]]
+    rows = [
+        row.split("  ") for row in describe_devices(FOUND, REQUEST).split("\n\n")[0].split("\n")[3:]
+    ]
     assert [[cell.strip() for cell in row if cell] for row in rows] == [
         [
             "0",
@@ -212,9 +201,8 @@ def test_devices_and_what_they_wait_for():
 def test_narrow_terminals_have_two_tables_of_devices():
     wide, narrow = (describe_devices(FOUND, REQUEST, max_width=width) for width in (100, 80))
     assert max(map(len, narrow.split("\n"))) <= 80
-    assert "\n\n" not in wide
-    (time, memory) = narrow.split("\n\n")
-    row = wide.split("\n")[-1].split()
+    (table, _), (time, memory, _) = wide.split("\n\n"), narrow.split("\n\n")
+    row = table.split("\n")[-1].split()
     assert time.split("\n")[-1].split() == row[:-6]
     assert memory.split("\n")[-1].split() == row[:2] + row[-6:]
 
@@ -242,18 +230,18 @@ def test_replicas_share_a_row_and_the_loss_has_a_box():
     assert "stage 0 (devices 0-1) sets it" in text
     assert "8 r" in text
     assert "but has 12.0 kB (107 %): the plan does not fit" in text
-    assert "loss · device 2" in text
+    assert "loss (512 B)" in text
     assert "depth 3 with the loss, 2 micro-batches of 8, schedule" in text
-    rows = describe_devices(found, REQUEST).split("\n")[3:]
+    rows = describe_devices(found, REQUEST).split("\n\n")[0].split("\n")[3:]
     # the user's step takes memory on device 2
     assert [row.split()[:2] for row in rows] == [["0-1", "0"], ["2", "1"], ["3", "1"]]
 
 
 def test_columns_of_devices_are_explained():
-    alone = describe_device_columns(FOUND, max_width=80)
+    alone = describe_devices(FOUND, REQUEST, max_width=80)
     assert "Waits: for its first input (start)" in alone and "Sums:" not in alone
     slow = replace(REQUEST, cluster=uniform_cluster(4, Link(1000.0)))
-    replicas = describe_device_columns(evaluate_plan(REPLICAS, slow), max_width=80)
+    replicas = describe_devices(evaluate_plan(REPLICAS, slow), slow, max_width=80)
     assert "Sums: adding up the gradients of replicas behind its last backward." in replicas
 
 
@@ -366,9 +354,19 @@ def test_unequal_shares_are_named():
     plan = replace(REPLICAS, stages=stages)
     found = evaluate_plan(plan, REQUEST)
     assert shares_text(found.stages[1]) == "12 + 4"
-    text = " ".join(describe_plan(found, REQUEST).split())
-    assert "Shares of stage 1, samples of a micro-batch and compute: 12 on device 2 (75 %, " in text
-    assert "; 4 on device 3 (25 %, " in text
-    assert "Shares of" not in describe_plan(evaluate_plan(REPLICAS, REQUEST), REQUEST)
+    assert " 12 + 4 " in describe_plan(found, REQUEST)
     busy = {one.device: one.busy_s for one in found.devices}
     assert busy[2] == pytest.approx(3 * busy[3])
+
+
+def test_edges_without_gradient_say_so():
+    edges = (
+        StageEdge(FEED, 0, ("x",), 4096, has_backward=False),
+        StageEdge(0, 1, ("v",), 8, False),
+    )
+    assert describe_graph(StageGraph(2, edges), 2) == lines_of("""
+        depth  stage  inputs  sends to
+        ──────────────────────────────────────────
+            2      0  4.1 kB  1 (8 B, no gradient)
+            1      1
+    """)

@@ -104,7 +104,7 @@ def test_a_refit_is_found_with_other_sizes_of_micro_batches_a_profile_is_not():
         lambda patch: patch.setattr("torch.__version__", "9.9"),
         lambda patch: patch.setattr("lightning_gpp._version.__version__", "9.9"),
         lambda patch: patch.setattr(plan_cache, "_code_hash", lambda rooms: "other"),
-        lambda patch: patch.setattr(plan_cache, "device_kind", lambda device: "other"),
+        lambda patch: patch.setattr(plan_cache, "device_name", lambda device: "other"),
         lambda patch: patch.setattr(plan_cache, "_processor_name", lambda: "other"),
         lambda patch: patch.setattr("torch.get_num_threads", lambda: 99),
     ],

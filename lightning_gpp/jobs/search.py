@@ -1,0 +1,218 @@
+"""Asks planners, with limits of time and of memory.
+
+A search is pure Python (or numpy) for minutes and looks at no clock, so with a limit it runs in a
+process of its own, which can be ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning_gpp.common.progress import doing
+from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
+from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
+from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
+from lightning_gpp.reports.plan.explain import Alternative
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+Result = TypeVar("Result")
+
+NUM_NEXT = 3
+"""Next best plans that are shown."""
+
+WORTH_ASKING = 0.4
+"""Micro-batches of twice the size may need twice the memory: below this part of a device's nothing
+was refused for its sake."""
+
+SHORTER = 0.999
+"""Of the step, for memory to count as what bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """The plan that training would run.
+
+    Attributes:
+        question: what was asked.
+        answer: the plan, and what the planner says of its search.
+        evaluation: what the plan would do.
+        search_s: seconds of the search.
+    """
+
+    question: PlanQuestion
+    answer: PlanToRun
+    evaluation: PlanEvaluation
+    search_s: float
+
+    @property
+    def planner(self) -> str:
+        """Who made the plan."""
+        made = self.question.plan is not None
+        return self.answer.plan.planner if made else self.question.planner
+
+    @property
+    def request(self) -> PlanRequest:
+        """The question that the plan answers, with the schedule that runs it."""
+        return self.answer.request
+
+    def alternatives(self) -> list[Alternative]:
+        """The next best plans of the same planner."""
+        return [
+            Alternative(f"{self.planner}, {number}.", ranked.evaluation)
+            for number, ranked in enumerate(self.answer.result.ranked[1 : 1 + NUM_NEXT], start=2)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlan:
+    """A search without a plan, which is an answer, too.
+
+    Attributes:
+        planner: its name.
+        why: there is none.
+        search_s: seconds of the search.
+    """
+
+    planner: str
+    why: str
+    search_s: float
+
+
+def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan | NoPlan:
+    """The plan that training would run.
+
+    Args:
+        question: the question.
+        limit_s: seconds after which the search is ended, in a process of its own; None lets it
+            search as long as it likes.
+
+    Raises:
+        ValueError: there is no such planner.
+        RuntimeError: the search failed, which is a fault of the planner.
+    """
+    check_planner(question.planner)
+    start_s = time.perf_counter()
+    say = partial(print, file=sys.stderr, flush=True)
+    try:
+        if question.plan is not None:
+            return find(question)
+        with doing(f"Planning by {question.planner}", say):
+            return call_within(limit_s, find, question)
+    except OutOfTimeError as error:
+        return NoPlan(question.planner, str(error), limit_s or 0.0)
+    except ValueError as error:
+        return NoPlan(question.planner, str(error), time.perf_counter() - start_s)
+
+
+def find(question: PlanQuestion) -> FoundPlan:
+    """:func:`search` without limits.
+
+    Raises:
+        ValueError: there is no plan.
+    """
+    gc.collect()  # what others left behind is not the search's
+    start_s = time.perf_counter()
+    answer = plan_to_run(question)
+    search_s = time.perf_counter() - start_s if question.plan is None else 0.0
+    return FoundPlan(question, answer, evaluate_plan(answer.plan, answer.request), search_s)
+
+
+def check_planner(planner: str) -> None:
+    """Raises ValueError, naming the known planners, where there is none of this name."""
+    if planner not in PLANNERS:
+        raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
+
+
+def memory_limit_note(found: FoundPlan, limit_s: float | None = None) -> list[str]:
+    """What the same planner finds with unlimited memory; nothing where there is room anyway."""
+    evaluation, asked = found.evaluation, found.question.request
+    fullest = max(
+        (d.memory_bytes / d.limit_bytes for d in evaluation.devices if d.limit_bytes), default=0.0
+    )
+    if found.question.plan is not None or fullest < WORTH_ASKING:
+        return []
+    devices = tuple(replace(device, memory_bytes=None) for device in asked.cluster.devices)
+    unlimited = replace(asked, cluster=replace(asked.cluster, devices=devices))
+    question = PlanQuestion(unlimited, found.planner, found.request.schedule)
+    again = search(question, limit_s)
+    if isinstance(again, NoPlan):
+        return [f"Whether memory bounds the step is not known: {again.why}."]
+    step_s = again.evaluation.step_s
+    if step_s > SHORTER * evaluation.step_s:
+        return ["Memory does not bound the step: with unlimited memory it is no shorter."]
+    return [
+        f"Memory bounds the step: with unlimited memory it would take {seconds_text(step_s)}"
+        f" ({percent_text(evaluation.step_s - step_s, evaluation.step_s)} less), and "
+        f"{bytes_text(again.evaluation.peak_memory_bytes)} on the fullest device."
+    ]
+
+
+class OutOfTimeError(ValueError):
+    """A call took longer than its limit."""
+
+
+def call_within(limit_s: float | None, function: Callable[..., Result], *args: Any) -> Result:
+    """What a function returns, called in a new process, or in this one where there is no limit.
+
+    Args:
+        limit_s: seconds after which the process is ended, its start included; None: never.
+        function: of the top level of a module; it, the arguments and the result are pickled.
+        args: its arguments.
+
+    Raises:
+        OutOfTimeError: there was no result in time.
+        ValueError: of the function, with its text; that is an answer, too.
+        RuntimeError: the function raised another error, whose traceback is in the text, or its
+            process ended without a result.
+    """
+    if limit_s is None:
+        return function(*args)
+    spawn = multiprocessing.get_context("spawn")  # nothing of this process's threads and locks
+    receive, send = spawn.Pipe(duplex=False)
+    worker = spawn.Process(target=_call, args=(send, function, args))
+    worker.start()
+    send.close()
+    try:
+        if not receive.poll(limit_s):
+            raise OutOfTimeError(
+                f"no answer within {limit_s:g} s; a larger job.limit_s gives it longer"
+            )
+        error, answer = receive.recv()
+    except EOFError:
+        worker.join()
+        raise RuntimeError(
+            f"the process of {function.__name__} ended without an answer, with exit code "
+            f"{worker.exitcode} (-9: ended from outside, as where memory runs out)"
+        ) from None
+    finally:
+        worker.kill()
+        worker.join()
+        receive.close()
+    if error is ValueError:
+        raise ValueError(answer)
+    if error is not None:
+        raise RuntimeError(f"{function.__name__} failed in a process of its own:\n{answer}")
+    result: Result = answer
+    return result
+
+
+def _call(send: Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    """Sends the kind of an error, and its text, as not every error can be pickled."""
+    answer: tuple[type[Exception] | None, object]
+    try:
+        answer = None, function(*args)
+    except ValueError as refused:
+        answer = ValueError, str(refused)
+    except Exception:
+        answer = Exception, traceback.format_exc()
+    send.send(answer)

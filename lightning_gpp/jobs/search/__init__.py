@@ -1,1 +1,0 @@
-"""Asking planners, with limits of time and of memory."""

@@ -1,1 +1,0 @@
-"""Simulating plans, and what the job ``simulate`` says of them."""

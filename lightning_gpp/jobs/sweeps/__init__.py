@@ -1,1 +1,0 @@
-"""Jobs of a sweep, and their picture."""

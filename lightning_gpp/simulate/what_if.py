@@ -1,0 +1,319 @@
+"""What a change would bring: other devices, links, bytes or input, better overlap, more devices.
+
+Every change is simulated anew, so that it shows what becomes the bottleneck after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MappingProxyType
+
+from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.common.checks import LARGEST
+from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
+from lightning_gpp.planner.plan.by_rank import in_plan_order
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
+from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
+from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
+from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
+from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.ssgd import MERGING, STEPS, Ssgd, model_layers
+from lightning_gpp.simulate.usage import Usage, usage
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on a cluster, and how it is run.
+
+    Attributes:
+        plan: the stages.
+        request: the question that it answers.
+        step: what a step costs beside compute and messages.
+        overlap: how the gradients of replicas are cut into sums.
+        all_reduce: how they are summed.
+        prefetch: whether the input of the next step is read while one runs.
+        bytes_factor: of the bytes of messages and sums.
+        planner: who is asked for a plan of another question.
+        schedule: of such a plan; None leaves it to what fits into memory.
+    """
+
+    plan: Plan
+    request: PlanRequest
+    step: StepCosts = field(default_factory=StepCosts)
+    overlap: Overlap = "buckets"
+    all_reduce: AllReduce = "ring"
+    prefetch: bool = False
+    bytes_factor: float = 1.0
+    planner: str = "graphpipe"
+    schedule: str | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are simulated in a row."""
+        return STEPS if self.prefetch and self.step.has_input else 1
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """A step, or the last of several where the input is read ahead."""
+        return simulate_plan(
+            self.plan, self.request, self.costs(), num_steps=self.num_steps, prefetch=self.prefetch
+        )
+
+    def costs(self) -> ProgramCosts:
+        """What its program costs."""
+        costs = program_costs(
+            self.plan,
+            self.request,
+            overlap=self.overlap,
+            all_reduce=self.all_reduce,
+            step=self.step,
+        )
+        return costs.with_bytes(self.bytes_factor) if self.bytes_factor != 1 else costs
+
+    @cached_property
+    def usage(self) -> Usage:
+        """How busy devices and channels are."""
+        return usage(self.simulation)
+
+    @cached_property
+    def path(self) -> CriticalPath:
+        """What the end of the step waits for."""
+        return critical_path(self.simulation)
+
+    @cached_property
+    def evaluation(self) -> PlanEvaluation:
+        """What planners judge the plan by."""
+        return evaluate_plan(self.plan, self.request)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; of several without draining their mean."""
+        return self.simulation.minibatch_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput."""
+        return self.request.minibatch_size / self.simulation.step_s
+
+    def changed(self, factors: Mapping[str, float]) -> Case:
+        """The same plan in a changed world.
+
+        Args:
+            factors: name in :data:`CHANGES` -> factor; 1 changes nothing.
+
+        Raises:
+            ValueError: a factor makes no sense.
+        """
+        found = self
+        for name, factor in factors.items():
+            may_be_zero = name in ("latency", "bytes")
+            is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+            if not is_number or not 0 <= factor < math.inf or (factor == 0 and not may_be_zero):
+                raise ValueError(
+                    f"what_if.{name} is a factor {'of at least' if may_be_zero else 'above'} 0 "
+                    f"(1 changes nothing), got {factor!r}"
+                )
+            if factor != 1:
+                found = CHANGES[name](found, factor)
+        return found
+
+    def replanned(self, request: PlanRequest) -> Case:
+        """The planner's plan of another question, run likewise.
+
+        Input, and the user's step where it sees a whole mini-batch, go with the number of samples.
+
+        Raises:
+            ValueError: no planner made the plan, or it finds none.
+        """
+        if self.planner not in PLANNERS:
+            raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
+        found = plan_to_run(PlanQuestion(request, self.planner, self.schedule))
+        part = found.request.minibatch_size / self.request.minibatch_size
+        step = replace(
+            self.step.of_devices(found.request.num_devices),
+            data_s=self.step.data_s * part,
+            input_bytes=self.step.input_bytes * part,
+            turn_s=self.step.turn_s * part,
+        )
+        return replace(self, plan=found.plan, request=found.request, step=step)
+
+    def on_twice_the_devices(self) -> Case:
+        """The planner's plan for twice the devices, and mini-batches of twice the size."""
+        cluster = twice(in_plan_order(self.request.cluster))
+        size = 2 * self.request.minibatch_size
+        return self.replanned(replace(self.request, cluster=cluster, minibatch_size=size))
+
+    def on_first_devices(self, count: int) -> Case:
+        """The planner's plan for the first devices, with as many samples for each."""
+        if count == self.request.num_devices:
+            return self
+        size = max(1, round(self.request.minibatch_size * count / self.request.num_devices))
+        cluster = in_plan_order(self.request.cluster).first(count)
+        return self.replanned(replace(self.request, cluster=cluster, minibatch_size=size))
+
+    def ssgd(self, count: int, variant: str) -> Ssgd:
+        """Pure data parallelism of the same model on the first devices, each with its own input."""
+        part = 1 / self.request.num_devices
+        request = replace(self.request, cluster=in_plan_order(self.request.cluster).first(count))
+        layers = [
+            layer._replace(gradient_bytes=layer.gradient_bytes * self.bytes_factor)
+            for layer in model_layers(request, self.request.minibatch_size * part)
+        ]
+        step = replace(
+            self.step.of_devices(count),
+            data_s=self.step.data_s * part,
+            input_bytes=self.step.input_bytes * part,
+        )
+        return Ssgd(layers, request.cluster, variant, step, self.all_reduce)
+
+
+def _compute(case: Case, factor: float) -> Case:
+    costs = Costs(tuple(_faster(profile, factor) for profile in case.request.costs.profiles))
+    step = case.step
+    return replace(
+        case,
+        request=replace(case.request, costs=costs),
+        step=replace(
+            step,
+            feed_s=step.feed_s / factor,
+            loss_s=step.loss_s / factor,
+            loss_backward_s=step.loss_backward_s / factor,
+            turn_s=step.turn_s / factor,
+            optimizer_s={device: s / factor for device, s in step.optimizer_s.items()},
+        ),
+    )
+
+
+def _faster(profile: Profile, factor: float) -> Profile:
+    operators = {
+        name: replace(cost, forward_s=cost.forward_s / factor, backward_s=cost.backward_s / factor)
+        for name, cost in profile.operators.items()
+    }
+    return replace(profile, operators=operators)
+
+
+def _bandwidth(case: Case, factor: float) -> Case:
+    def faster(link: Link) -> Link:
+        bytes_per_s = min(LARGEST, link.bandwidth_bytes_per_s * factor)
+        return replace(link, bandwidth_bytes_per_s=bytes_per_s)
+
+    return _with_links(case, faster)
+
+
+def _latency(case: Case, factor: float) -> Case:
+    return _with_links(case, lambda link: replace(link, latency_s=link.latency_s * factor))
+
+
+def _with_links(case: Case, change: Callable[[Link], Link]) -> Case:
+    cluster = case.request.cluster
+    changed = replace(
+        cluster,
+        host_link=change(cluster.host_link),
+        rack_link=cluster.rack_link and change(cluster.rack_link),
+        spine_link=cluster.spine_link and change(cluster.spine_link),
+        host_links=tuple(HostLink(each.host, change(each.link)) for each in cluster.host_links),
+    )
+    return replace(case, request=replace(case.request, cluster=changed))
+
+
+def _bytes(case: Case, factor: float) -> Case:
+    return replace(case, bytes_factor=case.bytes_factor * factor)
+
+
+def _input(case: Case, factor: float) -> Case:
+    step = case.step
+    data_s, input_bytes = step.data_s / factor, step.input_bytes / factor
+    return replace(case, step=replace(step, data_s=data_s, input_bytes=input_bytes))
+
+
+CHANGES: Mapping[str, Callable[[Case, float], Case]] = MappingProxyType(
+    {
+        "compute": _compute,
+        "bandwidth": _bandwidth,
+        "latency": _latency,
+        "bytes": _bytes,
+        "input": _input,
+    }
+)
+"""What can be changed by a factor: speed of devices, links, bytes, speed of reading the input."""
+
+
+def twice(cluster: Cluster) -> Cluster:
+    """The cluster beside a copy of itself.
+
+    The copies of the hosts are in the same rack where there is one, and in racks of their own
+    where there are several.
+
+    >>> from lightning_gpp.cluster import cluster_preset
+    >>> two = twice(cluster_preset("summit", 8))
+    >>> two.num_devices, two.link(0, 8) == two.rack_link, two.devices[8].name
+    (16, True, "host0:0'")
+    """
+    has_racks = len({device.rack for device in cluster.devices}) > 1
+    copies = tuple(
+        replace(
+            device,
+            name=f"{device.name}'",
+            host=f"{device.host}'",
+            rack=f"{device.rack}'" if has_racks else device.rack,
+        )
+        for device in cluster.devices
+    )
+    links = tuple(HostLink(f"{own.host}'", own.link) for own in cluster.host_links)
+    return replace(
+        cluster,
+        devices=(*cluster.devices, *copies),
+        host_links=(*cluster.host_links, *links),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change, and what it buys.
+
+    Attributes:
+        name: of the change.
+        step_s: seconds of a step with it; None where it cannot be had.
+        samples_per_s: throughput with it.
+        gain: by how much the throughput grows, as a part of what it was.
+        note: why it cannot be had.
+    """
+
+    name: str
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    gain: float | None = None
+    note: str = ""
+
+
+def levers(case: Case) -> list[Lever]:
+    """The changes, that which buys most first; those that cannot be had last."""
+    changes: dict[str, Callable[[], Case]] = {
+        "twice the bandwidth": partial(case.changed, {"bandwidth": 2.0}),
+        "half the latency": partial(case.changed, {"latency": 0.5}),
+        "half the bytes": partial(case.changed, {"bytes": 0.5}),
+        "devices twice as fast": partial(case.changed, {"compute": 2.0}),
+        "twice the devices": case.on_twice_the_devices,
+    }
+    if case.step.has_input:
+        changes["input twice as fast"] = partial(case.changed, {"input": 2.0})
+        if not case.prefetch:
+            changes["input read ahead"] = partial(replace, case, prefetch=True)
+    if any(stage.num_replicas > 1 for stage in case.plan.stages):
+        rules = [*MERGING]
+        for rule in rules[rules.index(case.overlap) + 1 :] if case.overlap in rules else ["merged"]:
+            changes[f"sums of gradients: {rule}"] = partial(replace, case, overlap=rule)
+    found = [_lever(name, make, case.samples_per_s) for name, make in changes.items()]
+    return sorted(found, key=lambda lever: -1.0 if lever.gain is None else lever.gain, reverse=True)
+
+
+def _lever(name: str, make: Callable[[], Case], before: float) -> Lever:
+    try:
+        case = make()
+    except ValueError as error:
+        return Lever(name, note=str(error))
+    return Lever(name, case.step_s, case.samples_per_s, case.samples_per_s / before - 1)

@@ -1,1 +1,0 @@
-"""What a change of devices, links or costs would bring."""
