@@ -4,7 +4,7 @@ A *cursor* is the moment at which a device is, on a clock of emulated seconds. C
 at a collective all devices tell where they are, and go on when the last one has come and the
 network is free. Real work that is late there may still be made up for; at the end of a half it is
 late. Sums of gradients take the network in the order in which they begin, and devices
-wait for them at the end of the backward: as :mod:`lightning_gpp.spmd.costs.simulate` says.
+wait for them at the end of the backward: as :mod:`lightning_gpp.spmd.costs.judge` says.
 """
 
 from __future__ import annotations
