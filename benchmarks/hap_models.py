@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_gpp.cluster import Cluster, ClusterLayout, DeviceKind, HostGroup, Link
-from lightning_gpp.spmd.costs.collective_times import collective_times
-from lightning_gpp.spmd.costs.prices import Machine
-from lightning_gpp.spmd.costs.speeds import device_speeds
+from lightning_gpp.spmd.costs.machine import Machine, collective_times, device_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.export import export_forward
 

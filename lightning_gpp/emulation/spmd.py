@@ -18,7 +18,7 @@ from lightning_gpp.emulation.report import EmulationReport, emulation_report
 from lightning_gpp.emulation.steps import EmulatedSteps, RanksTogether
 from lightning_gpp.emulation.time_scale import MARGIN, most_slowly
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.run.emulated import CountedTime, Cursor, EmulatedProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, fx
@@ -33,7 +33,6 @@ def by_vertices(
     """
     graph, around = captured.graph, nodes.around
     kinds = {node.name: kind for node, kind in nodes.kinds.items()}
-    needs = _Needs(captured, nodes)
     inputs = tuple(
         replace(
             item,
@@ -54,7 +53,8 @@ def by_vertices(
             for value, is_returned in zip(operator.outputs, returned, strict=True)
             if kinds[value.name] not in whole or is_returned
         )
-        operators.append(replace(operator, inputs=needs.of(operator.name), outputs=outputs))
+        needs = _needs(captured.nodes(operator.name), nodes.kinds)
+        operators.append(replace(operator, inputs=needs, outputs=outputs))
     return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
 
 
@@ -76,25 +76,17 @@ def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
     return Value(value.name, tensors, Variation.SAMPLES)
 
 
-class _Needs:
-    """Which values an operator needs, where it computes whole values by itself."""
-
-    def __init__(self, captured: CapturedModel, nodes: GraphValues) -> None:
-        self._captured, self._kinds = captured, nodes.kinds
-
-    def of(self, operator: str) -> tuple[str, ...]:
-        """Names of values, in the order in which they are read."""
-        nodes = self._captured.nodes(operator)
-        members, found, seen = set(nodes), dict[str, None](), set[fx.Node]()
-        stack = [arg for node in reversed(nodes) for arg in reversed(node.all_input_nodes)]
-        while stack:
-            node = stack.pop()
-            if node in members or node in seen or node.op == "get_attr":
-                continue
-            seen.add(node)
-            kind = self._kinds[node]
-            if node.op == "placeholder" or kind not in (NodeKind.WHOLE, NodeKind.SIZE):
-                found[node.name] = None
-            elif kind is NodeKind.WHOLE:
-                stack += reversed(node.all_input_nodes)
-        return tuple(found)
+def _needs(nodes: Sequence[fx.Node], kinds: Mapping[fx.Node, NodeKind]) -> tuple[str, ...]:
+    """Names of the values that an operator needs, as read: it computes whole ones by itself."""
+    members, found, seen = set(nodes), dict[str, None](), set[fx.Node]()
+    stack = [arg for node in reversed(nodes) for arg in reversed(node.all_input_nodes)]
+    while stack:
+        node = stack.pop()
+        if node in members or node in seen or node.op == "get_attr":
+            continue
+        seen.add(node)
+        if node.op == "placeholder" or kinds[node] not in (NodeKind.WHOLE, NodeKind.SIZE):
+            found[node.name] = None
+        elif kinds[node] is NodeKind.WHOLE:
+            stack += reversed(node.all_input_nodes)
+    return tuple(found)

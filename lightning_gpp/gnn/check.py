@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
-from lightning_gpp.gnn.chunked_model import ChunkedModel
+from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
@@ -96,12 +96,12 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
         vertices = model.chunks.vertices[chunk]
         dims = [model.graph.batch_dims[name] for name in operator.inputs]
         cut = [
-            value if name in staying or dim == (None,) else _rows(value, vertices)
+            value if name in staying or dim == (None,) else chosen(value, vertices)
             for name, value, dim in zip(operator.inputs, given, dims, strict=True)
         ]
         found = _tried(operator, model, partial(stage, cut, chunk, training=True))
         expected = [
-            _rows(value, vertices) if None not in model.graph.batch_dims[name] else value
+            chosen(value, vertices) if None not in model.graph.batch_dims[name] else value
             for name, value in zip(outputs, whole, strict=True)
         ]
         _compare(operator, model, expected, found, "in chunks")
@@ -141,12 +141,6 @@ def _named(operator: OpNode, model: ChunkedModel) -> str:
     ]
     what = kinds[0] if kinds else operator.target
     return f"the layer {operator.target} ({what})"
-
-
-def _rows(value: Any, vertices: Tensor) -> Any:
-    return pytree.tree_map(
-        lambda leaf: leaf.index_select(0, vertices) if isinstance(leaf, Tensor) else leaf, value
-    )
 
 
 def _is_close(one: Tensor, other: Any) -> bool:

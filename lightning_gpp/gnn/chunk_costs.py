@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,53 +15,33 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Whose histories there are: those of one operator, as all of them take much memory.
+class _OnOneChunk:
+    """An operator on one chunk; there are the histories of one operator, as all take much memory.
 
-    Attributes:
-        model: in whose stages operators run.
-        operator: whose turn it is.
-        history_bytes: by the name of an operator; of those whose turn it has been.
+    Args:
+        operator: its name.
+        stage: that runs it.
+        chunk: the chunk.
+        history_bytes: of the operators that have run, the one that ran last is last.
     """
 
-    model: ChunkedModel
-    operator: str = ""
-    history_bytes: dict[str, int] = field(default_factory=dict)
-
-    def take(self, operator: str) -> None:
-        """Leaves the histories of other operators behind."""
-        if operator != self.operator:
-            histories = self.model.around.histories.values()
-            self.history_bytes[self.operator] = sum(each.size_bytes for each in histories)
-            self.model.forget()
-            self.operator = operator
-
-
-@dataclass(frozen=True, slots=True)
-class _OnOneChunk:
-    """An operator on one chunk."""
-
-    operator: str
-    stage: ChunkStage
-    chunk: int
-    turn: _Turn
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return self.stage.inputs
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        return self.stage.parameter_names
-
-    @property
-    def buffer_names(self) -> tuple[str, ...]:
-        return self.stage.buffer_names
+    def __init__(
+        self, operator: str, stage: ChunkStage, chunk: int, history_bytes: dict[str, int]
+    ) -> None:
+        self.inputs = stage.inputs
+        self.parameter_names, self.buffer_names = stage.parameter_names, stage.buffer_names
+        self._operator, self._stage, self._chunk = operator, stage, chunk
+        self._history_bytes = history_bytes
 
     def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        self.turn.take(self.operator)
-        return self.stage(values, self.chunk, training=training)
+        model = self._stage.model
+        if next(reversed(self._history_bytes), "") != self._operator:
+            model.forget()
+        made = self._stage(values, self._chunk, training=training)
+        sizes = [history.size_bytes for history in model.around.histories.values()]
+        self._history_bytes.pop(self._operator, None)
+        self._history_bytes[self._operator] = sum(sizes)
+        return made
 
 
 def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
@@ -78,11 +58,11 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     captured, device = model.captured, next(iter(tensors.values())).device
     sizes = model.chunks.sizes
     chunk = sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
-    probes, turn = [], _Turn(model)
+    probes, history_bytes = [], dict[str, int]()
     for operator in model.graph:
         outputs = [value.name for value in operator.outputs]
         stage = model.stage([operator.name], operator.inputs, outputs)
-        probe = _OnOneChunk(operator.name, stage, chunk, turn)
+        probe = _OnOneChunk(operator.name, stage, chunk, history_bytes)
         probes.append(OperatorProbe(captured, operator, device, probe))
     vertices = model.chunks.vertices[chunk].to(device)
     cut = {
@@ -91,11 +71,11 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     }
     with torch.enable_grad():
         found = profile_probes(captured, probes, cut, float(len(vertices)))
-    turn.take("")
+    model.forget()
     operators = {
         name: replace(
             cost,
-            activation_bytes=cost.activation_bytes + turn.history_bytes.get(name, 0) // len(sizes),
+            activation_bytes=cost.activation_bytes + history_bytes.get(name, 0) // len(sizes),
         )
         for name, cost in found.operators.items()
     }

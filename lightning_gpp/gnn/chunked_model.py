@@ -261,8 +261,27 @@ class ChunkedModel:
         for way, members in stage.members.items():
             rows = self.rows(chunk, way, _device(values))
             passes[way] = graph.run(graph.needed(members), self._begun(graph, given, rows))
-        made = _Made(graph, given, passes, chunk)
-        return [self._taken(name, made) for name in stage.outputs]
+
+        def taken(name: str) -> Any:
+            """A value that leaves the stage."""
+            if name in given:  # it is only handed on
+                return given[name]
+            if (what := self.in_ways.values.get(name)) is not None:
+                found = passes[what.way]
+                value = graph.value(graph.node[what.name], found)
+                return value if what.reader is None else chosen(value, found.rows.sent[what.reader])
+            if name not in self.model.producer:
+                return graph.value(graph.node[name], passes[min(passes)])
+            operator = self.graph.operator[self.graph.producer[name]]
+            parts = [taken(part) for part in operator.inputs]  # of all ways
+            joined = _joined(parts) if len(parts) > 1 else parts[0]
+            if len(parts) == 1 or chunk is not None:
+                return joined
+            ways = range(self.chunks.num_ways)
+            order = torch.cat([self.rows(None, way, _device(parts)).vertices for way in ways])
+            return chosen(joined, order.argsort())
+
+        return [taken(name) for name in stage.outputs]
 
     def _begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
         """What one way's part of a chunk begins with."""
@@ -273,68 +292,17 @@ class ChunkedModel:
             node = graph.node[name if what is None else what.name]
             if graph.graph.kinds[node] is NodeKind.WHOLE:
                 continue
-            if what is None:
-                self._add_argument(node, value, found)
+            if what is None and node.name in self.model.staying:  # it is whole
+                found.values[node] = rows.of(value)
+                if not rows.is_narrow:
+                    found.wide[node] = rows.of(value, wide=True)
+            elif what is None or (what.reader is None and what.way == rows.way):
+                found.values[node] = value
             elif what.reader == rows.way:
                 mirrored.setdefault(node, {})[what.way] = value
-            elif what.reader is None and what.way == rows.way:
-                found.values[node] = value
         for node, by_way in mirrored.items():
             found.wide[node] = _joined([found.values[node], *(by_way[w] for w in sorted(by_way))])
         return found
-
-    def _add_argument(self, node: fx.Node, value: Any, found: Pass) -> None:
-        """An argument of forward with a row per vertex, whole where it stays on the stages."""
-        if node.name in self.model.staying:
-            rows = found.rows
-            found.values[node] = rows.of(value)
-            if not rows.is_narrow:
-                found.wide[node] = rows.of(value, wide=True)
-        else:
-            found.values[node] = value
-
-    def _taken(self, name: str, made: _Made) -> Any:
-        """A value that leaves a stage."""
-        if name in made.given:  # it is only handed on
-            return made.given[name]
-        what, graph = self.in_ways.values.get(name), made.graph
-        if what is None and name in self.model.producer:
-            return self._join(name, made)
-        if what is None:
-            return graph.value(graph.node[name], made.passes[min(made.passes)])
-        found = made.passes[what.way]
-        value = graph.value(graph.node[what.name], found)
-        return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])
-
-    def _join(self, name: str, made: _Made) -> Any:
-        """An output of the model, of all ways."""
-        operator = self.graph.operator[self.graph.producer[name]]
-        parts = [self._taken(part, made) for part in operator.inputs]
-        if len(parts) == 1:
-            return parts[0]
-        joined = _joined(parts)
-        if made.chunk is not None:
-            return joined
-        device = _device(parts)
-        rows = [self.rows(None, way, device).vertices for way in range(self.chunks.num_ways)]
-        return _chosen(joined, torch.cat(rows).argsort())
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What a stage was given and has made.
-
-    Attributes:
-        graph: whose nodes ran.
-        given: values that it was called with, by name.
-        passes: of every way.
-        chunk: that it ran with; None for all vertices.
-    """
-
-    graph: ChunkGraph
-    given: Mapping[str, Any]
-    passes: Mapping[int, Pass]
-    chunk: int | None
 
 
 def _device(values: Sequence[Any]) -> torch.device:
@@ -347,5 +315,6 @@ def _joined(parts: Sequence[Any]) -> Any:
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
 
 
-def _chosen(value: Any, rows: Tensor) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.index_select(0, rows), value)
+def chosen(value: Any, rows: Tensor) -> Any:
+    """Some rows of a value's tensors."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, rows), value)

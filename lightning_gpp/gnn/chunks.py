@@ -75,14 +75,18 @@ class Chunks:
     """The vertices of a graph, divided into chunks, and these into parts, one per way.
 
     Attributes:
-        parts: chunk -> way -> (rows,) vertices, ascending.
+        part_of: (vertices,) part of every vertex: those of a way follow one another, by chunks.
+        num_chunks: how many there are.
+        num_ways: parts of every chunk.
         mirrors: (way, reader) -> vertices of a way that edges lead from into another's, ascending.
         cut: edges between different parts.
         num_edges: of the graph.
         method: how the division was found.
     """
 
-    parts: tuple[tuple[Tensor, ...], ...]
+    part_of: Tensor
+    num_chunks: int
+    num_ways: int
     mirrors: Mapping[tuple[int, int], Tensor]
     cut: int
     num_edges: int
@@ -91,28 +95,24 @@ class Chunks:
     @classmethod
     def of(
         cls,
-        assignment: Tensor,
+        part_of: Tensor,
         num_chunks: int,
         edge_index: Tensor,
         method: str,
         num_ways: int = 1,
     ) -> Chunks:
-        """The chunks of an assignment.
+        """The chunks of an assignment; see the attributes.
 
         Args:
-            assignment: (vertices,) part of every vertex; those of a way follow one another.
+            part_of: (vertices,) part of every vertex.
             num_chunks: how many there are.
             edge_index: (2, edges) from sources to targets.
             method: how it was found.
             num_ways: parts of every chunk.
         """
-        order = torch.argsort(assignment, stable=True)
-        sizes = torch.bincount(assignment, minlength=num_chunks * num_ways).tolist()
-        found = torch.split(order, sizes)
-        parts = tuple(tuple(found[chunk::num_chunks]) for chunk in range(num_chunks))
-        ends = assignment[edge_index.cpu()]
-        cut = int((ends[0] != ends[1]).sum())
-        chunks = cls(parts, {}, cut, edge_index.shape[1], method)
+        source, target = part_of[edge_index.cpu()]
+        num_cut, num_edges = int((source != target).sum()), edge_index.shape[1]
+        chunks = cls(part_of, num_chunks, num_ways, {}, num_cut, num_edges, method)
         return chunks.with_mirrors([edge_index])
 
     def with_mirrors(self, edge_lists: Sequence[Tensor]) -> Chunks:
@@ -142,50 +142,40 @@ class Chunks:
         return replace(self, mirrors=mirrors)
 
     def __len__(self) -> int:
-        return len(self.parts)
-
-    @property
-    def num_ways(self) -> int:
-        """Parts of every chunk."""
-        return len(self.parts[0])
-
-    @cached_property
-    def vertices(self) -> tuple[Tensor, ...]:
-        """Of every chunk, way by way."""
-        return tuple(torch.cat(parts) for parts in self.parts)
+        return self.num_chunks
 
     @property
     def num_vertices(self) -> int:
         """Of all chunks."""
-        return sum(self.sizes)
+        return len(self.part_of)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Vertices of every chunk."""
-        return [sum(map(len, parts)) for parts in self.parts]
+        found: list[int] = torch.bincount(self.assignment, minlength=len(self)).tolist()
+        return found
 
     @property
     def shares(self) -> VertexShares:
         """Vertices of the ways, and of their mirrors."""
-        rows = [sum(map(len, parts)) for parts in zip(*self.parts, strict=True)]
+        rows = torch.bincount(self.way_of, minlength=self.num_ways).tolist()
         return VertexShares(rows, {ends: len(found) for ends, found in self.mirrors.items()})
 
     @cached_property
     def assignment(self) -> Tensor:
         """(vertices,) chunk of every vertex."""
-        found = torch.empty(self.num_vertices, dtype=torch.long)
-        for chunk, vertices in enumerate(self.vertices):
-            found[vertices] = chunk
-        return found
+        return self.part_of % self.num_chunks
 
     @cached_property
     def way_of(self) -> Tensor:
         """(vertices,) way of every vertex."""
-        found = torch.empty(self.num_vertices, dtype=torch.long)
-        for parts in self.parts:
-            for way, vertices in enumerate(parts):
-                found[vertices] = way
-        return found
+        return self.part_of // self.num_chunks
+
+    @cached_property
+    def vertices(self) -> tuple[Tensor, ...]:
+        """Of every chunk, way by way."""
+        order = torch.argsort(self.one_way().part_of, stable=True)
+        return torch.split(order, self.sizes)
 
     def order_of(self, chunks: Sequence[int]) -> Tensor:
         """(vertices,) the vertices in the order of some chunks."""
@@ -193,10 +183,10 @@ class Chunks:
 
     def rows(self, chunk: int | None, way: int = 0) -> ChunkRows:
         """The vertices of a way's part of a chunk; all of the way for None."""
-        chosen = self.parts if chunk is None else (self.parts[chunk],)
-        vertices = torch.cat([parts[way] for parts in chosen])
-        if chunk is None:
-            vertices = vertices.sort().values
+        is_own = self.way_of == way
+        if chunk is not None:
+            is_own = self.part_of == way * len(self) + chunk
+        vertices = is_own.nonzero().flatten()
         others = [other for other in range(self.num_ways) if other != way]
         mirrored = (self._mirrored(other, way, chunk) for other in others)
         extended = torch.cat([vertices, *mirrored])
@@ -218,17 +208,15 @@ class Chunks:
     @cached_property
     def read_by(self) -> tuple[Tensor, ...]:
         """The vertices whose rows a way has or reads, ascending, way by way."""
-        return tuple(
-            torch.unique(
-                torch.cat(
-                    [
-                        *(parts[way] for parts in self.parts),
-                        *(found for (_, reader), found in self.mirrors.items() if reader == way),
-                    ]
-                )
-            )
-            for way in range(self.num_ways)
-        )
+        return tuple(self.is_read_by(way).nonzero().flatten() for way in range(self.num_ways))
+
+    def is_read_by(self, way: int) -> Tensor:
+        """(vertices,) whether a way has or reads the rows of a vertex."""
+        found = self.way_of == way
+        for (_, reader), vertices in self.mirrors.items():
+            if reader == way:
+                found[vertices] = True
+        return found
 
     def places(self, way: int, vertices: Tensor) -> Tensor:
         """Where the histories of a way have the rows of vertices that it has or reads."""
@@ -238,10 +226,9 @@ class Chunks:
 
     def one_way(self) -> Chunks:
         """The same division where every part is a chunk."""
-        if self.num_ways == 1:
-            return self
-        parts = tuple((part,) for ways in self.parts for part in ways)
-        return replace(self, parts=parts, mirrors={})
+        part_of = self.assignment * self.num_ways + self.way_of
+        num_parts = len(self) * self.num_ways
+        return replace(self, part_of=part_of, num_chunks=num_parts, num_ways=1, mirrors={})
 
     def _mirrored(self, way: int, reader: int, chunk: int | None) -> Tensor:
         found = self.mirrors[way, reader]
@@ -251,7 +238,7 @@ class Chunks:
         """One line for people."""
         if len(self) == 1 and self.num_ways == 1:
             return "The graph is one chunk."
-        sizes = [len(part) for parts in self.parts for part in parts]
+        sizes = torch.bincount(self.part_of).tolist()
         what = f"{len(self)} chunks" if len(self) > 1 else "One chunk"
         what += f" of {self.num_ways} parts" if self.num_ways > 1 else ""
         return (
@@ -324,11 +311,8 @@ class EdgeSet:
         """Cuts the edges for chunks, or for all vertices of the ways."""
         source, target = self.edge_index
         chunks, device = self.chunks, source.device
-        way_of = chunks.way_of.to(device)
         keys = [(c, w) for w in range(chunks.num_ways) for c in _numbers(num_chunks)]
-        part_of = way_of
-        if num_chunks is not None:
-            part_of = way_of * num_chunks + chunks.assignment.to(device)
+        part_of = (chunks.way_of if num_chunks is None else chunks.part_of).to(device)
         part_of_edge = part_of[target]
         order = torch.argsort(part_of_edge, stable=True)
         sizes = torch.bincount(part_of_edge, minlength=len(keys)).tolist()
@@ -356,11 +340,7 @@ class EdgeSet:
         """Checks that what is read of other chunks belongs to the way or is mirrored there."""
         if self.chunks.num_ways == 1:
             return
-        known = self.chunks.way_of == way
-        for (_, reader), vertices in self.chunks.mirrors.items():
-            if reader == way:
-                known[vertices] = True
-        if len(others) and (is_alone or not bool(known[others.cpu()].all())):
+        if len(others) and (is_alone or not bool(self.chunks.is_read_by(way)[others.cpu()].all())):
             raise GraphTrainingError(
                 "a layer passes messages along edges that it did not have when the graph was "
                 "divided, so the ways do not have the rows it reads; use ways=1"

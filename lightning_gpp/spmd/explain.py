@@ -14,8 +14,8 @@ from lightning_gpp.common.units_of_measure import (
     seconds_text,
 )
 from lightning_gpp.spmd.costs.judge import message_bytes
-from lightning_gpp.spmd.costs.prices import FORWARD, Machine, PriceList
-from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.costs.machine import Machine
+from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import PARTIAL, Placement
 from lightning_gpp.spmd.plan import SpmdPlan
@@ -27,19 +27,13 @@ from lightning_gpp.spmd.program import (
     Option,
     ReceiveInput,
     SpmdProgram,
+    bytes_in_bucket,
 )
 from lightning_gpp.spmd.rules.theory import Theory
 
 T = TypeVar("T")
 
 MOST_ALTERNATIVES = 5
-
-COLLECTIVES = {
-    "gather": "all-gather",
-    "scatter": "reduce-scatter",
-    "all_reduce": "all-reduce",
-    "exchange": "all-to-all",
-}
 
 METHODS = {
     Method.PADDED: ", padded",
@@ -141,18 +135,20 @@ def computation_table(
                 how += ": no rule divides it"
             groups[how].append((prices.of(each).seconds, operator.kind))
     rows = []
-    for how, found in _longest_first(groups):
+    for how, found, takes in _longest_first(groups):
         kinds = Counter(kind for _, kind in found).most_common()
         which = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        rows.append([how, str(len(found)), seconds_text(sum(s for s, _ in found)), which])
+        rows.append([how, str(len(found)), takes, which])
     left = ["outputs", "which"]
     header = ["outputs", "operators", "takes", "which"]
     return text_table(header, rows, left=left, flexible="which", max_width=max_width)
 
 
-def _longest_first(groups: Mapping[T, list[Any]]) -> list[tuple[T, list[Any]]]:
-    """Groups of tuples that begin with seconds, those first that take longest."""
-    return sorted(groups.items(), key=lambda group: -sum(seconds for seconds, *_ in group[1]))
+def _longest_first(groups: Mapping[T, list[Any]]) -> list[tuple[T, list[Any], str]]:
+    """Groups of tuples that begin with seconds, and what each takes; the longest first."""
+    seconds = {key: sum(each for each, *_ in group) for key, group in groups.items()}
+    ranked = sorted(groups, key=seconds.__getitem__, reverse=True)
+    return [(key, groups[key], seconds_text(seconds[key])) for key in ranked]
 
 
 def _divided(computation: Computation) -> str:
@@ -179,9 +175,8 @@ def move_table(
     if not groups:
         return "nothing"
     rows = []
-    for (what, change, how), found in _longest_first(groups):
+    for (what, change, how), found, takes in _longest_first(groups):
         numbers = str(len(found)), bytes_text(sum(size for _, size, _ in found))
-        takes = seconds_text(sum(seconds for seconds, *_ in found))
         longest = f"{how}{'; longest' * (len(found) > 1)}: {max(found)[2]}"
         rows.append([what, change, *numbers, takes, longest])
     left = ["of", "from → to", "how"]
@@ -211,7 +206,7 @@ def _move(program: SpmdProgram, graph: SpmdGraph, each: Instruction) -> tuple[st
 def _done(source: Placement, target: Placement, method: Method) -> str:
     """What is done to change a placement."""
     if name := FORWARD.get((source.kind, target.kind)):
-        return COLLECTIVES[name] + METHODS.get(method, "")
+        return name + METHODS.get(method, "")
     return "own part" if target.is_shard else "nothing"
 
 

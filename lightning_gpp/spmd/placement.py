@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from lightning_gpp.common.checks import is_whole
-
 
 class PlacementKind(Enum):
     """The four ways to hold a tensor; see the module."""
@@ -66,17 +64,6 @@ class Placement:
     dim: int | None = None
     units: int | None = None
     outer: int = 1
-
-    def __post_init__(self) -> None:
-        numbers = (self.dim, self.units)
-        if self.kind is PlacementKind.SHARD:
-            if not all(map(is_whole, numbers)) or self.dim < 0 or self.units < 1 or self.outer < 1:  # type: ignore[operator]
-                raise ValueError(
-                    "a shard needs a dimension of at least 0, and units and outer of at least 1, "
-                    f"got dim={self.dim}, units={self.units}, outer={self.outer}"
-                )
-        elif numbers != (None, None) or self.outer != 1:
-            raise ValueError(f"only a shard has dim, units and outer; got kind {self.kind}")
 
     def __str__(self) -> str:
         if self.kind is not PlacementKind.SHARD:

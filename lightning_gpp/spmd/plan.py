@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
-from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import units_per_device
 from lightning_gpp.spmd.program import SpmdProgram
@@ -66,86 +66,49 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
         NoProgramFitsError: no program fits the memory of all devices.
     """
     theory = Theory(graph, machine.num_devices)
-    pairs = _Pairs(theory, machine)
-    even = (1 / machine.num_devices,) * machine.num_devices
-    starts = dict.fromkeys([machine.speeds.shares, even])
-    refused = [_take_turns(pairs, start, theory) for start in starts]
-    if not pairs.tried:
-        raise next(error for error in refused if error is not None)
-    # Prices know nothing of sums of gradients beside the backward, which these have most of.
-    for name in BASELINES:
-        pairs.add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
-    return pairs.best()
+    tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
+    met: set[tuple[tuple[int, ...], ...]] = set()
+    refused: list[NoProgramFitsError] = []
 
+    def add(program: SpmdProgram, least_s: float | None = None) -> None:
+        evaluation = evaluate_program(program, graph, machine)
+        if evaluation.fits(machine):
+            tried.append((program, evaluation, least_s))
 
-def _take_turns(pairs: _Pairs, shares: Shares, theory: Theory) -> NoProgramFitsError | None:
-    """Search and shares in turn, until shares come to units that have been met before.
-
-    Returns:
-        Why it ended early, where no program fits with some shares.
-    """
-    for _ in range(MOST_TURNS):
-        if not pairs.is_new(shares):
-            return None
-        try:
-            found = find_program(pairs.graph, pairs.machine, shares, theory, limits_memory=True)
-        except NoProgramFitsError as error:
-            return error
-        pairs.add(found.program, found.least_s)
-        # The next program may do without what the shares are for; this pair counts, too.
-        shares = pairs.add_with_best_shares(found.program)
-    return None
-
-
-class _Pairs:
-    """Programs with shares, as they were met."""
-
-    def __init__(self, theory: Theory, machine: Machine) -> None:
-        self.graph = theory.graph
-        self.machine = machine
-        self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
-        self._units = theory.units
-        self._met: set[tuple[tuple[int, ...], ...]] = set()
-
-    def is_new(self, shares: Shares) -> bool:
-        """Whether shares deal anything otherwise than all that were asked about before."""
-        dealt = tuple(units_per_device(units, shares) for units in self._units)
-        is_new = dealt not in self._met
-        self._met.add(dealt)
-        return is_new
-
-    def add(self, program: SpmdProgram, least_s: float | None = None) -> None:
-        """A program; one that does not fit is left out.
-
-        Args:
-            program: with its shares.
-            least_s: bound of the search that found it with these shares, if one did.
-        """
-        evaluation = evaluate_program(program, self.graph, self.machine)
-        if evaluation.fits(self.machine):
-            self.tried.append((program, evaluation, least_s))
-
-    def add_with_best_shares(self, program: SpmdProgram) -> Shares:
-        """A program as it is, and with the shares that are best for it, which are returned."""
-        shares = best_shares(program, self.graph, self.machine)
-        self.add(program)
-        self.add(replace(program, shares=shares))
+    def add_with_best_shares(program: SpmdProgram) -> Shares:
+        """The next program may do without what the shares are for; this pair counts, too."""
+        shares = best_shares(program, graph, machine)
+        add(program)
+        add(replace(program, shares=shares))
         return shares
 
-    @property
-    def ranked(self) -> list[tuple[SpmdProgram, ProgramEvaluation, float | None]]:
-        """All, the cheapest first; of equal ones those that were searched with their shares."""
-        return sorted(self.tried, key=lambda pair: (pair[1].step_s, pair[2] is None))
+    def take_turns(shares: Shares) -> None:
+        """Search and shares in turn, until shares come to units that have been met before."""
+        for _ in range(MOST_TURNS):
+            dealt = tuple(units_per_device(units, shares) for units in theory.units)
+            if dealt in met:
+                return
+            met.add(dealt)
+            try:
+                found = find_program(graph, machine, shares, theory, limits_memory=True)
+            except NoProgramFitsError as error:
+                refused.append(error)
+                return
+            add(found.program, found.least_s)
+            shares = add_with_best_shares(found.program)
 
-    def best(self) -> SpmdPlan:
-        """The cheapest pair."""
-        program, evaluation, least_s = self.ranked[0]
-        return SpmdPlan(
-            program,
-            evaluation,
-            tuple((each, result) for each, result, _ in self.ranked),
-            least_s,
-        )
+    take_turns(machine.speeds.shares)
+    take_turns((1 / machine.num_devices,) * machine.num_devices)
+    if not tried:
+        raise refused[0]
+    # Prices know nothing of sums of gradients beside the backward, which these have most of.
+    for name in BASELINES:
+        add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
+    # Of equal ones those that were searched with their shares.
+    tried.sort(key=lambda pair: (pair[1].step_s, pair[2] is None))
+    program, evaluation, least_s = tried[0]
+    pairs = tuple((program, evaluation) for program, evaluation, _ in tried)
+    return SpmdPlan(program, evaluation, pairs, least_s)
 
 
 def plan_baseline(

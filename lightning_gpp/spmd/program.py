@@ -21,7 +21,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from lightning_gpp.common.strict_json import JsonFormat, to_data
-from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
+from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement, check_shares
 
 FORMAT = JsonFormat("lightning_gpp.spmd_program", version=4)
 
@@ -53,7 +54,7 @@ class Option(Enum):
     Attributes:
         PLAIN: nothing. Sizes among its attributes that name a sharded dimension (of a view, an
             expand) are the local ones, which follow from the placements of the outputs.
-        SUFFICIENT_FACTORS: a linear layer or product whose weight is replicated (``R=``) while its
+        SUFFICIENT_FACTORS: a linear layer whose weight is replicated (``R=``) while its
             input is sharded along the samples: backwards the devices gather the input and the
             output's gradient (by the computation's ``method``) and all compute the whole gradient
             of the weight (and bias), instead of summing parts of it.
@@ -231,3 +232,22 @@ def spmd_program_to_json(program: SpmdProgram) -> str:
     """The program as a JSON document, which people and scripts read."""
     instructions = [{_KINDS[type(each)]: each} for each in program.instructions]
     return FORMAT.dumps({**to_data(program), "instructions": to_data(instructions)})
+
+
+def is_summed_later(value: SpmdValue, conversion: Conversion) -> bool:
+    """Whether a conversion is of a whole parameter, of whose gradient devices have summands."""
+    return (
+        value.source is ValueSource.PARAMETER
+        and value.requires_grad
+        and conversion.source == R_SAME
+        and conversion.target == R_SUMMED
+        and conversion.backward_method is Method.DIRECT
+    )
+
+
+def bytes_in_bucket(program: SpmdProgram, instruction: Instruction, graph: SpmdGraph) -> int:
+    """Bytes of the gradient that an instruction has summed with others backwards; 0 for none."""
+    if not isinstance(instruction, Conversion) or program.stored(instruction.value) != R_SAME:
+        return 0
+    value = graph.value_of[instruction.value]
+    return value.size_bytes if is_summed_later(value, instruction) else 0

@@ -30,8 +30,8 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from lightning_gpp.spmd.costs.judge import halves_in_order, updates
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.share_cost import ShareCost, Vector
+from lightning_gpp.spmd.costs.machine import Machine, ShareCost, Vector
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, Conversion, SpmdProgram

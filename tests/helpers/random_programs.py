@@ -18,8 +18,7 @@ from lightning_gpp.spmd.program import (
     ReturnOutput,
     SpmdProgram,
 )
-from lightning_gpp.spmd.rules.rule import Rule
-from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.rules.theory import Rule, Theory
 
 
 def methods(source: Placement, target: Placement) -> tuple[Method, ...]:

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.speeds import measured_speeds
+from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, measured_speeds
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement
 from lightning_gpp.spmd.rules.theory import Theory

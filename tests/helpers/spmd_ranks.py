@@ -15,7 +15,7 @@ from helpers.threads.collectives import (
     ThreadCollectives,
 )
 from lightning_gpp.spmd.placement import PARTIAL, Placement
-from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.spmd.run.moves import Shards
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.export import ExportedForward
 from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
-from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.spmd.run.moves import Shards
 
 Optimize = Callable[[list[Tensor]], torch.optim.Optimizer]
 

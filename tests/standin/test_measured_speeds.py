@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.workers import WorkerPool
 
-from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
+from lightning_gpp.spmd.costs.machine import DeviceSpeeds
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
 
 

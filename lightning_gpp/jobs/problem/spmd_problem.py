@@ -15,9 +15,8 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU
 from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of, until_first_call
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
+from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, DeviceSpeeds, Machine
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward

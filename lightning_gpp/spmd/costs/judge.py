@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_gpp.cluster import BUCKET_BYTES
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Half, Machine, PriceList
-from lightning_gpp.spmd.costs.share_cost import Vector
-from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, Vector
+from lightning_gpp.spmd.costs.prices import Half, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import Computation, ReceiveInput, SpmdProgram
+from lightning_gpp.spmd.program import Computation, ReceiveInput, SpmdProgram, bytes_in_bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from lightning_gpp.cluster import BUCKET_BYTES
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.share_cost import Parts, ShareCost, ShareLine, Vector
-from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
-from lightning_gpp.spmd.gradient_buckets import is_summed_later
+from lightning_gpp.spmd.costs.machine import (
+    AlphaBeta,
+    Machine,
+    Parts,
+    ShareCost,
+    ShareLine,
+    Vector,
+)
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import Placement, PlacementKind
 from lightning_gpp.spmd.program import (
@@ -33,47 +36,9 @@ from lightning_gpp.spmd.program import (
     Method,
     Option,
     ReceiveInput,
+    is_summed_later,
 )
-from lightning_gpp.spmd.rules.rule import Rule
-
-
-@dataclass(frozen=True, eq=False)
-class Machine:
-    """The devices that a program is for.
-
-    Attributes:
-        speeds: how fast each computes.
-        times: of collectives over all of them.
-        memory_bytes: of each, shape ``(num_devices,)``; infinite where there is no limit.
-        optimizer_tensors: tensors of a parameter's size that training holds beside it, its gradient
-            included (Adam: 3, SGD: 1).
-        is_training: whether there is a backward.
-    """
-
-    speeds: DeviceSpeeds
-    times: CollectiveTimes
-    memory_bytes: Vector
-    optimizer_tensors: int = 3
-    is_training: bool = True
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices."""
-        return len(self.memory_bytes)
-
-    @cached_property
-    def alike(self) -> tuple[tuple[int, ...], ...]:
-        """The devices in groups of equal speeds and memory, by the first of each."""
-        speeds = self.speeds
-        columns = (
-            *(speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.launch_s),
-            *(speeds.update_s_per_byte, self.memory_bytes),
-        )
-        found: dict[tuple[float, ...], list[int]] = {}
-        for device, key in enumerate(zip(*(column.tolist() for column in columns))):
-            found.setdefault(key, []).append(device)
-        return tuple(map(tuple, found.values()))
-
+from lightning_gpp.spmd.rules.theory import Rule
 
 Costs = tuple[ShareCost, ...]
 """Costs one after the other."""
@@ -87,12 +52,12 @@ _R, _SAME = PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE
 _S, _P = PlacementKind.SHARD, PlacementKind.PARTIAL
 
 FORWARD = {
-    (_S, _R): "gather",
-    (_S, _SAME): "gather",
-    (_P, _S): "scatter",
-    (_P, _R): "all_reduce",
-    (_P, _SAME): "all_reduce",
-    (_S, _S): "exchange",
+    (_S, _R): "all-gather",
+    (_S, _SAME): "all-gather",
+    (_P, _S): "reduce-scatter",
+    (_P, _R): "all-reduce",
+    (_P, _SAME): "all-reduce",
+    (_S, _S): "all-to-all",
 }
 """Collective of a conversion forwards; none for the other pairs. Backwards, a conversion is that of
 the gradients, from the target's dual to the source's (:attr:`Placement.dual`)."""
@@ -317,11 +282,11 @@ class PriceList:
         name, times = FORWARD.get((source.kind, target.kind)), self.machine.times
         if name is None or source == target or self.machine.num_devices == 1:
             return _NOTHING
-        if name == "gather":
+        if name == "all-gather":
             return self._shards(size_bytes, source, times.all_gather, times.broadcast)
-        if name == "scatter":
+        if name == "reduce-scatter":
             return self._shards(size_bytes, target, times.reduce_scatter, times.reduce)
-        if name == "exchange":
+        if name == "all-to-all":
             return {Method.DIRECT: (self._padded(times.all_to_all, size_bytes, source, target),)}
         both_s = times.reduce_scatter.seconds(size_bytes) + times.all_gather.seconds(size_bytes)
         return {

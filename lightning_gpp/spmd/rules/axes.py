@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
-from lightning_gpp.spmd.rules.factors import FactorSpec
-from lightning_gpp.spmd.rules.rule import FactorCut
+from lightning_gpp.spmd.rules.factors import FactorCut, FactorSpec
 
 Chain = tuple[int, ...]
 """Products of the leading axes of a dimension, from 1 to its length."""

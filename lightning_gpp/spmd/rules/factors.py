@@ -14,9 +14,12 @@ strategies in ``torch.distributed.tensor``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.program import Option
 
 Dims = tuple[tuple[str, ...], ...]
@@ -71,6 +74,14 @@ class FactorSpec:
         return None
 
 
+class FactorCut(NamedTuple):
+    """A factor dealt in units: the factor seen as ``(outer, units, block)``."""
+
+    factor: str
+    outer: int
+    units: int
+
+
 def spec_of_text(text: str, inputs: Shapes, outputs: Shapes) -> FactorSpec:
     """Factors from a line of text.
 
@@ -104,3 +115,117 @@ def _dims(text: str, shapes: Shapes, sizes: dict[str, int]) -> Iterator[Dims]:
                 raise AssertionError(f"{text!r}: {name} is {sizes[name]} long, shape is {shape}")
             dims.append((name,) if is_factor else ())
         yield tuple(dims)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedCall:
+    """An operator with the shapes of its tensors.
+
+    Attributes:
+        operator: the operator.
+        inputs: shapes of its inputs.
+        outputs: shapes of its outputs.
+    """
+
+    operator: SpmdOperator
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(graph: SpmdGraph, operator: SpmdOperator) -> ShapedCall:
+        """The call of an operator of a graph."""
+        names = operator.inputs, operator.outputs
+        inputs, outputs = (tuple(graph.value_of[name].shape for name in side) for side in names)
+        return ShapedCall(operator, inputs, outputs)
+
+    def get(self, argument: str, default: Any = None) -> Any:
+        """An argument that is no tensor, or what the operator takes where it is not given."""
+        return self.operator.attributes.get(argument, default)
+
+    def index(self, *arguments: str) -> set[int]:
+        """Which inputs are given as some arguments, as far as they are given."""
+        given = self.operator.arguments
+        return {given.index(argument) for argument in arguments if argument in given}
+
+    @property
+    def names(self) -> list[str]:
+        """A factor per dimension of the first input."""
+        return [f"x{dim}" for dim in range(len(self.inputs[0]))]
+
+    def dim(self, argument: str = "dim", default: int | None = None, more: int = 0) -> int:
+        """An argument that is a dimension of the first input (or of ``more``), from the front."""
+        return int(self.get(argument, default)) % max(len(self.inputs[0]) + more, 1)
+
+    def dims(self, argument: str = "dim") -> list[int]:
+        """An argument that is dimensions; all of the first input where it is None or empty."""
+        given, rank = self.get(argument), len(self.inputs[0])
+        if given is None or given == ():
+            return list(range(rank))
+        several = given if isinstance(given, tuple) else (given,)
+        return [int(dim) % max(rank, 1) for dim in several]
+
+    def spec(self, text: str, **more: Any) -> FactorSpec:
+        """Factors from a line of text, with further attributes of a :class:`FactorSpec`."""
+        return replace(spec_of_text(text, self.inputs, self.outputs), **more)
+
+    def by_argument(self, texts: Mapping[str, str], outputs: str, **more: Any) -> FactorSpec:
+        """Factors from a text per argument, of those that are given.
+
+        Raises:
+            KeyError: a tensor is given as an argument that has no text.
+        """
+        left = ", ".join(texts[argument] for argument in self.operator.arguments)
+        return self.spec(f"{left} -> {outputs}", **more)
+
+    def moved(self, *outputs: Iterable[str], **more: Any) -> FactorSpec:
+        """Factors of one input, whose dimensions are :attr:`names`; by default it is linear."""
+        right = ", ".join(" ".join(output) for output in outputs)
+        return self.spec(f"{' '.join(self.names)} -> {right}", **{"linear": [{0}], **more})
+
+    def dimensionwise(self, whole: Iterable[int] = (), **more: Any) -> FactorSpec:
+        """Factors of an operator whose tensors all have the dimensions of the first output.
+
+        Args:
+            whole: dimensions that cannot be dealt.
+            more: further attributes.
+        """
+        left, right = (", ".join(["…"] * len(side)) for side in (self.inputs, self.outputs))
+        rank = len(self.outputs[0])
+        return self.spec(f"{left} -> {right}", whole={f"…{rank - dim}" for dim in whole}, **more)
+
+
+def reshape_spec(source: tuple[int, ...], target: tuple[int, ...]) -> FactorSpec:
+    """The factors of a reshape; a factor is named by the product of what is before it.
+
+    Args:
+        source: shape of the input.
+        target: shape of the output, of as many elements.
+
+    >>> spec = reshape_spec((6, 4, 32), (6, 16, 8))
+    >>> spec.inputs[0], spec.outputs[0]
+    ((('1',), ('6',), ('24', '96')), (('1',), ('6', '24'), ('96',)))
+    >>> reshape_spec((5, 6, 4), (5, 4, 6)).inputs[0]
+    (('1',), (), ())
+    """
+    one, other = (
+        {math.prod(shape[:n]) for n in range(len(shape) + 1)} for shape in (source, target)
+    )
+    common, sizes = sorted(one & other), dict[str, int]()
+    for start, end in zip(common, common[1:]) if common[0] else ():
+        # Between two products that both have, all are kept where each divides the next, else none.
+        points = [start, *sorted(p for p in one | other if start < p < end), end]
+        steps = [*zip(points, points[1:])]
+        if all(after % before == 0 for before, after in steps):
+            sizes |= {str(before): after // before for before, after in steps}
+    return FactorSpec(
+        (_dims_of_view(source, sizes),), (_dims_of_view(target, sizes),), sizes, linear=[{0}]
+    )
+
+
+def _dims_of_view(shape: tuple[int, ...], sizes: dict[str, int]) -> Dims:
+    dims: list[tuple[str, ...]] = []
+    product = 1
+    for length in shape:
+        start, product = product, product * length
+        dims.append(tuple(name for name in sizes if start <= int(name) < product))
+    return tuple(dims)

@@ -19,9 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lightning_gpp.spmd.program import Option
-from lightning_gpp.spmd.rules.call import ShapedCall
-from lightning_gpp.spmd.rules.factors import FactorSpec
-from lightning_gpp.spmd.rules.views import reshape_spec
+from lightning_gpp.spmd.rules.factors import FactorSpec, ShapedCall, reshape_spec
 
 Spec = FactorSpec | None
 
@@ -129,7 +127,10 @@ def cross_entropy(call: ShapedCall) -> Spec:
 
 def linear(call: ShapedCall) -> Spec:
     """``… i, o i, o -> … o``: column-parallel along ``o``, row-parallel along ``i``."""
-    return _layer(call, {"input": "… i", "weight": "o i", "bias": "o"}, "… o")
+    spec = _layer(call, {"input": "… i", "weight": "o i", "bias": "o"}, "… o")
+    (data,), (weight,) = call.index("input"), call.index("weight")
+    samples = {name for dim in spec.inputs[data] for name in dim} - {"i"}
+    return replace(spec, samples=samples, weight=weight)
 
 
 def addmm(call: ShapedCall) -> Spec:
@@ -141,13 +142,10 @@ def addmm(call: ShapedCall) -> Spec:
     return _layer(call, {"mat1": "n i", "mat2": "i o", "self": bias}, "n o")
 
 
-def _layer(call: ShapedCall, texts: dict[str, str], outputs: str) -> Spec:
+def _layer(call: ShapedCall, texts: dict[str, str], outputs: str) -> FactorSpec:
     """A layer of data, a weight and a bias, named in this order."""
     data, weight, bias = map(call.index, texts)
-    spec = call.by_argument(texts, outputs, added=bias, linear=[data | bias, weight | bias])
-    samples = {name for index in data for dim in spec.inputs[index] for name in dim} - {"i"}
-    has_rows = any(len(call.inputs[index]) > 1 for index in bias)
-    return replace(spec, samples=samples, weight=None if has_rows else weight.pop())
+    return call.by_argument(texts, outputs, added=bias, linear=[data | bias, weight | bias])
 
 
 def matmul(call: ShapedCall) -> Spec:
@@ -184,16 +182,10 @@ def convolution(call: ShapedCall) -> Spec:
     is_strange = call.get("groups", 1) != 1 or call.get("transposed", False)
     if is_strange or len(call.inputs[0]) != num_image + 2 or isinstance(call.get("padding"), str):
         return None
-    source, kernel, target = ([f"{s}{dim}" for dim in range(num_image)] for s in "iky")
-    texts = {"input": ["n", "c", *source], "weight": ["o", "c", *kernel], "bias": ["o"]}
-    data, weight, bias = map(call.index, texts)
-    return call.by_argument(
-        {argument: " ".join(names) for argument, names in texts.items()},
-        " ".join(["n", "o", *target]),
-        added=bias,
-        whole={*source, *kernel, *target},
-        linear=[data | bias, weight | bias],
-    )
+    source, kernel, target = (" ".join(f"{s}{d}" for d in range(num_image)) for s in "iky")
+    texts = {"input": f"n c {source}", "weight": f"o c {kernel}", "bias": "o"}
+    spec = _layer(call, texts, f"n o {target}")
+    return replace(spec, whole=spec.sizes.keys() - {"n", "c", "o"})
 
 
 def attention(call: ShapedCall) -> Spec:
@@ -215,7 +207,7 @@ def attention(call: ShapedCall) -> Spec:
 
 
 def reshape(call: ShapedCall) -> Spec:
-    """See :mod:`lightning_gpp.spmd.rules.views`."""
+    """See :mod:`lightning_gpp.spmd.rules.factors`."""
     return reshape_spec(call.inputs[0], call.outputs[0])
 
 

@@ -4,7 +4,7 @@ A *cursor* is the moment at which a device is, on a clock of emulated seconds. C
 at a collective all devices tell where they are, and go on when the last one has come and the
 network is free. Real work that is late there may still be made up for; at the end of a half it is
 late. Sums of gradients take the network in the order in which they begin, and devices
-wait for them at the end of the backward: as :mod:`lightning_gpp.spmd.costs.simulate` says.
+wait for them at the end of the backward: as :mod:`lightning_gpp.spmd.costs.judge` says.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Protocol
 
 import torch
 
-from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.costs.machine import CollectiveTimes, Machine
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.program import SpmdProgram, bytes_in_bucket
 from lightning_gpp.spmd.run.collectives import Collectives
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.common.tensor_places import exchange_tensors, tensor_places
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.node_reader import ExportError, NodeReader
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
@@ -121,25 +122,13 @@ def _stand_in(leaf: Any) -> Any:
 @contextmanager
 def _standing_in(module: nn.Module) -> Iterator[None]:
     """The module's parameters and buffers are on the CPU in this, memory that nobody touches."""
-    changed: list[tuple[dict[str, Any], str, Tensor]] = []
-    made: dict[int, Tensor] = {}
-    for part in module.modules():
-        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-        for table in tables:
-            for key, tensor in table.items():
-                if tensor is None or tensor.device.type == "cpu":
-                    continue
-                if id(tensor) not in made:
-                    made[id(tensor)] = _stand_in(tensor)
-                    if isinstance(tensor, nn.Parameter):
-                        made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
-                changed.append((table, key, tensor))
-                table[key] = made[id(tensor)]
+    before = [(place, place.tensor) for place in tensor_places(module)]
+    exchange_tensors(module, lambda old: None if old.device.type == "cpu" else _stand_in(old))
     try:
         yield
     finally:
-        for table, key, tensor in changed:
-            table[key] = tensor
+        for place, tensor in before:
+            place.put(tensor)
 
 
 def _error(module: nn.Module, error: Exception) -> ExportError:

@@ -22,6 +22,10 @@ from lightning_gpp.spmd.run.emulated import EmulatedProgram
 _Summand = tuple[Tensor, Tensor]
 """A parameter, and this device's summand of its gradient."""
 
+_Begun = tuple[list[Tensor], Callable[[], Tensor], Callable[[], None] | None]
+"""Parameters of a bucket, and what waits for its sum, really and at the pace of the device; their
+summands are given up by then."""
+
 
 class _Given(torch.autograd.Function):
     """Something of parameters, by whose backward they get gradients that there are already."""
@@ -66,8 +70,7 @@ class GradientSums:
     pace: EmulatedProgram | None = None
     _open: list[_Summand] = field(default_factory=list)
     _size_bytes: int = 0
-    _begun: list[tuple[list[Tensor], Callable[[], Tensor]]] = field(default_factory=list)
-    """Parameters of a bucket, and what waits for its sum; their summands are given up by then."""
+    _begun: list[_Begun] = field(default_factory=list)
 
     def add(self, parameter: Tensor, summand: Tensor) -> None:
         """A summand of a parameter's gradient, which the parameter gets in :meth:`finish`."""
@@ -81,19 +84,21 @@ class GradientSums:
     def _begin(self) -> None:
         bucket, self._open, self._size_bytes = self._open, [], 0
         flat = torch.cat([summand.reshape(-1) for _, summand in bucket])
-        purpose = f"summing the gradients of {len(bucket)} parameters"
+        size_bytes, purpose = flat.nbytes, f"summing the gradients of {len(bucket)} parameters"
         ended = self.collectives.begin_all_reduce(flat, purpose=purpose)
-        if self.pace is not None:
-            ended = _then(ended, self.pace.begin_sum(flat.nbytes))
-        self._begun.append(([parameter for parameter, _ in bucket], ended))
+        paced = None if self.pace is None else self.pace.begin_sum(size_bytes)
+        self._begun.append(([parameter for parameter, _ in bucket], ended, paced))
 
     def finish(self) -> None:
         """Waits for all sums and gives parameters their gradients."""
         if self._open:
             self._begin()
         begun, self._begun = self._begun, []
-        for parameters, ended in begun:
-            give_gradients(parameters, _cut(ended(), parameters))
+        for parameters, ended, paced in begun:
+            flat = ended()
+            if paced is not None:
+                paced()
+            give_gradients(parameters, _cut(flat, parameters))
 
 
 def _cut(flat: Tensor, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -102,14 +107,3 @@ def _cut(flat: Tensor, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
     for parameter in parameters:
         yield flat[start : start + parameter.numel()].reshape(parameter.shape)
         start += parameter.numel()
-
-
-def _then(ended: Callable[[], Tensor], paced: Callable[[], None]) -> Callable[[], Tensor]:
-    """Ends a sum, and then the time that it takes."""
-
-    def both() -> Tensor:
-        found = ended()
-        paced()
-        return found
-
-    return both

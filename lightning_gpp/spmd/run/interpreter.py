@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.common.torch_device import forked_random
-from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
@@ -24,14 +23,14 @@ from lightning_gpp.spmd.program import (
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
+    bytes_in_bucket,
 )
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
 from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, run_operator
-from lightning_gpp.spmd.run.moves import Mover
+from lightning_gpp.spmd.run.moves import Mover, Shards
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
-from lightning_gpp.spmd.run.shards import Shards
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -135,7 +134,6 @@ class ProgramRun:
         """Values in the forward, then gradients."""
         self._local: dict[int, LocalGraph] = {}
         """Number of an instruction -> autograd's graph of its operator."""
-        self._sums = GradientSums(interpreter.collectives, pace=self._pace)
         self.results: dict[str, Tensor] = {}
 
     @property

@@ -61,8 +61,8 @@ def run_operator(
             first = shards.start(table, rank) * table.block(wholes[0][0])
             made = (_look_up_rows(tensors[0], tensors[1], first, arguments),)
         case Option.SUFFICIENT_FACTORS:
-            roles, result = operator.arguments, (results[0], computation.outputs[0])
-            made = (_sufficient_factors(mover, computation, run, roles, tensors, wholes, result),)
+            ends = (wholes[0], computation.inputs[0]), (results[0], computation.outputs[0])
+            made = (_sufficient_factors(mover, computation, run, tensors, ends),)
     for shape, tensor in zip(expected, made, strict=True):
         if tuple(tensor.shape) != shape:
             raise RuntimeError(
@@ -131,14 +131,12 @@ class _SufficientFactors(torch.autograd.Function):
     def forward(
         ctx: Any,
         run: Run,
-        gathers: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]],
-        is_transposed: bool,
+        gathers: Sequence[Callable[[Tensor], Tensor]],
         part: Tensor,
         weight: Tensor,
         *bias: Tensor,
     ) -> Tensor:
-        ctx.gathers, ctx.is_transposed = gathers, is_transposed
-        ctx.bias = [each.shape for each in bias]
+        ctx.gathers, ctx.num_bias = gathers, len(bias)
         ctx.save_for_backward(part, weight)
         return run([part, weight, *bias])[0]
 
@@ -146,64 +144,38 @@ class _SufficientFactors(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, weight = ctx.saved_tensors
         (gradient,) = gradients
-        of_part = of_weight = None
-        if ctx.needs_input_grad[3]:
-            of_part = gradient.matmul(weight if ctx.is_transposed else weight.t())
+        of_part = gradient.matmul(weight) if ctx.needs_input_grad[2] else None
         gather_input, gather_gradient = ctx.gathers
-        whole_gradient = gather_gradient(gradient)
-        whole_gradient = whole_gradient.reshape(-1, whole_gradient.shape[-1])
-        if ctx.needs_input_grad[4]:
-            whole = gather_input(part)
-            product = whole.reshape(-1, whole.shape[-1]).t().mm(whole_gradient)
-            of_weight = product.t() if ctx.is_transposed else product
-        of_bias = [whole_gradient.sum(0).reshape(shape) for shape in ctx.bias]
-        return None, None, None, of_part, of_weight, *of_bias
-
-
-_LAYERS = {
-    ("input", "weight"): (0, 1),
-    ("input", "weight", "bias"): (0, 1, 2),
-    ("self", "mat1", "mat2"): (1, 2, 0),
-}
-"""Arguments of a layer -> which are data, weight and bias."""
+        whole_gradient = gather_gradient(gradient).flatten(0, -2)
+        of_weight = None
+        if ctx.needs_input_grad[3]:
+            of_weight = whole_gradient.t().mm(gather_input(part).flatten(0, -2))
+        return None, None, of_part, of_weight, *[whole_gradient.sum(0)] * ctx.num_bias
 
 
 def _sufficient_factors(
     mover: Mover,
     computation: Computation,
     run: Run,
-    roles: tuple[str, ...],
     tensors: Sequence[Tensor],
-    wholes: Sequence[Shape],
-    result: tuple[Shape, Placement],
+    ends: Sequence[tuple[Shape, Placement]],
 ) -> Tensor:
-    """The result of a layer, with gathered factors backwards.
+    """The result of a linear layer, with gathered factors backwards.
 
     Args:
         mover: gathers them.
         computation: the instruction.
-        run: the operator on tensors in the order of ``roles``.
-        roles: what each tensor is: argument names of ``linear`` or ``addmm``.
-        tensors: this device's parts.
-        wholes: sizes of the whole tensors.
-        result: those of the whole result, and its placement.
+        run: the operator.
+        tensors: this device's parts of its input, weight, and bias if it has one.
+        ends: sizes of its whole input and result, and how they lie.
     """
-    order = _LAYERS[roles]
 
-    def in_order(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        back = dict(zip(order, given, strict=True))
-        return run([back[index] for index in range(len(given))])
-
-    def gather(whole: Shape, source: Placement, what: str) -> Callable[[Tensor], Tensor]:
-        purpose, method = f"{what} of {computation.operator}", computation.method
+    def gather(whole: Shape, source: Placement) -> Callable[[Tensor], Tensor]:
+        purpose, method = f"factors of {computation.operator}", computation.method
         return lambda tensor: mover.move(tensor, whole, source, R_SAME, method, purpose)
 
-    gathers = (
-        gather(wholes[order[0]], computation.inputs[order[0]], "input"),
-        gather(*result, "gradient"),
-    )
-    is_transposed, given = roles[0] == "input", [tensors[index] for index in order]
-    found: Tensor = _SufficientFactors.apply(in_order, gathers, is_transposed, *given)  # type: ignore[no-untyped-call]
+    gathers = [gather(*end) for end in ends]
+    found: Tensor = _SufficientFactors.apply(run, gathers, *tensors)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.costs.machine import Machine, Vector
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
 from lightning_gpp.spmd.program import (
@@ -28,8 +28,7 @@ from lightning_gpp.spmd.program import (
     ReturnOutput,
     SpmdProgram,
 )
-from lightning_gpp.spmd.rules.rule import Rule
-from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.rules.theory import Rule, Theory
 from lightning_gpp.spmd.search.limits import Allowed
 from lightning_gpp.spmd.search.obtain import Obtained, ValueTable
 

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gpp.common.units_of_measure import bytes_text
-from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.eliminate import cheapest_values, elimination_order, table_of
 from lightning_gpp.spmd.search.factor_graph import FactorGraph, ProgramAnswer
-from lightning_gpp.spmd.search.integer import cheapest
 from lightning_gpp.spmd.search.limits import Allowed
+from lightning_gpp.spmd.search.solve import cheapest, cheapest_values, elimination_order, table_of
 
 MOST_COLUMNS = 5_000
 """Of a 0-1 program with limits of memory, which takes a second or two then."""

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.program import Option
-from lightning_gpp.spmd.rules.rule import Rule
-from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.rules.theory import Rule, Theory
 
 
 class Allowed:

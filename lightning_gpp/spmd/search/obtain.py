@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from lightning_gpp.spmd.costs.prices import Price, PriceList
-from lightning_gpp.spmd.gradient_buckets import is_summed_later
 from lightning_gpp.spmd.operator_graph import SpmdValue
 from lightning_gpp.spmd.placement import R_SUMMED, Placement
-from lightning_gpp.spmd.program import Conversion
+from lightning_gpp.spmd.program import Conversion, is_summed_later
 from lightning_gpp.spmd.search.limits import Allowed
 
 TIE = 1e-10
@@ -88,13 +87,6 @@ class ValueTable:
             seconds = price.seconds * (1.0 if is_summed_later(value, made) else 1 + TIE)
             way = Obtained(seconds, self._memory(price), 1 << i | 1 << j, ((i, j),))
             self._direct[i, j] = way
-        self._shortest = dict(self._direct)
-        for middle, i, j in product(self._places, repeat=3):  # Floyd-Warshall
-            first, then = self._shortest.get((i, middle)), self._shortest.get((middle, j))
-            if i != j and first and then:
-                known = self._shortest.get((i, j))
-                if known is None or first.seconds + then.seconds < known.seconds:
-                    self._shortest[i, j] = first.then(then)
 
     def _memory(self, price: Price) -> tuple[float, ...]:
         return tuple(price.memory_bytes[self._classes].tolist())
@@ -126,15 +118,14 @@ class ValueTable:
         return self._ways[key]
 
     def _steps(self, start: Obtained, target: int) -> Iterator[Obtained]:
-        """From where it is: directly, by one placement between, or by the shortest chain."""
+        """From where it is: directly, or by one placement between."""
         if start.placements >> target & 1:
             yield self._there(start.placements)
             return
         for source in self._places:
             if start.placements >> source & 1:
-                for known in (self._shortest, self._direct):
-                    if way := known.get((source, target)):
-                        yield way
+                if way := self._direct.get((source, target)):
+                    yield way
                 for middle in self._places:
                     one, two = (
                         self._direct.get((source, middle)),

@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.spmd.costs.collective_times import CollectiveTimes, collective_times
-from lightning_gpp.spmd.costs.prices import Machine
-from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, device_speeds
+from lightning_gpp.spmd.costs.machine import (
+    CollectiveTimes,
+    DeviceSpeeds,
+    Machine,
+    collective_times,
+    device_speeds,
+)
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import plan_hap

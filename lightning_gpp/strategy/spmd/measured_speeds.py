@@ -17,10 +17,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gpp.common.torch_device import is_accelerator, synchronize
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
+from lightning_gpp.spmd.costs.machine import (
+    AlphaBeta,
+    CollectiveTimes,
+    DeviceSpeeds,
+    measured_speeds,
+)
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
-from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
+from lightning_gpp.strategy.spmd.sharded import ELEMENTWISE
 
 _SIDES = 384, *(1 << power for power in range(9, 14))
 """Of the matrices whose product is timed: on a CPU the first, some milliseconds on a slow core; on

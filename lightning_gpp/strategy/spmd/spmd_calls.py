@@ -121,13 +121,7 @@ class SpmdCalls(ForwardCalls):
             export=known.number,
             seed=int(torch.randint(2**31, ())) if known.is_random else 0,
         )
-        boundary = SpmdBoundary.whole(inputs, needs)
-        if is_trained:
-            values = self._led(message, boundary, inputs)
-        else:
-            run.lead(message)
-            run.run_forward(message, boundary)
-            values = boundary.take_outputs()
+        values = self._led(message, SpmdBoundary.whole(inputs, needs), inputs)
         return known.form.result([values[name] for name in known.outputs])
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Known:

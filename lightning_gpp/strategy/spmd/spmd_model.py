@@ -14,7 +14,7 @@ from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
+from lightning_gpp.strategy.spmd.sharded import ShardedPartition
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 

@@ -20,13 +20,13 @@ from lightning_gpp.emulation.spmd import SpmdEmulation
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.spmd.costs.speeds import measured_speeds
+from lightning_gpp.spmd.costs.machine import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.interpreter import Interpreter, written_buffers
-from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -43,8 +43,7 @@ from lightning_gpp.strategy.spmd.measured_speeds import (
     measure_speeds,
     typical_update,
 )
-from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
-from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
+from lightning_gpp.strategy.spmd.sharded import ShardedOptimizer, ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_model import (
     ProgramPackage,
     SpmdBoundary,
@@ -311,10 +310,10 @@ class SpmdRun(PipelinedRun):
         with ExitStack() as stack:
             if self.divided is not None:
                 partition = self.divided.partition
-                stack.enter_context(partition.parts_in_place())
+                held = partition.held_parameters()
                 for partial in self.partial_optimizers:
-                    held = partition.held_parameters()
                     stack.enter_context(partial.whole_groups(partition, held))
+                stack.enter_context(partition.parts_in_place())
             yield
 
     def _abort(self, error: BaseException) -> None:

@@ -15,9 +15,7 @@ from helpers.training import Training, make_trainer, quiet
 from helpers.workers import WorkerPool
 
 from lightning_gpp.cluster import Link, uniform_cluster
-from lightning_gpp.spmd.costs.collective_times import collective_times
-from lightning_gpp.spmd.costs.prices import Machine
-from lightning_gpp.spmd.costs.speeds import measured_speeds
+from lightning_gpp.spmd.costs.machine import Machine, collective_times, measured_speeds
 from lightning_gpp.spmd.program import Computation
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner

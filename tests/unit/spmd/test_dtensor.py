@@ -26,8 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_gpp.spmd.placement import PARTIAL, Placement
 from lightning_gpp.spmd.program import Option
-from lightning_gpp.spmd.rules.rule import Rule
-from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.rules.theory import Rule, Theory
 
 
 class Even(nn.Module):

@@ -11,10 +11,14 @@ from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.collective_times import collective_times
 from lightning_gpp.spmd.costs.judge import halves_in_order, updates
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
+from lightning_gpp.spmd.costs.machine import (
+    Machine,
+    collective_times,
+    device_speeds,
+    measured_speeds,
+)
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.explain import computation_table, explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap

@@ -17,10 +17,10 @@ from helpers.spmd_brute_force import (
 
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search import eliminate, find
+from lightning_gpp.spmd.search import find, solve
 from lightning_gpp.spmd.search.factor_graph import FactorGraph
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.spmd.search.limits import Allowed
@@ -50,7 +50,7 @@ def test_the_search_is_optimal(seed: int) -> None:
 def test_a_0_1_program_is_as_good(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tables would be too large, HiGHS answers."""
     exact = find_program(*question(seed))
-    monkeypatch.setattr(eliminate, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(solve, "MOST_ENTRIES", 1)
     found = find_program(*question(seed))
     assert found.seconds == pytest.approx(exact.seconds, rel=1e-8)
     assert found.least_s == pytest.approx(exact.seconds, rel=1e-8)
@@ -156,6 +156,6 @@ def test_many_towers_are_searched_exactly() -> None:
     scopes = [factor.variables for factor in search.factors]
     sizes = [
         math.prod(search.sizes[each] for each in scope)
-        for scope in eliminate.elimination_order(search.sizes, scopes)
+        for scope in solve.elimination_order(search.sizes, scopes)
     ]
     assert max(sizes) < 1000

@@ -11,8 +11,7 @@ from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Method
-from lightning_gpp.spmd.run.moves import Mover
-from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.spmd.run.moves import Mover, Shards
 
 CPU = torch.device("cpu")
 WHOLE = (6, 4, 10)

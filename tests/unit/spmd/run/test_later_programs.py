@@ -9,7 +9,7 @@ import torch
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.recipes.dlrm import DLRM
-from lightning_gpp.spmd.costs.speeds import measured_speeds
+from lightning_gpp.spmd.costs.machine import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of

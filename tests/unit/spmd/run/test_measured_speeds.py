@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.spmd.costs.collective_times import AlphaBeta
+from lightning_gpp.spmd.costs.machine import AlphaBeta
 from lightning_gpp.strategy.spmd import measured_speeds
 from lightning_gpp.strategy.spmd.measured_speeds import (
     LEAST_ROUNDS,

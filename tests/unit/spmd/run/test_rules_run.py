@@ -27,8 +27,7 @@ from lightning_gpp.spmd.program import (
     ReturnOutput,
     SpmdProgram,
 )
-from lightning_gpp.spmd.rules.rule import Rule
-from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.rules.theory import Rule, Theory
 from lightning_gpp.spmd.run.export import ExportedForward, export_forward
 from lightning_gpp.spmd.run.interpreter import Interpreter
 

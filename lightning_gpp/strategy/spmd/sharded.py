@@ -1,23 +1,35 @@
-"""Which rank holds which part of which parameter, and the module made partial or whole.
+"""Which rank holds which part of which parameter, the module made partial or whole, and optimizers.
 
 What an SPMD program stores whole lies on every rank in the module itself. What it stores in parts
 is taken out of the module, as what other ranks hold is in a pipeline: its place has a ``meta``
 tensor of its whole size, so that names, shapes and keys stay complete and user code that wants its
-values gets an error. The parameter object itself, which the optimizer knows, becomes the part.
+values gets an error. The parameter object itself, which the optimizer knows, becomes the part; the
+state of optimizers lies as the parameters do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.state.optimizers import NamesParameters, PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership
+
+ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
+    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam),
+    *(torch.optim.RAdam, torch.optim.ASGD, torch.optim.Rprop, torch.optim.SparseAdam),
+)
+"""Optimizers that treat every element of a parameter by itself, so that parts of it suffice."""
 
 
 class ShardedPartition(Partition):
@@ -118,10 +130,6 @@ class ShardedPartition(Partition):
             assert isinstance(part, nn.Parameter)
             yield name, part
 
-    def join(self, name: str, parts: list[Tensor]) -> Tensor:
-        """A tensor that is dealt like a parameter, from the parts of all ranks."""
-        return self.shards.join(parts, self.storage[name])
-
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a whole parameter."""
         return tuple(self._tensor(name).shape)
@@ -139,7 +147,9 @@ class ShardedPartition(Partition):
         gathered = self._control.gather(own, "gathering the parts of the weights on rank 0")
         if gathered:
             for name in own:
-                values[name] = self.join(name, [parts[name] for parts in gathered])
+                values[name] = self.shards.join(
+                    [parts[name] for parts in gathered], self.storage[name]
+                )
         return values
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
@@ -181,3 +191,81 @@ class ShardedPartition(Partition):
         whole = [name for name in self.owners.counted_by(self.rank) if name not in self.storage]
         tensors = [self._tensor(name) for name in whole] + list(self._parts.values())
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+
+@dataclass(slots=True)
+class ShardedOptimizer(PartialOptimizer):
+    """An optimizer of parameters that are whole, in parts, or on rank 0 alone.
+
+    Attributes:
+        partition: knows which.
+    """
+
+    partition: ShardedPartition
+
+    @classmethod
+    def of(
+        cls, optimizer: Optimizer, partition: ShardedPartition, held: Sequence[nn.Parameter]
+    ) -> ShardedOptimizer:
+        """Takes the optimizer of a module that is still whole.
+
+        Raises:
+            TypeError: there are parts of parameters, and it is not known to treat every element by
+                itself.
+        """
+        sharded = list(partition.storage)
+        if sharded and type(optimizer) not in ELEMENTWISE:
+            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            raise TypeError(
+                f"{type(optimizer).__name__} is not known to treat every element of a parameter by "
+                f"itself, and the program divides {sharded[0]!r} and {len(sharded) - 1} others "
+                f"over the devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), "
+                "which stores every parameter whole"
+            )
+        base = PartialOptimizer.keep(optimizer, partition, held)
+        return cls(base.optimizer, base.names, base.kept, partition)
+
+    def place_state(self) -> None:
+        """State of the whole parameters, out of a checkpoint, becomes that of the parts."""
+        partition = self.partition
+        for name, placement in partition.storage.items():
+            state = self.optimizer.state.get(partition.stored(name), {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and tuple(value.shape) == partition.whole_shape(name):
+                    rank = partition.rank
+                    state[key] = partition.shards.cut(value, placement, rank).clone()
+        PartialOptimizer.place_state(self)
+
+    def adopt_new_groups(
+        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
+    ) -> None:
+        """Drops what this rank does not hold from groups that were added since.
+
+        Raises:
+            NotImplementedError: such a group has a parameter that is divided.
+        """
+        for group in self.optimizer.param_groups[len(self.names) :]:
+            if any(parameter.is_meta for parameter in group["params"]):
+                raise NotImplementedError(
+                    "a group with divided parameters was added to the optimizer while training; "
+                    "give it to the optimizer in configure_optimizers"
+                )
+        PartialOptimizer.adopt_new_groups(self, module, held)
+
+    def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
+        """State by index on one device, of that of all ranks."""
+        state = PartialOptimizer.merged(self, gathered)
+        partition, names = self.partition, [name for group in self.names for name in group]
+        for index in list(state):
+            if (name := names[index]) not in partition.storage:
+                continue
+            place = partition.storage[name]
+            part_shape = partition.shards.shape(partition.whole_shape(name), place, 0)
+            parts = [of_rank[index] for of_rank in gathered]
+            state[index] = {
+                key: partition.shards.join([each[key] for each in parts], place)
+                if isinstance(value, Tensor) and value.dim() and tuple(value.shape) == part_shape
+                else value
+                for key, value in parts[0].items()
+            }
+        return state
