@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_gpp.common.units_of_measure import seconds_text
+from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.planner import NAME as GRAPHPIPE
-from lightning_gpp.planner.graphpipe.planner import balanced, search_on_all
+from lightning_gpp.planner.graphpipe.place.planner import NAME as GRAPHPIPE
+from lightning_gpp.planner.graphpipe.place.planner import search_on_all
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.planner.units.units import num_separable

@@ -199,10 +199,6 @@ class PlanRequest:
         """Whether the costs are estimates."""
         return self.costs.is_estimated
 
-    def named(self, planner: str) -> str:
-        """The name of a planner in its plans, which says where costs are estimates."""
-        return f"{planner} (estimated)" if self.is_estimated else planner
-
     @cached_property
     def microbatch_sizes(self) -> tuple[float, ...]:
         """The micro-batch sizes to choose from, in samples, ascending.

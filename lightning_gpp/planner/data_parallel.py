@@ -37,7 +37,7 @@ def data_parallel(request: PlanRequest) -> Plan:
     """
     if (refusal := _refusal(request)) is not None:
         raise ValueError(refusal)
-    name = request.named(NAME)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
     best = _best(request, name, by_speed=True)
     return best.plan if best is not None else _what_is_closest(request, name)
 

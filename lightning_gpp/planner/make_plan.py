@@ -10,6 +10,7 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
+from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import (
     ADAM_VALUES,
     ONE_VERSION,
@@ -20,19 +21,29 @@ from lightning_gpp.planner.base import (
 from lightning_gpp.planner.best_plan import refusal_notes
 from lightning_gpp.planner.data_parallel import data_parallel
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.graphpipe.planner import (
-    balanced,
-    search_chains,
-    search_exclusive,
-    search_plans,
-)
+from lightning_gpp.planner.graphpipe.place.planner import graphpipe, search_plans
+from lightning_gpp.planner.graphpipe.planner import graphpipe_exclusive, search_exclusive
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.validate import validate_plan
+from lightning_gpp.planner.sequential import search_chains, sequential
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""
+
+PLANNERS: Mapping[str, Planner] = MappingProxyType(
+    {
+        "balanced": balanced,
+        "data_parallel": data_parallel,
+        "graphpipe": graphpipe,
+        "graphpipe_exclusive": graphpipe_exclusive,
+        "pipedream": pipedream,
+        "piper": piper,
+        "sequential": sequential,
+    }
+)
+"""Planners by name. A new planner is a file with one function, and an entry here."""
 
 RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
     {
@@ -42,19 +53,6 @@ RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
     }
 )
 """Planners that tell which plans they rank next."""
-
-PLANNERS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "balanced": balanced,
-        "data_parallel": data_parallel,
-        "graphpipe": lambda request: search_plans(request).best,
-        "graphpipe_exclusive": lambda request: search_exclusive(request).best,
-        "pipedream": pipedream,
-        "piper": piper,
-        "sequential": lambda request: search_chains(request).best,
-    }
-)
-"""Planners by name. A new planner is a file with one function, and an entry here."""
 
 
 def make_plan(

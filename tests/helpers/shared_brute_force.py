@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from helpers.series_parallel import Stages, Tree, divisions, final_stages
-from lightning_gpp.graph import ModelGraph
+from helpers.brute_force import edges_between, orders
+from helpers.series_parallel import Tree, divisions, final_stages
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_below
 
 
@@ -57,22 +57,3 @@ def _homes(num_stages: int, request: PlanRequest) -> Iterator[tuple[int, ...]]:
             seen[home] = True
         if is_first:
             yield homes
-
-
-def edges_between(graph: ModelGraph) -> list[tuple[int, int]]:
-    """The operators that read from each other, by their numbers."""
-    number = {operator.name: index for index, operator in enumerate(graph)}
-    return [
-        (number[source], number[operator.name])
-        for operator in graph
-        for source in graph.predecessors[operator.name]
-    ]
-
-
-def orders(stages: Stages, last: int, edges: Sequence[tuple[int, int]]) -> Iterator[Stages]:
-    """The stages in every topological order that ends with the one that has the loss."""
-    others = [stage for index, stage in enumerate(stages) if index != last]
-    for order in itertools.permutations(others):
-        home = {node: number for number, stage in enumerate(order) for node in stage}
-        if all(home[a] <= home.get(b, len(order)) for a, b in edges if a in home):
-            yield (*order, stages[last])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.data_parallel import shared_by_all
+from lightning_gpp.planner.graphpipe.choose.found_stage import placed
+from lightning_gpp.planner.graphpipe.choose.least import least_step
+from lightning_gpp.planner.graphpipe.choose.limits import Divisions
+from lightning_gpp.planner.graphpipe.place.drafted import plan_of
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import search_exclusive
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -67,3 +74,23 @@ def test_graphpipe_is_never_slower_than_data_parallelism(request):
     assume(shared is not None)
     best = evaluate_plan(PLANNERS["graphpipe_exclusive"](request), request)
     assert best.step_s <= shared.step_s * (1 + 1e-9)
+
+
+ABOUT = 1.15
+"""The least step of a space leaves out how stages beside the longest way overlap."""
+
+
+@given(requests(), st.booleans(), st.booleans())
+@settings(max_examples=80)
+def test_no_plan_is_faster_than_the_least_step_of_its_space(request, is_chain, take_turns):
+    problem = Problem(UnitTables(request))
+    for size in request.microbatch_sizes:
+        space = problem.space(size, take_turns=take_turns)
+        least = least_step(problem, space)
+        divisions = Divisions(space)
+        found = [divisions.at(math.inf), *divisions.narrowed()]
+        for stages in {stages for one in found if one for stages in one.divisions}:
+            for draft in placed(stages, size, request):
+                plan = plan_of(draft, problem.tables, "graphpipe", is_chain=is_chain)
+                validate_plan(plan, request.graph, request.num_devices)
+                assert evaluate_plan(plan, request).step_s >= least.step_s / ABOUT

@@ -19,19 +19,20 @@ from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request, validate_plan
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
-from lightning_gpp.planner.graphpipe.arrange import arranged
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.drafted import draft_of, plan_of
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.least import DraftBounds
-from lightning_gpp.planner.graphpipe.moves import FAMILIES
-from lightning_gpp.planner.graphpipe.own_homes import OwnHomes
-from lightning_gpp.planner.graphpipe.planner import (
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.least import DraftBounds
+from lightning_gpp.planner.graphpipe.place.moves import FAMILIES
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
+from lightning_gpp.planner.graphpipe.place.planner import (
     AS_GOOD,
     climbed,
+    least_balanced_s,
     search_plans,
 )
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.make_plan import PLANNERS
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.simulate import simulate_plan
@@ -96,6 +97,15 @@ def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
     for other_s in others.values():
         assert other_s is None or found.step_s <= other_s
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
+
+
+@given(requests())
+@settings(max_examples=60, deadline=None)
+def test_balanced_takes_as_long_as_its_bound_at_least(request):
+    """By the bound ``graphpipe`` leaves that planner's search out."""
+    balanced_s = step_s("balanced", request)
+    assume(balanced_s is not None)
+    assert balanced_s >= least_balanced_s(UnitTables(request)) * (1 - 1e-9)
 
 
 @given(requests(), st.integers(0, 2000), st.sampled_from([1, 60, 6000]))

@@ -67,7 +67,7 @@ def remedied(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
 def test_every_remedy_that_is_named_works(planner, kinds, schedule):
     """Random branchy models in a quarter of the memory that they might need."""
     tried = set()
-    for seed in range(3):
+    for seed in range(6):
         rng = random.Random(f"{kinds} {seed}")
         setting = Setting(kinds, has_messages=True, has_memory=True, schedule=schedule)
         drawn = random_request(tree_of(rng.choice(shapes(5))), setting, rng)

@@ -1,20 +1,30 @@
-"""The planner ``graphpipe`` and its restrictions: stages that form a graph.
+"""The planners ``graphpipe`` and ``graphpipe_exclusive``: stages that form a graph.
 
-GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5, and beyond it plans whose stages share
-devices. In the order of reading:
+GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
-- ``depth_first``, ``unit_tables``: the units in an order in which branches stay together, and what
-  sets of them are; ``draft``, ``drafted``: a plan as sets of units on devices;
-- ``homes``, ``own_homes``: the devices that stages may go to, shared or their own;
-- ``lines``: the units in a line, divided among groups of devices; ``deals``: plans to begin with;
-- ``cuts``, ``moves``, ``redealt``: the drafts next to one; ``arrange``: in an order in which stages
-  may be numbered;
-- ``least``: a lower bound of a draft's step, ``judged``: its step, within a budget;
-- ``climb``: the search; ``fewer``: fewer stages at its end; ``by_speed``: unequal shares;
-- ``planner``: the planners; ``result``: what they found; ``infeasible``: what would help where
-  nothing fits.
+``place``: plans as units on groups of devices, a judge of them, and a climb to better ones.
+
+``problem``: the model as a line of units. ``space``: what may be chosen.
+
+- ``rates`` (with ``contents``, ``holdings``, ``flows``): what a stage takes, and how many
+  micro-batches it can hold; ``load``: what all units take at least;
+- ``space``: what may be chosen with one smallest micro-batch.
+
+``divide``: all divisions of a space that are fast enough.
+
+- ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit.
+
+``choose``: the best divisions.
+
+- ``limits``: the binary search on the limit; ``found_stage``: what it finds, on devices;
+- ``choice`` (with ``least``): the spaces that are worth looking at, shown to the judge;
+- ``result``: the best plan and the next ones; ``infeasible``: what would help where nothing fits.
+
+``planner`` is ``graphpipe_exclusive``: the best divisions, and a climb among plans whose stages
+own their devices. ``place.planner`` is ``graphpipe``: beyond the paper, a climb among plans whose
+stages share devices, from the best of the former and those of other planners.
 """
 
-from lightning_gpp.planner.graphpipe.result import RankedPlan, SearchResult
+from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult
 
 __all__ = ["RankedPlan", "SearchResult"]

@@ -47,7 +47,7 @@ def _plans(
     request: PlanRequest, layers: Layers, microbatch_size: float, memory_bytes: int | None
 ) -> Iterator[Plan]:
     levels = cluster_levels(request.cluster)
-    name = request.named(NAME)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
     for replicas in replica_counts(request, levels):
         found = pipedream_stages(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
         if found is None:

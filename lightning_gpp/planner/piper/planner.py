@@ -100,7 +100,7 @@ def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
         devices = tuple(range(used, used + stage.data_parallel))
         stages.append(ReplicatedStage(operators, devices, recompute=any(stage.ways)))
         used += stage.data_parallel
-    name = request.named(NAME)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
     yield from uniform_plans(request, stages, microbatch_size, name)
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.units.orders import candidate_orders
 from lightning_gpp.planner.units.units import build_units, indivisible_groups
 
 
@@ -49,8 +50,7 @@ def linear_layers(request: PlanRequest, microbatch_size: float) -> Layers:
     """
     profile = slowest_profile(request, microbatch_size)
     units = build_units(request.graph, profile, indivisible_groups(request.graph))
-    last = units.finals[-1]
-    order = [*(unit for unit in range(len(units)) if unit != last), last]
+    order = candidate_orders(units)[0]
     operators = tuple(units.operators[unit] for unit in order)
     return Layers(
         operators=operators,

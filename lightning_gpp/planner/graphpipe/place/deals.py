@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.lines import balanced, divisions
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables, places
-
-NUM_DEALS = 8
-"""Of a number of replicas that may be played."""
+from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.redealt import balanced
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
 
 def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float, Draft]]:
@@ -33,17 +31,14 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float
         may_share: whether stages may have devices in common.
     """
     num_devices = judge.tables.request.num_devices
-    found: dict[tuple[int, bool, bool], list[tuple[float, Draft]]] = {}
-    in_line = () if may_share else divisions(judge.tables)
-    others = deals(judge.tables, may_share=may_share)
-    for draft, is_dealt in chain(zip(in_line, repeat(False)), zip(others, repeat(True))):
+    found: dict[tuple[int, bool], list[tuple[float, Draft]]] = {}
+    for draft in deals(judge.tables, may_share=may_share):
         uses_all = may_share and draft.num_devices == num_devices
-        replicas = max(stage.num_replicas for stage in draft.stages)
-        some = found.setdefault((replicas, uses_all, is_dealt), [])
-        limit_s = some[-1][0] if len(some) == NUM_DEALS else math.inf
+        some = found.setdefault((draft.stages[0].num_replicas, uses_all), [])
+        limit_s = some[-1][0] if len(some) == FIRST_PATIENCE else math.inf
         for one in judge.promising([draft], limit_s):
             insort(some, one, key=itemgetter(0))
-            del some[NUM_DEALS:]
+            del some[FIRST_PATIENCE:]
     return sorted(chain.from_iterable(found.values()), key=itemgetter(0))
 
 
@@ -97,17 +92,12 @@ def equal_groups(
         order: of the units; depth first if not given.
     """
     total_s = sum(tables.compute_s)
-    line = list(order or range(tables.num_units))
     groups, done_s = [0] * tables.num_units, 0.0
-    for at in line:
+    for at in order or range(tables.num_units):
         unit_s = tables.compute_s[at]
         middle = (done_s + unit_s / 2) / total_s if total_s else 0.0
         groups[at] = min(num_groups - 1, int(middle * num_groups))
         done_s += unit_s
-    if len(set(groups)) < (count := min(num_groups, tables.num_units)):  # long units leave some out
-        for group, part in enumerate(_cut(line, tables.compute_s, count)):
-            for at in part:
-                groups[at] = group
     return groups
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Plan, Stage
 
 

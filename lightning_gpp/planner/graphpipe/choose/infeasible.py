@@ -8,11 +8,9 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_FEW, DoesNotFitError
-from lightning_gpp.planner.graphpipe.exclusive import chains
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
-
-STEP, MOST_STEPS = 1.02, 64
-"""Memory that is tried grows by this factor, and so often."""
+from lightning_gpp.planner.graphpipe.choose.limits import Divisions
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.problem import Problem
 
 
 def infeasible_error(request: PlanRequest) -> DoesNotFitError:
@@ -44,24 +42,30 @@ def _text(request: PlanRequest) -> str:
 
 
 def _fits(request: PlanRequest) -> bool:
-    """Whether the search finds a plan."""
-    return chains(UnitTables(request), "", takes_first=True).best is not None
+    """Whether there is a division with any micro-batch size, however slow."""
+    problem = Problem(UnitTables(request), tries_all=True)
+    return any(
+        Divisions(problem.space(size)).at(float("inf")) is not None
+        for size in request.microbatch_sizes
+    )
 
 
 def _smallest_memory(request: PlanRequest) -> int | None:
-    """Bytes per device with which the search finds a plan, a few per cent more at most.
-
-    As it climbs to plans that lack less, it finds the last of them where that fits.
-    """
-    closest = chains(UnitTables(request), "").closest
-    if closest is None:
+    """Bytes per device with which a plan exists, to a few per cent."""
+    if not _fits(_with_memory(request, None)):
         return None
-    _, needed, _ = closest
-    for _ in range(MOST_STEPS):
-        if _fits(_with_memory(request, needed)):
-            return needed
-        needed = int(needed * STEP) + 1
-    return None
+    limits = (device.memory_bytes for device in request.cluster.devices)
+    low = min(limit for limit in limits if limit is not None)
+    high = 2 * low + 1
+    while not _fits(_with_memory(request, high)):
+        low, high = high, 2 * high
+    while high > max(low + 1, 1.02 * low):
+        middle = int((low * high) ** 0.5) + 1
+        if _fits(_with_memory(request, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _fewest_devices(request: PlanRequest) -> int | None:
@@ -83,7 +87,7 @@ def _fewest_devices(request: PlanRequest) -> int | None:
     return high
 
 
-def _with_memory(request: PlanRequest, memory_bytes: int) -> PlanRequest:
+def _with_memory(request: PlanRequest, memory_bytes: int | None) -> PlanRequest:
     devices = tuple(
         replace(device, memory_bytes=memory_bytes) for device in request.cluster.devices
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from lightning_gpp.planner.graphpipe.draft import DraftStage
-from lightning_gpp.planner.graphpipe.homes import Devices, Homes, halves
+from lightning_gpp.planner.graphpipe.place.draft import DraftStage
+from lightning_gpp.planner.graphpipe.place.homes import Devices, Homes, halves
 
 
 class OwnHomes(Homes):

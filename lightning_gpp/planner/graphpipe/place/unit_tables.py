@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.depth_first import depth_first
-from lightning_gpp.planner.graphpipe.draft import Units
+from lightning_gpp.planner.graphpipe.place.depth_first import depth_first
+from lightning_gpp.planner.graphpipe.place.draft import Units
 from lightning_gpp.planner.units.units import (
     UnitGraph,
     build_units,

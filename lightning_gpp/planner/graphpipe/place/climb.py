@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from lightning_gpp.planner.graphpipe.draft import Draft
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.judged import UNFIT_S, DraftJudge
-from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
 
 BUDGET = 20_000
 """Looks of a part of a search: about half a second, whatever the model."""
 
 FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
-as many starts are climbed from, the best ones."""
+as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -69,8 +69,6 @@ class Climber:
     def _look(self, family: Family, patience: int) -> tuple[bool, bool]:
         """Whether a family has a better draft, which is taken; and whether it has others."""
         judge = self._judge
-        if self.step_s > UNFIT_S:  # bounds of steps say nothing of memory, which is soon counted
-            patience *= LOOKS_PER_STEP
         neighbours = family(self.draft, self._homes(self.draft, judge.tables))
         some = islice(neighbours, LOOKS_PER_STEP * patience)
         for number, (_, draft) in enumerate(judge.promising(some, self.step_s)):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_gpp.planner.graphpipe.draft import Draft
-from lightning_gpp.planner.graphpipe.drafted import draft_of
-from lightning_gpp.planner.graphpipe.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.moves import joined
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.moves import joined
 
 
 def merge_stages(judge: DraftJudge, at_most_s: float) -> None:

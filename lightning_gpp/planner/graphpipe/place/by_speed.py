@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.climb import BUDGET, climb_from
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.levelled import levelled, mixed_homes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 

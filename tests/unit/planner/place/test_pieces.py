@@ -14,9 +14,9 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import evaluate_plan, plan_request
-from lightning_gpp.planner.graphpipe.arrange import arranged
-from lightning_gpp.planner.graphpipe.cuts import at_branches, by_needs, by_work
-from lightning_gpp.planner.graphpipe.deals import (
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
+from lightning_gpp.planner.graphpipe.place.deals import (
     branches,
     deals,
     equal_groups,
@@ -24,16 +24,15 @@ from lightning_gpp.planner.graphpipe.deals import (
     packed_branches,
     runs,
 )
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.drafted import plan_of
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.lines import balanced
-from lightning_gpp.planner.graphpipe.moves import merged, parted, resized, shifted
-from lightning_gpp.planner.graphpipe.own_homes import OwnHomes
-from lightning_gpp.planner.graphpipe.planner import search_plans
-from lightning_gpp.planner.graphpipe.redealt import redealt
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.drafted import plan_of
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.moves import merged, parted, resized, shifted
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
+from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.redealt import balanced, redealt
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 
 GRAPH = literal_graph({"a": "x", "b": "a", "c": "x", "d": "c", "j": "b d"})
 A, B, C, D, J = (1 << place for place in range(5))  # in depth-first order

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_gpp.planner.graphpipe.draft import DraftStage, Units
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables, places
+from lightning_gpp.planner.graphpipe.place.draft import DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
 FRACTIONS = (0.125, 0.25, 0.5, 0.75, 0.875)
 """Parts of its work at which a stage is cut; finer ones are found by moving the border."""

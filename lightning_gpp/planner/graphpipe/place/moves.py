@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from lightning_gpp.planner.graphpipe.cuts import at_branches, by_needs, by_work
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.drafted import draft_of, plan_of
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.redealt import redealt
-from lightning_gpp.planner.graphpipe.unit_tables import places
+from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.redealt import redealt
+from lightning_gpp.planner.graphpipe.place.unit_tables import places
 from lightning_gpp.planner.levelled import levelled as shares_by_speed
 from lightning_gpp.planner.levelled import mixed_homes
 

@@ -13,14 +13,15 @@ borders of all are out of balance: no change of one or two stages is better, but
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.homes import Homes, given_out
-from lightning_gpp.planner.graphpipe.lines import balanced
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables, places
+from lightning_gpp.engine.play import ROUNDING
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.homes import Homes, given_out
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
 
 class Team(NamedTuple):
@@ -155,6 +156,37 @@ def _fewer(teams: Teams, at: int) -> Iterator[tuple[Teams, Team]]:
         yield (*before, team.halved, *behind), team.halved
     if before or behind:
         yield (*before, *behind), team
+
+
+def balanced(lines: Sequence[Sequence[float]]) -> list[int] | None:
+    """Borders with which the slowest team is as fast as can be; None if some have nothing to do.
+
+    A limit that is too low becomes the least one with which some team could take a unit more.
+
+    Args:
+        lines: of every team the running sums of seconds over the units.
+
+    >>> even = [0, 1, 2, 3, 4, 5]
+    >>> balanced([even, [2 * seconds for seconds in even]])
+    [0, 4, 5]
+    """
+    last = len(lines[0]) - 1
+    rates = [1 / line[-1] for line in lines if line[-1]]
+    limit_s = 1 / sum(rates) if len(rates) == len(lines) else 0.0
+    while last >= len(lines):
+        borders, slowest_s, next_s = [0], 0.0, math.inf
+        for number, line in enumerate(lines, 1):
+            start, most = borders[-1], last - (len(lines) - number)
+            stop = bisect_right(line, line[start] + limit_s) - 1
+            borders.append(min(most, max(stop, start + 1)))
+            took_s = line[borders[-1]] - line[start]
+            slowest_s = max(slowest_s, took_s)
+            more_s = line[min(most, borders[-1] + 1)] - line[start]
+            next_s = min([next_s, *(one for one in (took_s, more_s) if one > limit_s)])
+        if borders[-1] == last and slowest_s <= limit_s:
+            return borders
+        limit_s = next_s * (1 + ROUNDING)
+    return None
 
 
 def _shared_evenly(draft: Draft) -> Draft:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from lightning_gpp.engine.play import ROUNDING
-from lightning_gpp.planner.graphpipe.arrange import arranged
-from lightning_gpp.planner.graphpipe.draft import Draft
-from lightning_gpp.planner.graphpipe.drafted import draft_of, plan_of
-from lightning_gpp.planner.graphpipe.least import DraftBounds
-from lightning_gpp.planner.graphpipe.result import RankedPlan, ranked_plans
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, ranked_plans
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.least import DraftBounds
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.step_time.evaluate import (
-    DeviceEvaluation,
-    PlanEvaluation,
-    evaluate_below,
-    plan_devices,
-)
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below
 
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""
@@ -26,11 +21,6 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
-LOOKS_PER_CHECK = 40
-"""So many looks are taken in the time in which the memory of a plan is counted."""
-
-UNFIT_S = 1e15
-"""Longer than any step: what stands for one that just does not fit into memory."""
 
 FEW_DEVICES = 16
 """On twice as many devices a played action counts half: steps have more of them there, and searches
@@ -46,13 +36,11 @@ class DraftJudge:
         budget: looks that may be taken; see :attr:`is_spent`.
         least_devices: plans on fewer devices are left out.
         is_chain: whether every stage waits for the one before it.
-        takes_first: whether any plan that fits into memory ends the search.
+        below_s: steps that are not shorter are of no interest.
 
     Attributes:
         name: of the planner.
         best: the best plan that fits into memory: shortest step first, then least memory.
-        closest: what devices lack least in, while no plan fits: the part of their memory that is
-            needed, the bytes on the fullest device, and the plan.
     """
 
     def __init__(
@@ -63,11 +51,10 @@ class DraftJudge:
         *,
         least_devices: int = 1,
         is_chain: bool = False,
-        takes_first: bool = False,
+        below_s: float = math.inf,
     ) -> None:
         self.tables = tables
-        self._takes_first = takes_first
-        self.closest: tuple[float, int, Plan] | None = None
+        self._below_s = below_s
         self._is_chain = is_chain
         self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
@@ -78,14 +65,13 @@ class DraftJudge:
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
         self._spent = 0
-        self._has_limits = any(d.memory_bytes for d in tables.request.cluster.devices)
         times = max(1, tables.request.num_devices // FEW_DEVICES)
         self._actions_per_look = ACTIONS_PER_LOOK * times
 
     @property
     def best_s(self) -> float:
-        """Seconds of the step of the best plan; infinite without one."""
-        return math.inf if self.best is None else self.best.step_s
+        """Seconds of the step of the best plan; without one those that are of interest."""
+        return self._below_s if self.best is None else self.best.step_s
 
     def drafts(self, found: Iterable[PlanEvaluation]) -> list[tuple[Draft, float]]:
         """Plans as drafts, each with its step; those that divide units are left out."""
@@ -100,7 +86,7 @@ class DraftJudge:
         take the time of. So a search takes about as long for many models, and longer for those of
         hundreds of operators or devices.
         """
-        return self._spent >= self._budget or (self._takes_first and self.best is not None)
+        return self._spent >= self._budget
 
     def allow(self, looks: float) -> None:
         """So many looks may be taken from now on."""
@@ -109,6 +95,10 @@ class DraftJudge:
     def limit(self, looks: float) -> None:
         """So many looks may be taken from now on, if so many are left."""
         self._budget = min(self._budget, self._spent + looks)
+
+    def spend(self, looks: int) -> None:
+        """Takes looks for other work."""
+        self._spent += looks
 
     def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
         """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
@@ -147,11 +137,9 @@ class DraftJudge:
         return found
 
     def step_s(self, draft: Draft, below_s: float) -> float:
-        """Seconds of a draft's step; infinite where it is longer than a limit.
+        """Seconds of a draft's step; infinite where it does not fit, or is longer than a limit.
 
-        Where it does not fit into memory they are above :data:`UNFIT_S`, the more so the more
-        memory it lacks, so that a climb finds what fits. What was too long for one limit is played
-        again for a larger one.
+        What was too long for one limit is played again for a larger one.
 
         Args:
             draft: with its stages in order.
@@ -162,33 +150,16 @@ class DraftJudge:
             return found
         if self._least_s.get(draft, 0.0) >= below_s:
             return math.inf
-        self._spent += LOOKS_PER_BOUND
+        self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
         plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
-        request = self.tables.request
-        if below_s > UNFIT_S and self._has_limits:
-            self._spent += LOOKS_PER_CHECK
-            devices = plan_devices(plan, request)
-            if not all(device.fits for device in devices):
-                return self._lacking(draft, plan, devices)
-        self._spent += self._num_actions(draft) // self._actions_per_look
-        evaluation = evaluate_below(plan, request, below_s)
+        evaluation = evaluate_below(plan, self.tables.request, below_s)
         if evaluation is None:
             self._least_s[draft] = below_s
             return math.inf
-        if not evaluation.is_feasible:
-            return self._lacking(draft, plan, evaluation.devices)
-        self._step_s[draft] = evaluation.step_s
+        found = evaluation.step_s if evaluation.is_feasible else math.inf
+        self._step_s[draft] = found
         self.show(evaluation)
-        return evaluation.step_s
-
-    def _lacking(self, draft: Draft, plan: Plan, devices: Sequence[DeviceEvaluation]) -> float:
-        """What stands for the step of a plan that does not fit."""
-        part = max(one.memory_bytes / one.limit_bytes for one in devices if one.limit_bytes)
-        found = part, max(one.memory_bytes for one in devices), plan
-        if self.closest is None or found[:2] < self.closest[:2]:
-            self.closest = found
-        self._step_s[draft] = UNFIT_S * part
-        return self._step_s[draft]
+        return found
 
     def show(self, found: PlanEvaluation) -> None:
         """Takes note of a plan; one that does not fit into memory is left out."""

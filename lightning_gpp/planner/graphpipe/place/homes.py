@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 
 Devices = tuple[int, ...]
 

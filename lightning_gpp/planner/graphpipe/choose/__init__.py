@@ -1,0 +1,1 @@
+"""The best of all: which limits and sizes are tried, and the choice by the whole step."""
