@@ -1,8 +1,7 @@
-"""One message from rank to rank: shared memory, what goes between hosts, and bare gloo.
+"""One message from rank to rank: our transport, and bare gloo.
 
-Two processes of one host send a tensor to and fro. ``between hosts``: small messages over TCP,
-large ones through gloo; ``our gloo``: all through gloo. Printed: microseconds one way (half a
-round trip) and the processor time that a message costs one process, threads included.
+Two processes of one host send a tensor to and fro. Printed: microseconds one way (half a round
+trip) and the processor time that a message costs one process, threads included.
 
     python benchmarks/transports.py
 """
@@ -18,9 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.transport.transport import Transport
 
 SIZES_BYTES = (64, 8 << 10, 96 << 10, 1 << 20, 16 << 20)
@@ -76,21 +73,13 @@ def run(rank: int, folder: str) -> None:
     method = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     device = torch.device("cpu")
-    transports = {
-        "shared memory": open_transport(device, 60.0),
-        "between hosts": ProcessGroupTransport(
-            TransportGroups.create("gloo"), device, sockets=connect_hosts("localhost")
-        ),
-        "our gloo": ProcessGroupTransport(TransportGroups.create("gloo"), device),
-    }
+    transport = ProcessTransport(device)
     for size_bytes in SIZES_BYTES:
         tensor = torch.ones(size_bytes // 4)
-        for name, transport in transports.items():
-            measure(name, size_bytes, lambda t=transport, x=tensor: there_and_back(t, x))
+        measure("ours", size_bytes, lambda x=tensor: there_and_back(transport, x))
         measure("bare gloo", size_bytes, lambda x=tensor: bare_gloo(rank, x))
     dist.barrier()
-    for transport in transports.values():
-        transport.close()
+    transport.close()
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
-from lightning_gpp.runtime.transport.transport import Transport
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
@@ -68,7 +67,7 @@ class Builder:
     settings: Settings
     module: pl.LightningModule
     target: nn.Module
-    transport: Transport
+    transport: ProcessTransport
     control: Control
     device: torch.device
     peers: Peers | None = None
@@ -244,8 +243,11 @@ class Builder:
         codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
         partition = Partition(self.module, ownership(self.module, readers), control, self.device)
         groups = _sum_groups(stages, ranks)
-        if isinstance(transport, ProcessGroupTransport):
+        if isinstance(transport, ProcessTransport):
             transport.connect(_pairs(stages, ranks))
+        sums = None
+        if groups:
+            sums = ProcessSums(groups, settings.timeout_s, self.device, transport.waits)
         executor = Executor(
             transport=transport,
             rank_of_device=ranks,
@@ -253,7 +255,7 @@ class Builder:
             output_names=captured.graph.outputs,
             cutter=_cutter(captured),
             staying=StayingInputs(captured.graph.staying),
-            sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
+            sums=sums,
             timeout_s=settings.timeout_s,
             device=self.device,
         )
@@ -266,7 +268,7 @@ class Builder:
                 begun = begin_emulation(
                     planned.plan, planned.request, scale, is_shape_only=is_shape_only
                 )
-            pipeline.time = Emulation.join(begun, executor, control, groups)
+            pipeline.time = Emulation.join(begun, executor, control, transport.waits)
         return pipeline
 
 

@@ -19,8 +19,5 @@ class BuiltModel(Protocol):
     def time(self) -> RealTime[Any]:
         """In which its steps run."""
 
-    def abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with an error."""
-
     def close(self) -> None:
         """All ranks: gives back what the model needed of the processes."""

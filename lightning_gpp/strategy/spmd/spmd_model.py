@@ -79,10 +79,6 @@ class SpmdModel:
                     stored[value.name] = self.partition.stored(self.prefix + value.name)
         return SpmdHalves(interpreter, stored, seed, boundary, self.control)
 
-    def abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with an error."""
-        self.collectives.abort(error)
-
     def close(self) -> None:
         """All ranks: gives the process group back."""
         self.collectives.close()
