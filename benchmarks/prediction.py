@@ -51,7 +51,7 @@ from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.simulate.refit.from_timelines import refit
-from lightning_gpp.strategy.recording.prediction import StepQuestion
+from lightning_gpp.strategy.recording.step_reports import Question
 from lightning_gpp.strategy.report import verdict_on
 
 RECIPES = ("multimodal", "dlrm", "gnn")
@@ -95,10 +95,10 @@ class Prediction(TimelineCallback):
         steps = range(WARM_UP, WARM_UP + EVERY * num_steps, EVERY)
         super().__init__([*steps], folder, picture=False, trace=False, predict=False)
         self.name = name
-        self.found: list[tuple[StepQuestion, Timeline]] = []
+        self.found: list[tuple[Question, Timeline]] = []
 
     def _take(self, run: Any, timeline: Timeline, *_: object) -> None:
-        question = StepQuestion.of(run.pipeline)
+        question = Question.of(run.pipeline)
         if question is not None:
             self.found.append((question, timeline))
 
@@ -117,9 +117,7 @@ class Prediction(TimelineCallback):
         return "| " + " | ".join((self.name, *cells(question, known, others))) + " |"
 
 
-def cells(
-    question: StepQuestion, known: Sequence[Timeline], others_s: Sequence[float]
-) -> list[str]:
+def cells(question: Question, known: Sequence[Timeline], others_s: Sequence[float]) -> list[str]:
     """The cells of a row: the plan, what was recorded, predictions with their errors."""
     asked = question.program, question.plan, question.request
     everything = refit(known, *asked, skip_steps=0)

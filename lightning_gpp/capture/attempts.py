@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,24 +14,20 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.references import CheckedPass, References
+from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.checks.trace_checks import TraceChecks, scope_of
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.operators.normalize import (
-    normalize,
-    protect_inputs,
-    without_guard,
-)
+from lightning_gpp.capture.operators.normalize import normalize, protect_inputs, without_guard
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.operators.order import in_order
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, line_of_draw
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError
 from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
-from lightning_gpp.capture.tracing.library_switches import uncompiled
 from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
+from lightning_gpp.capture.tracing.switches import uncompiled
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
@@ -41,7 +37,6 @@ from lightning_gpp.capture.verified import Verified
 
 _logger = logging.getLogger(__name__)
 
-Tracer = Callable[[LeafPolicy, Observer], Trace]
 E = TypeVar("E", bound=BaseException)
 
 
@@ -60,7 +55,7 @@ def capture(
     By the ``blocks`` that the user gives, or by running it on the arguments with every call
     recorded. The result is checked against the module, in train and in eval mode: outputs and
     buffers on the given input and on one of another size, gradients on the smaller of the two
-    (:mod:`.checks.references` says why that is enough). The module is left as it was, random
+    (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
     generators included.
 
     It runs on the device of the arguments. Weights that are elsewhere come there only while they
@@ -85,75 +80,27 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
+    policy = LeafPolicy.of(module, leaf_modules)
     with (
         uncompiled(),
         rollback(module),
         torch.inference_mode(False),
         torch.enable_grad(),
-        closing(_Session(module, args, kwargs or {}, train_modes)) as session,
+        closing(_Session(module, args, kwargs or {}, train_modes, blocks)) as session,
         session.weights.resident(),
     ):
-        if verified is None and any(item.is_meta for item in session.sample.tensors.values()):
+        if verified is not None:
+            return session.as_verified(policy, verified)
+        if any(item.is_meta for item in session.sample.tensors.values()):
             _logger.info(
                 "captured with shapes only: that the graph computes what the module computes was "
                 "checked for shapes and types, not for values, and which buffers change is not "
                 "known"
             )
-        if verified is not None:
-            return session.as_verified(leaf_modules, blocks, verified)
         session.begin()
-        captured = session.first_success(leaf_modules, blocks)
-        captured.steady = session.steady_state(captured)
-        _note_effects(captured, session.checks.references)
+        captured = session.first_success(policy)
+        session.take_effects(captured)
     return captured
-
-
-def _note_effects(captured: CapturedModel, references: References) -> None:
-    """Tells the model, and the user, what forward does beside returning its result.
-
-    Raises:
-        CaptureError: it keeps a result that gradients flow through.
-    """
-    captured.is_random = references.given.draws
-    captured.meetings = references.meetings()
-    changed = _outside_of_leaves(captured, references.given.changed)
-    kept = _outside_of_leaves(captured, references.given.kept)
-    if kept:
-        raise CaptureError(
-            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
-            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
-            "it from forward instead"
-        )
-    if withheld := withheld_outputs(references.given.output):
-        _logger.warning(
-            "not handed out by the pipelined forward, an error if read: %s. Keys and values "
-            "that transformers keep for generation are not for training: "
-            "config.use_cache=False saves their time and memory",
-            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
-        )
-    captured.reads = tuple(
-        read
-        for read in references.reads
-        if not _is_inside(captured, read.path)
-        and ".".join(filter(None, (read.path, read.name))) not in changed
-    )
-    if changed:
-        _logger.warning(
-            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
-            "does not make these changes",
-            ", ".join(changed),
-        )
-
-
-def _is_inside(captured: CapturedModel, path: str) -> bool:
-    """Whether a module is a leaf module or in one."""
-    return any(f"{path}.".startswith(f"{leaf}.") for leaf in captured.leaf_modules)
-
-
-def _outside_of_leaves(captured: CapturedModel, attributes: Sequence[str]) -> list[str]:
-    """The changed attributes that no leaf module changes by itself when a stage runs it."""
-    leaves = tuple(f"{target}." for target in captured.leaf_modules)
-    return [name for name in attributes if not name.startswith(leaves)]
 
 
 class _Session:
@@ -165,8 +112,10 @@ class _Session:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         train_modes: Mapping[str, bool] | None,
+        blocks: BlockGraph | None,
     ) -> None:
-        self.module = module
+        self.module, self.blocks = module, blocks
+        self.method = "concrete" if blocks is None else "blocks"
         self.arguments = Arguments.of(module, args, kwargs)
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
         if not self.sample.num_samples:
@@ -176,184 +125,160 @@ class _Session:
             )
         self.flags = mode_flags(module, train_modes)
         self.weights = HostWeights(module, self.sample.device)
-        self.checks = self._checks()
-
-    def _checks(self) -> TraceChecks:
-        return TraceChecks(self.module, self.arguments, self.sample, self.flags, self.weights)
-
-    def begin(self) -> None:
-        """Finds out what the module computes; with one sample twice if it does not train on one."""
-        try:
-            self.checks.begin()
-        except Exception:  # of the user's code
-            if self.sample.num_samples > 1 or self.sample.graphs is not None:
-                raise
-            first = self.sample
-            self._take_samples(2)
-            try:
-                self.checks.begin()
-            except Exception:
-                self.sample = first
-            else:
-                return
-            raise
+        self._take_samples(self.sample.num_samples)
 
     def _take_samples(self, num_samples: int) -> None:
         if num_samples != self.sample.num_samples:
             self.sample = few_samples(self.sample, num_samples)
-            self.checks = self._checks()
+        self.runs = Rehearsal(self.module, self.arguments, self.sample, self.flags, self.weights)
+
+    def begin(self) -> None:
+        """Finds out what the module computes; with one sample twice if it does not train on one."""
+        try:
+            self.runs.begin()
+        except Exception as error:  # of the user's code
+            if self.sample.num_samples > 1 or self.sample.graphs is not None:
+                raise
+            self._take_samples(2)
+            try:
+                self.runs.begin()
+            except Exception:
+                raise error from None
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
-        self.checks.close()
+        vars(self.runs).clear()
         vars(self).clear()
 
-    def first_success(
-        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
-    ) -> CapturedModel:
-        """The first attempt that computes what the module computes.
-
-        Attempts that need a module to stay whole come after those that do not.
-        """
+    def first_success(self, policy: LeafPolicy) -> CapturedModel:
+        """The first attempt that computes what the module computes."""
+        policies = [policy]
+        if self.blocks is None and has_stacks(self.module):
+            policies.append(replace(policy, open_stacks=False))
         failures: list[Exception] = []
-        undecided = []
-        for method, policy, tracer in self._attempts(leaf_modules, blocks):
+        for attempt in policies:
             try:
-                return self._captured(method, policy, tracer)
-            except KeepWholeError as decision:
-                undecided.append((method, policy, tracer, _without_values(decision)))
+                return self._keeping_whole(attempt)
             except Exception as error:  # user code under a tracer may raise anything
                 _logger.debug("an attempt to capture failed", exc_info=True)
-                failures.append(_without_values(error))
-        for method, policy, tracer, reason in undecided:
-            try:
-                return self._keeping_whole(method, policy, tracer, reason)
-            except Exception as error:  # likewise
                 failures.append(_without_values(error))
         reasons = "\n".join(f"  {reason}" for reason in dict.fromkeys(map(describe, failures)))
         raise CaptureError(
             f"{type(self.module).__name__}.forward cannot be captured:\n{reasons}\n{REMEDY}"
         ) from failures[-1]
 
-    def as_verified(
-        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None, verified: Verified
-    ) -> CapturedModel:
+    def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
         """The model as another process captured and checked it.
 
         Raises:
             CaptureError: this is another model.
         """
         self._take_samples(verified.num_samples)
-        policy, tracer = next(
-            (policy, tracer)
-            for method, policy, tracer in self._attempts(leaf_modules, blocks)
-            if (method, policy.open_stacks) == (verified.method, verified.open_stacks)
-        )
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
-        policy = dataclasses.replace(policy, types=(*policy.types, *kinds))
-        traces = self._traces(policy, tracer)
-        traces = in_order(traces, verified.nodes)
+        policy = replace(policy, types=(*policy.types, *kinds), open_stacks=verified.open_stacks)
+        traces = in_order(self._traces(policy), verified.nodes)
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
-        captured = self.checks.model(verified.method, traces, verified.cuts)
-        captured.open_stacks, captured.whole = verified.open_stacks, verified.whole
-        captured.nodes_at_first, captured.dropped = verified.nodes, verified.dropped
-        captured.steady = verified.steady
-        captured.reads, captured.is_random = verified.reads, verified.is_random
-        return captured
+        return CapturedModel(self.module, self.arguments, traces, verified, self.sample)
 
-    def steady_state(self, captured: CapturedModel) -> frozenset[str]:
+    def take_effects(self, captured: CapturedModel) -> None:
+        """Tells the model, and the user, what forward does beside returning its result.
+
+        Raises:
+            CaptureError: it keeps a result that gradients flow through.
+        """
+        given = self.runs.given
+        leaves = tuple(f"{leaf}." for leaf in captured.leaf_modules)  # do so in a stage, too
+        changed = [name for name in given.changed if not name.startswith(leaves)]
+        if kept := [name for name in given.kept if not name.startswith(leaves)]:
+            raise CaptureError(
+                f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
+                "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
+                "it from forward instead"
+            )
+        if withheld := withheld_outputs(given.output):
+            _logger.warning(
+                "not handed out by the pipelined forward, an error if read: %s. Keys and values "
+                "that transformers keep for generation are not for training: "
+                "config.use_cache=False saves their time and memory",
+                ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+            )
+        if changed:
+            _logger.warning(
+                "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
+                "does not make these changes",
+                ", ".join(changed),
+            )
+        steady = self._steady_state(captured)
+        captured.meetings = self.runs.meetings()
+        captured.verified = replace(
+            captured.verified,
+            steady=steady,
+            reads=tuple(
+                read
+                for read in self.runs.reads
+                if not f"{read.path}.".startswith(leaves) and read.place not in changed
+            ),
+            is_random=given.draws,
+        )
+
+    def _steady_state(self, captured: CapturedModel) -> frozenset[str]:
         """The buffers that forward changes in training mode, whatever it is called with."""
         changing = captured.changing
         if not changing:
             return frozenset()
         try:
-            other = self.checks.references.of(CheckedPass(other_content(self.sample), True))
+            other = self.runs.of(CheckedPass(other_content(self.sample), True))
         except Exception as error:  # the model itself may not take this size
             _logger.info("which buffers change alike cannot be told: %s", error)
             return frozenset()
-        given = self.checks.references.given.buffers
-        return steady_names(self.module, changing, given, other.buffers)
+        return steady_names(self.module, changing, self.runs.given.buffers, other.buffers)
 
-    def _attempts(
-        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
-    ) -> Iterator[tuple[str, LeafPolicy, Tracer]]:
-        open_policy = LeafPolicy.of(self.module, leaf_modules)
-        if blocks is not None:
-            yield (
-                "blocks",
-                open_policy,
-                lambda *_: trace_blocks(self.module, self.arguments, blocks),
-            )
-            return
-        yield "concrete", open_policy, self._concretely
-        if has_stacks(self.module):
-            closed = dataclasses.replace(open_policy, open_stacks=False)
-            yield "concrete", closed, self._concretely
-
-    def _concretely(self, policy: LeafPolicy, observer: Observer) -> Trace:
-        inputs = self.sample.fresh()
-        return trace_concretely(self.module, self.arguments, policy, inputs, observer=observer)
-
-    def _keeping_whole(
-        self, method: str, policy: LeafPolicy, tracer: Tracer, decision: KeepWholeError
-    ) -> CapturedModel:
+    def _keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
         """Modules whose own Python decides what they compute become leaves, one by one."""
         reasons: dict[str, KeepWholeError] = {}
-        whole = []
+        whole = tuple[str, ...]()
         while True:
-            policy = self._with_leaf(policy, decision)
-            whole.append(decision.scope)
-            line = f"{policy.types[-1].__name__} stays whole: {describe(decision)}"
-            reasons[line] = decision
+            how = Verified(self.sample.num_samples, self.method, policy.open_stacks, whole)
             try:
-                captured = self._captured(method, policy, tracer)
-            except KeepWholeError as another:
-                decision = _without_values(another)
+                captured = self._captured(policy, how)
+            except KeepWholeError as error:
+                decision = _without_values(error)
             else:
-                captured.kept_whole, captured.whole = tuple(reasons), tuple(whole)
+                captured.kept_whole = tuple(reasons)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
                 captured.decision = next(by_data, None)
                 return captured
+            kind = type(self.module.get_submodule(decision.scope))
+            if not decision.scope or kind in policy.types or kind is type(self.module):
+                raise decision
+            policy = replace(policy, types=(*policy.types, kind))
+            whole = (*whole, decision.scope)
+            reasons[f"{kind.__name__} stays whole: {describe(decision)}"] = decision
 
-    def _with_leaf(self, policy: LeafPolicy, decision: KeepWholeError) -> LeafPolicy:
-        kind = type(self.module.get_submodule(decision.scope))
-        if not decision.scope or kind in policy.types or kind is type(self.module):
-            if isinstance(decision, DrawError):
-                raise self._draw_error(decision.scope) from None
-            raise decision
-        return dataclasses.replace(policy, types=(*policy.types, kind))
-
-    def _draw_error(self, scope: str) -> CaptureError:
-        args, kwargs = self.arguments.rebuild(self.sample.fresh())
-        with self.checks.in_mode(True):
-            line = line_of_draw(lambda: self.module.forward(*args, **kwargs))
-        return CaptureError(
-            f"{line} draws a random number outside of torch (random, numpy), which would be frozen "
-            f"into the graph: draw it with torch.rand(...) and compute with the tensor: {REMEDY}"
-        )
-
-    def _captured(self, method: str, policy: LeafPolicy, tracer: Tracer) -> CapturedModel:
-        traces = self._traces(policy, tracer)
+    def _captured(self, policy: LeafPolicy, how: Verified) -> CapturedModel:
+        traces = self._traces(policy)
         try:
-            captured = self.checks.checked(method, traces)
+            return TraceChecks(self.runs).checked(traces, how)
         except GuardError as error:
             raise KeepWholeError(str(error), scope_of(error, traces[True])) from error
-        captured.open_stacks = policy.open_stacks
-        return captured
 
-    def _traces(self, policy: LeafPolicy, tracer: Tracer) -> dict[bool, Trace]:
-        traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
+    def _traces(self, policy: LeafPolicy) -> dict[bool, Trace]:
+        traces = {mode: self._trace(policy, mode) for mode in MODES}
         check_same_graph(traces[True], traces[False])
         return traces
 
-    def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
-        observer = Observer(self.module, self.weights.source)
-        with self.checks.in_mode(mode):
-            trace = tracer(policy, observer)
-        observations = self.checks.observed(trace, self.sample, mode, observer)
+    def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
+        def traced(observer: Observer) -> Trace:
+            if self.blocks is not None:
+                return trace_blocks(self.module, self.arguments, self.blocks)
+            inputs = self.sample.fresh()
+            return trace_concretely(self.module, self.arguments, policy, inputs, observer=observer)
+
+        trace, observer = self.runs.traced(mode, traced)
+        observations = self.runs.observed(trace, self.sample, mode, observer)
         if protect_inputs(trace, observations):
-            observations = self.checks.observed(trace, self.sample, mode)
+            observations = self.runs.observed(trace, self.sample, mode)
         return normalize(trace, observations)
 
 

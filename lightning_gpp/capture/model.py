@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
-from lightning_gpp.capture.operators.cuts import Cuts
-from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
+from lightning_gpp.capture.operators.fingerprint import fingerprint
 from lightning_gpp.capture.operators.operators import model_graph
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
-from lightning_gpp.capture.tracing.reads import Read, check_reads
+from lightning_gpp.capture.tracing.reads import check_reads
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.verified import Verified
 from lightning_gpp.graph import ModelGraph
 
@@ -30,22 +29,13 @@ class CapturedModel:
     Attributes:
         module: the user's module, untouched.
         graph: the model as data.
-        method: how it was captured (``"blocks"`` or ``"concrete"``).
-        reads: plain attributes that forward read and that must not change.
-        num_samples: of the inputs that it was captured with.
+        verified: how another process captures the same without checking it.
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
             along a dimension.
-        steady: names of the buffers that forward changes alike whatever its arguments are.
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
         meetings: where samples meet in forward, by mode, as far as that was found out.
-        is_random: whether forward draws random numbers from torch in training mode.
-        cuts: how values can be cut.
-        open_stacks: as in :class:`~lightning_gpp.capture.verified.Verified`, as the rest.
-        whole: likewise.
-        nodes_at_first: likewise, as ``nodes``.
-        dropped: likewise.
     """
 
     def __init__(
@@ -53,27 +43,19 @@ class CapturedModel:
         module: nn.Module,
         arguments: Arguments,
         traces: Mapping[bool, Trace],
-        cuts: Cuts,
-        method: str,
-        device: torch.device,
+        verified: Verified,
+        sample: Sample,
     ) -> None:
-        self.module, self.method, self.cuts = module, method, cuts
-        self._arguments, self._traces, self._device = arguments, traces, device
-        self.reads: Sequence[Read] = ()
-        self.num_samples, self.takes_graphs = 1, False
-        self.steady: frozenset[str] = frozenset()
+        self.module, self.verified = module, verified
+        self._arguments, self._traces, self._device = arguments, traces, sample.device
+        self.takes_graphs = sample.graphs is not None
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
         self.meetings: Mapping[bool, SampleMeeting] = {}
-        self.is_random = False
-        self.open_stacks = True
-        self.whole: tuple[str, ...] = ()
-        self.nodes_at_first: tuple[NodeContent, ...] = ()
-        self.dropped: tuple[str, ...] = ()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
-        self.graph, self._nodes_of = model_graph(module, traces, cuts)
+        self.graph, self._nodes_of = model_graph(module, traces, verified.cuts)
 
     def take_graph(self, graph: ModelGraph, origins: Mapping[str, tuple[str, int]]) -> None:
         """Takes other data for the same operators.
@@ -88,20 +70,14 @@ class CapturedModel:
         self._nodes_of = {**nodes_of, **{op.name: () for op in graph}, **made}
 
     @property
-    def verified(self) -> Verified:
-        """How another process captures the same without checking it."""
-        return Verified(
-            self.num_samples,
-            self.method,
-            self.open_stacks,
-            self.whole,
-            self.nodes_at_first,
-            self.dropped,
-            self.cuts,
-            self.steady,
-            tuple(self.reads),
-            self.is_random,
-        )
+    def is_random(self) -> bool:
+        """Whether forward draws random numbers from torch in training mode."""
+        return self.verified.is_random
+
+    @property
+    def steady(self) -> frozenset[str]:
+        """Names of the buffers that forward changes alike whatever its arguments are."""
+        return self.verified.steady
 
     @property
     def changing(self) -> frozenset[str]:
@@ -129,7 +105,8 @@ class CapturedModel:
             for name, parameter in self.module.named_parameters()
         ]
         return fingerprint(
-            [self._traces[True], self._traces[False]], [layout, groups, shapes, self.method]
+            [self._traces[True], self._traces[False]],
+            [layout, groups, shapes, self.verified.method],
         )
 
     def check_reads(self) -> None:
@@ -138,7 +115,7 @@ class CapturedModel:
         Raises:
             GuardError: one changed.
         """
-        check_reads(self.module, self.reads)
+        check_reads(self.module, self.verified.reads)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Value name -> tensor for one call of the module's forward.

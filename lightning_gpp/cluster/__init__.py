@@ -1,53 +1,27 @@
 """Devices and the links between them."""
 
-from lightning_gpp.cluster.channels import channels
-from lightning_gpp.cluster.cluster import (
-    DEFAULT_LINK,
-    UNSPECIFIED_KIND,
-    Cluster,
-    Device,
-    HostLink,
-    Link,
-    uniform_cluster,
-)
-from lightning_gpp.cluster.collectives import (
-    BUCKET_BYTES,
-    AllReduce,
-    all_reduce_channels,
-    all_reduce_s,
-    ring_lines,
-)
-from lightning_gpp.cluster.device_kind import DeviceKind
-from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, load_cluster
-from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
-from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
-from lightning_gpp.cluster.presets import PRESETS, cluster_preset
-from lightning_gpp.cluster.this_machine import host_memory_bytes, num_cores
-
-__all__ = [
-    "BUCKET_BYTES",
-    "DEFAULT_LINK",
-    "DEVICE_KINDS",
-    "PRESETS",
-    "UNSPECIFIED_KIND",
-    "AllReduce",
-    "Cluster",
-    "ClusterLayout",
-    "Device",
-    "DeviceKind",
-    "HostGroup",
-    "HostLink",
-    "Link",
-    "all_reduce_channels",
-    "all_reduce_s",
-    "channels",
-    "cluster_from_json",
-    "cluster_preset",
-    "cluster_to_json",
-    "host_memory_bytes",
-    "known_kind",
-    "load_cluster",
-    "num_cores",
-    "ring_lines",
-    "uniform_cluster",
-]
+from lightning_gpp.cluster.channels import channels as channels
+from lightning_gpp.cluster.cluster import DEFAULT_LINK as DEFAULT_LINK
+from lightning_gpp.cluster.cluster import UNSPECIFIED_KIND as UNSPECIFIED_KIND
+from lightning_gpp.cluster.cluster import Cluster as Cluster
+from lightning_gpp.cluster.cluster import Device as Device
+from lightning_gpp.cluster.cluster import HostLink as HostLink
+from lightning_gpp.cluster.cluster import Link as Link
+from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json
+from lightning_gpp.cluster.cluster import cluster_to_json as cluster_to_json
+from lightning_gpp.cluster.cluster import uniform_cluster as uniform_cluster
+from lightning_gpp.cluster.collectives import BUCKET_BYTES as BUCKET_BYTES
+from lightning_gpp.cluster.collectives import AllReduce as AllReduce
+from lightning_gpp.cluster.collectives import all_reduce_channels as all_reduce_channels
+from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
+from lightning_gpp.cluster.collectives import ring_lines as ring_lines
+from lightning_gpp.cluster.device_kind import DeviceKind as DeviceKind
+from lightning_gpp.cluster.known_kinds import DEVICE_KINDS as DEVICE_KINDS
+from lightning_gpp.cluster.known_kinds import known_kind as known_kind
+from lightning_gpp.cluster.layout import ClusterLayout as ClusterLayout
+from lightning_gpp.cluster.layout import HostGroup as HostGroup
+from lightning_gpp.cluster.layout import load_cluster as load_cluster
+from lightning_gpp.cluster.presets import PRESETS as PRESETS
+from lightning_gpp.cluster.presets import cluster_preset as cluster_preset
+from lightning_gpp.cluster.this_machine import host_memory_bytes as host_memory_bytes
+from lightning_gpp.cluster.this_machine import num_cores as num_cores

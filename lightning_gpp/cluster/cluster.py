@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 from lightning_gpp.common.checks import LARGEST, check_whole, is_number
+from lightning_gpp.common.strict_json import JsonFormat
 
 UNSPECIFIED_KIND = "device"
 """Kind of devices of which nothing is said: of whatever kind the costs are."""
@@ -150,21 +152,19 @@ class Cluster:
                 f"no link {source}->{target}: expected two different devices of "
                 f"0 … {self.num_devices - 1}"
             )
-        one, other = self.devices[source], self.devices[target]
-        if one.rack != other.rack:
-            return self.spine_link or self.rack_link or self.host_link
-        if one.host != other.host:
-            return self.rack_link or self.host_link
-        return self._link_of_host.get(one.host, self.host_link)
+        return self._link_over((self.devices[source], self.devices[target]))
 
     @cached_property
     def slowest_link(self) -> Link:
         """The link of the highest level that the devices span."""
-        if len({device.rack for device in self.devices}) > 1:
+        return self._link_over(self.devices)
+
+    def _link_over(self, devices: Sequence[Device]) -> Link:
+        if len({device.rack for device in devices}) > 1:
             return self.spine_link or self.rack_link or self.host_link
-        if len({device.host for device in self.devices}) > 1:
+        if len({device.host for device in devices}) > 1:
             return self.rack_link or self.host_link
-        return self._link_of_host.get(self.devices[0].host, self.host_link)
+        return self._link_of_host.get(devices[0].host, self.host_link)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -172,7 +172,17 @@ class Cluster:
         return tuple(dict.fromkeys(device.kind for device in self.devices))
 
     def first(self, num_devices: int) -> Cluster:
-        """The cluster of its first devices."""
+        """The cluster of its first devices.
+
+        Raises:
+            ValueError: it has fewer, or none are asked for.
+        """
+        check_whole("num_devices", num_devices)
+        if num_devices > self.num_devices:
+            raise ValueError(
+                f"the cluster has {self.num_devices} devices, {num_devices} were asked for; lower "
+                "num_devices, or add hosts to the cluster"
+            )
         return self._of(self.devices[:num_devices])
 
     def every(self, step: int) -> Cluster:
@@ -206,3 +216,8 @@ def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cp
     """
     devices = tuple(Device(f"{kind}:{index}", kind) for index in range(num_devices))
     return Cluster(devices, link)
+
+
+FORMAT = JsonFormat("lightning_gpp.cluster", version=2, older=(1,))
+cluster_to_json = FORMAT.dumps
+cluster_from_json = partial(FORMAT.loads, Cluster)

@@ -54,14 +54,11 @@ def all_reduce_s(
     >>> all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000, "tree")
     0.02
     """
-    _check(algorithm)
     if len(devices) < 2 or not size_bytes:
         return 0.0
     if algorithm == "ring":
         return max(a + b * size_bytes for a, b in ring_lines(cluster, devices))
-    return sum(
-        _round_s(cluster, pairs, size_bytes) for up in _tree(devices) for pairs in (up, _down(up))
-    )
+    return rounds_s(cluster, _rounds(devices, algorithm), size_bytes)
 
 
 def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, float], ...]:
@@ -106,26 +103,27 @@ def all_reduce_channels(
     Raises:
         ValueError: the algorithm is unknown.
     """
-    _check(algorithm)
     if len(devices) < 2:
         return ()
-    rounds = [_ring(devices)]
-    if algorithm == "tree":
-        rounds = [pairs for up in _tree(devices) for pairs in (up, _down(up))]
-    return tuple(
-        dict.fromkeys(
-            channel
-            for pairs in rounds
-            for source, target in pairs
-            for channel in channels(cluster, source, target, is_sum=True)
-        )
+    found = (
+        channel
+        for pairs in _rounds(devices, algorithm)
+        for source, target in pairs
+        for channel in channels(cluster, source, target, is_sum=True)
     )
+    return tuple(dict.fromkeys(found))
 
 
-def _check(algorithm: str) -> None:
-    if algorithm not in get_args(AllReduce):
+def _rounds(devices: Sequence[int], algorithm: str) -> list[Pairs]:
+    """The messages of every round, of a ring once."""
+    if algorithm == "ring":
+        return [_ring(devices)]
+    if algorithm != "tree":
         known = ", ".join(get_args(AllReduce))
         raise ValueError(f"unknown all-reduce {algorithm!r}; known ones: {known}")
+    ups = list(_tree(devices))
+    downs = [[(parent, child) for child, parent in up] for up in ups]
+    return [pairs for both in zip(ups, downs, strict=True) for pairs in both]
 
 
 def _ring(devices: Sequence[int]) -> Pairs:
@@ -143,10 +141,6 @@ def _tree(devices: Sequence[int]) -> Iterator[Pairs]:
         children = range(distance, len(devices), 2 * distance)
         yield [(devices[child], devices[child - distance]) for child in children]
         distance *= 2
-
-
-def _down(up: Pairs) -> Pairs:
-    return [(parent, child) for child, parent in up]
 
 
 def rounds_s(cluster: Cluster, rounds: Iterable[Pairs], size_bytes: float) -> float:

@@ -32,64 +32,33 @@ GPU_MEMORY_EFFICIENCY = 0.85
 GPU_LAUNCH_S = 5e-6
 
 
-def _gpu(
-    name: str, *, teraflops: Mapping[str, float], memory_gb_per_s: float, memory_gb: int, sheet: str
-) -> DeviceKind:
-    return DeviceKind(
-        name=name,
-        peak_flops_per_s=MappingProxyType({k: v * 1e12 for k, v in teraflops.items()}),
-        peak_memory_bytes_per_s=memory_gb_per_s * 1e9,
-        memory_bytes=memory_gb * 10**9,
-        compute_efficiency=GPU_COMPUTE_EFFICIENCY,
-        memory_efficiency=GPU_MEMORY_EFFICIENCY,
-        launch_s=GPU_LAUNCH_S,
-        source=f"peaks: {sheet}; efficiencies: lightning_gpp.cluster.known_kinds; launch: assumed",
-    )
-
-
 _A100 = {"float64": 9.7, "float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
 _HOPPER = {"float64": 34.0, "float32": 67.0, "tf32": 494.5, "float16": 989.5, "bfloat16": 989.5}
 
+_V100 = {"float64": 7.8, "float32": 15.7, "float16": 125.0}
+
+_SHEETS = (
+    (V100_16GB, _V100, 900, 16, "NVIDIA V100 data sheet (SXM2, 2018)"),
+    (A100_40GB, _A100, 1555, 40, "NVIDIA A100 data sheet (SXM4 40 GB, 2020)"),
+    (A100_80GB, _A100, 2039, 80, "NVIDIA A100 data sheet (SXM4 80 GB, 2021)"),
+    (H100_80GB, _HOPPER, 3350, 80, "NVIDIA H100 data sheet (SXM5, 2023)"),
+    (H200, _HOPPER, 4800, 141, "NVIDIA H200 data sheet (SXM, 2023)"),
+)
+"""Name, Tflop/s by type, memory bandwidth in GB/s, memory in GB, where the peaks are from."""
+
 DEVICE_KINDS: Mapping[str, DeviceKind] = MappingProxyType(
     {
-        kind.name: kind
-        for kind in (
-            _gpu(
-                V100_16GB,
-                teraflops={"float64": 7.8, "float32": 15.7, "float16": 125.0},
-                memory_gb_per_s=900,
-                memory_gb=16,
-                sheet="NVIDIA V100 data sheet (SXM2, 2018)",
-            ),
-            _gpu(
-                A100_40GB,
-                teraflops=_A100,
-                memory_gb_per_s=1555,
-                memory_gb=40,
-                sheet="NVIDIA A100 data sheet (SXM4 40 GB, 2020)",
-            ),
-            _gpu(
-                A100_80GB,
-                teraflops=_A100,
-                memory_gb_per_s=2039,
-                memory_gb=80,
-                sheet="NVIDIA A100 data sheet (SXM4 80 GB, 2021)",
-            ),
-            _gpu(
-                H100_80GB,
-                teraflops=_HOPPER,
-                memory_gb_per_s=3350,
-                memory_gb=80,
-                sheet="NVIDIA H100 data sheet (SXM5, 2023)",
-            ),
-            _gpu(
-                H200,
-                teraflops=_HOPPER,
-                memory_gb_per_s=4800,
-                memory_gb=141,
-                sheet="NVIDIA H200 data sheet (SXM, 2023)",
-            ),
+        name: DeviceKind(
+            name=name,
+            peak_flops_per_s=MappingProxyType({k: v * 1e12 for k, v in teraflops.items()}),
+            peak_memory_bytes_per_s=gb_per_s * 1e9,
+            memory_bytes=memory_gb * 10**9,
+            compute_efficiency=GPU_COMPUTE_EFFICIENCY,
+            memory_efficiency=GPU_MEMORY_EFFICIENCY,
+            launch_s=GPU_LAUNCH_S,
+            source=f"peaks: {sheet}; efficiencies: {__name__}; launch: assumed",
         )
+        for name, teraflops, gb_per_s, memory_gb, sheet in _SHEETS
     }
 )
 """Device kinds by name."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster, Device, HostLink, Link
+from lightning_gpp.cluster.cluster import DEFAULT_LINK, FORMAT, Cluster, Device, HostLink, Link
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS
 from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.data_file import read_document
+from lightning_gpp.common.strict_json import JsonFormat, JsonFormError
 
 MOST_DEVICES = 100_000
 """A cluster lists all its devices; so many are far more than any plan here has been made for."""
@@ -87,7 +90,8 @@ class ClusterLayout:
         """
         if num_devices is not None:
             check_whole("num_devices", num_devices)
-        count = num_devices or self._default_count
+        all_devices = sum(group.devices_per_host * (group.num_hosts or 1) for group in self.hosts)
+        count = num_devices or all_devices
         if count > MOST_DEVICES:
             raise ValueError(f"clusters have at most {MOST_DEVICES} devices here, got {count}")
         places = list(itertools.islice(self._places(), count))
@@ -105,10 +109,6 @@ class ClusterLayout:
             host_links=tuple(HostLink(host, link) for host, link in links.items()),
             device_kinds=self.device_kinds,
         )
-
-    @property
-    def _default_count(self) -> int:
-        return sum(group.devices_per_host * (group.num_hosts or 1) for group in self.hosts)
 
     def _places(self) -> Iterator[tuple[Device, HostGroup]]:
         """Devices in order, without end where the last group is open."""
@@ -137,3 +137,31 @@ class ClusterLayout:
             return group.memory_bytes
         sheets = {**DEVICE_KINDS, **{kind.name: kind for kind in self.device_kinds}}
         return sheets[group.kind].memory_bytes if group.kind in sheets else None
+
+
+LAYOUT_FORMAT = JsonFormat("lightning_gpp.cluster_layout", version=1)
+
+
+def load_cluster(path: str | Path, num_devices: int | None = None) -> Cluster:
+    """Reads a cluster file, in JSON (``.json``) or YAML.
+
+    It is a cluster (``"format": "lightning_gpp.cluster"``, every device listed) or, shorter to
+    write, a layout (``"format": "lightning_gpp.cluster_layout"``, groups of equal hosts).
+
+    Args:
+        path: the file.
+        num_devices: takes the first devices only; all that the file has if not given.
+
+    Raises:
+        ValueError: the file is not of that form; the text names it, the key, and what was
+            expected. Or it has fewer devices than asked for.
+        FileNotFoundError: there is no such file.
+    """
+    found: Cluster | ClusterLayout
+    found = read_document(path, {FORMAT: Cluster, LAYOUT_FORMAT: ClusterLayout})
+    try:
+        if isinstance(found, ClusterLayout):
+            return found.cluster(num_devices)
+        return found if num_devices is None else found.first(num_devices)
+    except ValueError as error:
+        raise JsonFormError(f"{path}: {error}") from error

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, UNSPECIFIED_KIND, Cluster, Link
-from lightning_gpp.cluster.json_form import load_cluster
 from lightning_gpp.cluster.known_kinds import A100_80GB, H100_80GB, V100_16GB
-from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
+from lightning_gpp.cluster.layout import ClusterLayout, HostGroup, load_cluster
 from lightning_gpp.cluster.this_machine import cpu_cluster
 from lightning_gpp.common.checks import check_whole
 
@@ -91,13 +90,6 @@ def cluster_preset(name: str, num_devices: int | None = None, **options: Any) ->
         raise
 
 
-def _layout(layout: ClusterLayout) -> Callable[..., Cluster]:
-    def preset(num_devices: int | None = None) -> Cluster:
-        return layout.cluster(num_devices)
-
-    return preset
-
-
 def _uniform(
     num_devices: int | None = None,
     *,
@@ -127,9 +119,9 @@ def _from_file(num_devices: int | None = None, *, path: str) -> Cluster:
 
 PRESETS: Mapping[str, Callable[..., Cluster]] = MappingProxyType(
     {
-        "summit": _layout(SUMMIT),
-        "dgx_a100": _layout(DGX_A100),
-        "dgx_h100": _layout(DGX_H100),
+        "summit": SUMMIT.cluster,
+        "dgx_a100": DGX_A100.cluster,
+        "dgx_h100": DGX_H100.cluster,
         "cpu": cpu_cluster,
         "uniform": _uniform,
         "from_file": _from_file,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.common.strict_json import JsonFormError, parse_json
+from lightning_gpp.common.strict_json import JsonFormat, JsonFormError, parse_json
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -48,27 +48,33 @@ def read_data_file(path: str | Path) -> Any:
     return parse_json(text, str(path))
 
 
+def read_document(path: str | Path, kinds: Mapping[JsonFormat, type]) -> Any:
+    """What a file holds that is a document of one of some forms, in JSON or YAML.
+
+    Args:
+        path: the file.
+        kinds: form -> the dataclass that such documents hold.
+
+    Raises:
+        ValueError: it is of another form; the text names the file, the key, and what was expected.
+        FileNotFoundError: there is no such file.
+    """
+    data = read_data_file(path)
+    form = data.get("format") if isinstance(data, Mapping) else None
+    for known, kind in kinds.items():
+        if form == known.name:
+            return known.from_data(kind, data, source=str(path))
+    expected = " or ".join(f'"{known.name}"' for known in kinds)
+    raise JsonFormError(f'{path}: expected "format": {expected}, got {form!r}')
+
+
 def _yaml(text: str, path: Path) -> Any:
-    import yaml  # comes with Hydra; loaded where a file needs it
+    """YAML 1.2 as Hydra reads it: ``9e11`` is a number, and no key is there twice."""
+    import yaml  # these come with Hydra, and are loaded where a file needs them
+    from omegaconf import OmegaConf
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """YAML 1.2 numbers: PyYAML takes ``9e11`` for a text."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            """Refuses keys that are there twice, of which PyYAML would take the last."""
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            if twice := [key for key in keys if keys.count(key) > 1]:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"key {twice[0]!r} is there twice; keep one",
-                    problem_mark=node.start_mark,
-                )
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
-
-    number = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
-        return yaml.load(text, Loader=Loader)
+        return OmegaConf.to_container(OmegaConf.create(text))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise JsonFormError(f"{path}{line}: not YAML: {error.problem}") from error

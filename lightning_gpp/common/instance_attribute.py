@@ -1,10 +1,41 @@
-"""Standing in for a method of one object, for a while."""
+"""Standing in for attributes of objects and entries of dicts, for a while."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of objects, or entries of dicts, are others while the body runs.
+
+    Args:
+        places: owner, name and value of each.
+    """
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in places:
+            table = owner if isinstance(owner, dict) else vars(owner)
+            before.append((owner, name, table.get(name, _MISSING)))
+            _put(owner, name, value)
+        yield
+    finally:
+        for place in reversed(before):
+            _put(*place)
+
+
+_MISSING = object()
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if not isinstance(owner, dict):
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+    elif value is _MISSING:
+        owner.pop(name, None)
+    else:
+        owner[name] = value
 
 
 @contextlib.contextmanager
@@ -13,16 +44,8 @@ def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
 
     Left in place it would be pickled with the object.
     """
-    missing = object()
-    before = obj.__dict__.get(name, missing)
-    obj.__dict__[name] = value
-    try:
+    with replaced([(obj.__dict__, name, value)]):
         yield
-    finally:
-        if before is missing:
-            obj.__dict__.pop(name, None)
-        else:
-            obj.__dict__[name] = before
 
 
 @contextlib.contextmanager

@@ -14,10 +14,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 
@@ -33,14 +37,11 @@ def empty_mapped(shape: tuple[int, ...], dtype: Any) -> Tensor:
     Raises:
         OSError: the disk is full; the text names the folder.
 
-    >>> import torch
     >>> is_mapped(empty_mapped((256, 256), torch.float32))
     True
     >>> is_mapped(empty_mapped((2, 2), torch.float32))
     False
     """
-    import torch
-
     kind = torch.empty(shape, dtype=dtype, device="meta")
     num_bytes = kind.numel() * kind.element_size()
     if num_bytes < LEAST_BYTES:
@@ -63,18 +64,16 @@ def empty_mapped(shape: tuple[int, ...], dtype: Any) -> Tensor:
 
 def is_mapped(tensor: Tensor) -> bool:
     """Whether a tensor lies in a file."""
-    import torch
+    return _is_plain(tensor) and tensor.untyped_storage().filename is not None
 
-    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return is_plain and tensor.untyped_storage().filename is not None
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def mapped(tensor: Tensor) -> Tensor:
     """The same values in a file; the tensor itself if it is small or not on the CPU."""
-    import torch
-
-    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not is_plain or is_mapped(tensor) or tensor.nbytes < LEAST_BYTES:
+    if not _is_plain(tensor) or is_mapped(tensor) or tensor.nbytes < LEAST_BYTES:
         return tensor
     return empty_mapped(tuple(tensor.shape), tensor.dtype).copy_(tensor.detach())
 
@@ -84,24 +83,15 @@ def in_memory(tensor: Tensor) -> Tensor:
     return tensor.clone() if is_mapped(tensor) else tensor
 
 
-def map_in_place(tensor: Tensor) -> None:
-    """Moves the values of a tensor into a file, if it is large and has its memory for itself."""
-    has_own = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    if has_own:
-        tensor.data = mapped(tensor.data)
-
-
 @contextmanager
 def mapping_modules() -> Iterator[None]:
-    """Parameters and buffers that modules get in this lie in files from then on."""
-    from torch.nn.modules.module import (
-        register_module_buffer_registration_hook,
-        register_module_parameter_registration_hook,
-    )
+    """Parameters and buffers that modules get in this lie in files from then on, if large."""
 
     def move(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        if tensor is not None and not tensor.is_meta:
-            map_in_place(tensor)
+        if tensor is None or tensor.is_meta:
+            return
+        if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+            tensor.data = mapped(tensor.data)  # whose memory nobody shares
 
     handles = [
         register_module_parameter_registration_hook(move),

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from tqdm.std import tqdm
 
@@ -17,19 +16,6 @@ PATIENCE_S = 2.0
 """Seconds that nobody wonders about."""
 
 
-class Timer(Protocol):
-    """Calls something after a while, as :class:`threading.Timer` does."""
-
-    def start(self) -> None:
-        """The while begins."""
-
-    def cancel(self) -> None:
-        """It is not called any more."""
-
-    def join(self) -> None:
-        """Waits until it has been called or cannot be."""
-
-
 class _PassingLine(tqdm):  # type: ignore[misc]
     """A line below other bars that goes when it is closed."""
 
@@ -37,14 +23,7 @@ class _PassingLine(tqdm):  # type: ignore[misc]
 
 
 @contextmanager
-def doing(
-    what: str,
-    show: Callable[[str], None],
-    *,
-    may_pass: bool = True,
-    now_s: Callable[[], float] = time.monotonic,
-    timer: Callable[[float, Callable[[], None]], Timer] = threading.Timer,
-) -> Iterator[None]:
+def doing(what: str, show: Callable[[str], None], *, may_pass: bool = True) -> Iterator[None]:
     """What the body does is shown if it takes longer than :data:`PATIENCE_S`.
 
     On a terminal a line stands there meanwhile (``Measuring the model ...``) and makes way for the
@@ -56,21 +35,18 @@ def doing(
         what: the first words of the line, such as ``Measuring the model``.
         show: prints a line.
         may_pass: whether a line may stand on a terminal for a while, as progress bars do.
-        now_s: the clock.
-        timer: what waits.
     """
     passing: list[_PassingLine] = []
 
     def tell() -> None:
         if may_pass and sys.stderr.isatty():
-            passing.append(
-                _PassingLine(bar_format=f"{what} ...", leave=False, file=sys.stderr, total=0)
-            )
+            line = _PassingLine(bar_format=f"{what} ...", leave=False, file=sys.stderr, total=0)
+            passing.append(line)
         else:
             show(f"{what} ...")
 
-    start_s = now_s()
-    waiting = timer(PATIENCE_S, tell)
+    start_s = time.monotonic()
+    waiting = threading.Timer(PATIENCE_S, tell)
     waiting.start()
     try:
         yield
@@ -79,5 +55,6 @@ def doing(
         waiting.join()
         for line in passing:
             line.close()
-    if now_s() - start_s >= PATIENCE_S:
-        show(f"{what} took {seconds_text(now_s() - start_s)}.")
+    took_s = time.monotonic() - start_s
+    if took_s >= PATIENCE_S:
+        show(f"{what} took {seconds_text(took_s)}.")

@@ -49,8 +49,13 @@ def text_table(
         groups = [_wrapped_row(row, place, room) for row in rows]
         if max(map(len, groups), default=0) <= MOST_LINES:
             return _lines(header, groups, left)
-    table = _lines(_without(header, place), [[_without(r, place)] for r in rows], left)
-    return _below(table, [row[place] for row in rows], max_width)
+    indent = " " * 4
+    below = [
+        textwrap.wrap(row[place], max_width, initial_indent=indent, subsequent_indent=indent)
+        for row in rows
+    ]
+    groups = [[_without(row, place)] for row in rows]
+    return _lines(_without(header, place), groups, left, below)
 
 
 def wrapped(lines: Iterable[str], max_width: int) -> str:
@@ -90,7 +95,9 @@ def _lines(
     header: Sequence[str],
     groups: Sequence[Sequence[Sequence[str]]],
     left: Collection[str],
+    below: Sequence[Sequence[str]] | None = None,
 ) -> str:
+    """The table of rows in groups, with lines of text below each of these."""
     heads = [name.split("\n") for name in header]
     height = max(map(len, heads))
     above = [[""] * (height - len(lines)) + lines for lines in heads]
@@ -106,22 +113,6 @@ def _lines(
         return (" " * COLUMN_GAP).join(parts).rstrip()
 
     lines = [*map(line, top), rule]
-    for rows in groups:
-        lines += map(line, rows)
+    for rows, texts in zip(groups, below or [()] * len(groups), strict=True):
+        lines += [*map(line, rows), *texts]
     return "\n".join(lines)
-
-
-def _below(table: str, texts: Sequence[str], max_width: int) -> str:
-    """Puts a text below every row of a table."""
-    lines = table.split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith("─")) + 1
-    found = lines[:start]
-    rows = iter(texts)
-    for line in lines[start:]:
-        found.append(line)
-        if not line.startswith("─"):
-            indent = " " * 4
-            found += textwrap.wrap(
-                next(rows), max_width, initial_indent=indent, subsequent_indent=indent
-            )
-    return "\n".join(found)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND
-from lightning_gpp.cost.profile import OpProfile, Profile
+from lightning_gpp.common.data_file import read_document
+from lightning_gpp.common.strict_json import JsonFormat
+from lightning_gpp.cost.profile import PROFILE_FORMAT, OpProfile, Profile
 from lightning_gpp.cost.work import Line
 
 ANY_DEVICE = "any"
@@ -193,3 +196,19 @@ def _neighbours(
     if size > sizes[-1] and slope < 0:
         slope = max(0.0, _line(sizes, values)[1])
     return values[right] - slope * sizes[right], slope
+
+
+COSTS_FORMAT = JsonFormat("lightning_gpp.costs", version=1)
+costs_to_json = COSTS_FORMAT.dumps
+costs_from_json = partial(COSTS_FORMAT.loads, Costs)
+
+
+def load_costs(path: str | Path) -> Costs:
+    """Reads a file that holds costs or one profile, in JSON or YAML.
+
+    Raises:
+        ValueError: the file is not of that form; the text names it, the key, and what was expected.
+        FileNotFoundError: there is no such file.
+    """
+    found = read_document(path, {COSTS_FORMAT: Costs, PROFILE_FORMAT: Profile})
+    return Costs((found,)) if isinstance(found, Profile) else found

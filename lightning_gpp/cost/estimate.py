@@ -12,7 +12,7 @@ A graph knows no types of operators, so that judgement is coarse: it misses prod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from lightning_gpp.cluster import Cluster, DeviceKind
 from lightning_gpp.cost.costs import ESTIMATED, Costs
@@ -45,40 +45,24 @@ def estimate_profile(graph: ModelGraph) -> Profile:
     return Profile(operators, size, ESTIMATED, is_estimated=True)
 
 
-def estimate_costs(
-    graph: ModelGraph,
-    cluster: Cluster,
-    minibatch_size: int,
-    *,
-    measured: Costs | None = None,
-    dtype: str | None = None,
-) -> Costs:
+def estimate_costs(graph: ModelGraph, cluster: Cluster, minibatch_size: int) -> Costs:
     """Costs on every kind of device of a cluster, at every power of two up to the mini-batch.
 
     Args:
         graph: the model.
         cluster: whose devices.
         minibatch_size: samples of a mini-batch.
-        measured: profiles from some other device, for the flops and the activation bytes.
-        dtype: type that matrix products are computed in (``"float16"``, ``"tf32"``); by default
-            the type of each operator's output.
 
     Raises:
         ValueError: nothing is known of a kind (of the only one: a nominal device stands for it),
-            or not its speed in that type.
+            or not its speed in the type of some operator's output.
     """
-    works = graph_work(graph, measured, dtype)
-    return roofline_costs(works, _kinds(cluster, cluster.kinds), powers_of_two(minibatch_size))
+    is_nominal = len(cluster.kinds) == 1 and not cluster.knows(cluster.kinds[0])
+    kinds = [NOMINAL_KIND] if is_nominal else map(cluster.device_kind, cluster.kinds)
+    return roofline_costs(graph_work(graph), kinds, powers_of_two(minibatch_size))
 
 
-def with_estimates(
-    costs: Costs,
-    graph: ModelGraph,
-    cluster: Cluster,
-    minibatch_size: int,
-    *,
-    dtype: str | None = None,
-) -> Costs:
+def with_estimates(costs: Costs, graph: ModelGraph, cluster: Cluster, minibatch_size: int) -> Costs:
     """Costs, with estimates for those kinds of a cluster's devices that they do not know.
 
     Args:
@@ -86,7 +70,6 @@ def with_estimates(
         graph: the model.
         cluster: whose devices.
         minibatch_size: samples of a mini-batch.
-        dtype: as in :func:`estimate_costs`.
 
     Raises:
         ValueError: nothing is known of such a kind.
@@ -94,27 +77,17 @@ def with_estimates(
     missing = [name for name in cluster.kinds if not costs.knows(name)]
     if not missing:
         return costs
-    kinds = [cluster.device_kind(name) for name in missing]
-    works = graph_work(graph, costs, dtype)
-    estimates = roofline_costs(works, kinds, powers_of_two(minibatch_size))
+    kinds = map(cluster.device_kind, missing)
+    estimates = roofline_costs(graph_work(graph, costs), kinds, powers_of_two(minibatch_size))
     return Costs((*costs.profiles, *estimates.profiles))
 
 
-def _kinds(cluster: Cluster, names: Sequence[str]) -> list[DeviceKind]:
-    """Data sheets; a nominal one for the only kind of a cluster where it has none."""
-    if len(names) == 1 and not cluster.knows(names[0]):
-        return [NOMINAL_KIND]
-    return [cluster.device_kind(name) for name in names]
+def graph_work(graph: ModelGraph, measured: Costs | None = None) -> dict[str, OpWork]:
+    """Operator name -> its work; flops and activations are those of measured costs, if given."""
+    return {operator.name: _work(graph, operator, measured) for operator in graph}
 
 
-def graph_work(
-    graph: ModelGraph, measured: Costs | None = None, dtype: str | None = None
-) -> dict[str, OpWork]:
-    """Operator name -> its work; arguments as in :func:`estimate_costs`."""
-    return {operator.name: _work(graph, operator, measured, dtype) for operator in graph}
-
-
-def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None, dtype: str | None) -> OpWork:
+def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None) -> OpWork:
     read = [graph.values[name] for name in operator.inputs]
     written = values_line(operator.outputs)
     parameters = Line(fixed=sum(graph.parameter[name].size_bytes for name in operator.parameters))
@@ -129,7 +102,7 @@ def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None, dtype: st
         # Of a table only the rows that are looked up are read: as much as is written.
         moved_bytes=values_line(read) + written + (written if is_lookup else parameters),
         activation_bytes=activations,
-        dtype=dtype or _dtype(operator),
+        dtype=_dtype(operator),
     )
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 
+from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.graph.tensor_spec import TensorSpec
 
 
@@ -293,3 +294,9 @@ def _add_name(names: set[str], name: str) -> None:
     if name in names:
         raise ValueError(f"the name {name!r} is used twice; names must be unique")
     names.add(name)
+
+
+FORMAT = JsonFormat("lightning_gpp.model_graph", version=2, older=(1,))
+graph_to_json = FORMAT.dumps
+graph_from_json = partial(FORMAT.loads, ModelGraph)
+"""Reads what ``graph_to_json`` writes; ``source=`` says where it is from, for errors."""

@@ -50,21 +50,11 @@ def relayed(stages: StageGraph, graph: ModelGraph, homes: Sequence[Hashable]) ->
                 carried.setdefault((near, edge.target), {})[name] = None
             known.append(edge.target)
     edges = (
-        _edge(pair, tuple(carried[pair]), stages.edge.get(pair), graph)
-        for pair in sorted(carried)
-        if carried[pair] or not stages.edge[pair].values
+        StageEdge.of(graph, *pair, values)
+        for pair, values in sorted(carried.items())
+        if values or not stages.edge[pair].values
     )
     return replace(stages, edges=tuple(edges))
-
-
-def _edge(
-    pair: tuple[int, int], values: tuple[str, ...], known: StageEdge | None, graph: ModelGraph
-) -> StageEdge:
-    if known is not None and known.values == values:
-        return known
-    size_bytes = sum(graph.value_bytes[name] for name in values)
-    has_backward = not graph.with_gradient.isdisjoint(values)
-    return StageEdge(*pair, values, size_bytes, has_backward)
 
 
 def _above(stages: StageGraph) -> list[int]:

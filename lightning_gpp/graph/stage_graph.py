@@ -13,7 +13,7 @@ know no branches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +41,13 @@ class StageEdge:
     values: tuple[str, ...]
     size_bytes: int = 0
     has_backward: bool = True
+
+    @classmethod
+    def of(cls, graph: ModelGraph, source: int, target: int, values: Iterable[str]) -> StageEdge:
+        """The edge that carries some values of a model."""
+        values = tuple(values)
+        size_bytes = sum(graph.value_bytes[name] for name in values)
+        return cls(source, target, values, size_bytes, not graph.with_gradient.isdisjoint(values))
 
 
 @dataclass(frozen=True)
@@ -81,19 +88,18 @@ class StageGraph:
     @cached_property
     def successors(self) -> Mapping[int, tuple[int, ...]]:
         """Stage -> stages that consume its output (the feed is not a key)."""
-        found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
-        for edge in self.edges:
-            if edge.source != FEED:
-                found[edge.source].append(edge.target)
-        return {stage: tuple(sorted(ids)) for stage, ids in found.items()}
+        return self._neighbours([(edge.source, edge.target) for edge in self.edges])
 
     @cached_property
     def predecessors(self) -> Mapping[int, tuple[int, ...]]:
         """Stage -> stages whose output it consumes, without the feed."""
+        return self._neighbours([(edge.target, edge.source) for edge in self.edges])
+
+    def _neighbours(self, pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
         found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
-        for edge in self.edges:
-            if edge.source != FEED:
-                found[edge.target].append(edge.source)
+        for one, other in pairs:
+            if FEED not in (one, other):
+                found[one].append(other)
         return {stage: tuple(sorted(ids)) for stage, ids in found.items()}
 
     @cached_property
@@ -149,18 +155,8 @@ def stage_graph(graph: ModelGraph, stage_operators: Sequence[Sequence[str]]) -> 
             higher to a lower stage (the division is not convex, or its ids are not topological).
     """
     stage_of = _stage_of_operator(graph, stage_operators)
-    edges = tuple(
-        StageEdge(
-            source=source,
-            target=target,
-            values=tuple(values),
-            size_bytes=sum(graph.value_bytes[name] for name in values),
-            has_backward=not graph.with_gradient.isdisjoint(values),
-        )
-        for (source, target), values in sorted(
-            _carried(graph, stage_of, last=len(stage_operators) - 1).items()
-        )
-    )
+    carried = _carried(graph, stage_of, last=len(stage_operators) - 1)
+    edges = tuple(StageEdge.of(graph, *pair, carried[pair]) for pair in sorted(carried))
     return StageGraph(len(stage_operators), edges, _parameter_readers(graph, stage_of))
 
 

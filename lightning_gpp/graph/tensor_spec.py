@@ -6,22 +6,10 @@ import math
 from dataclasses import dataclass
 
 ITEM_BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "float32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("uint32", "int32", "float32"), 4),
+    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
     "complex128": 16,
 }
 """Bytes of one element, by the name torch gives the type (without ``torch.``)."""

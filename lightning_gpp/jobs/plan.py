@@ -31,12 +31,13 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.reports import PlanVerdict, describe_plan
+from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import (
     describe_alternatives,
     describe_device_columns,
     describe_devices,
 )
+from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
@@ -66,7 +67,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:
-        from lightning_gpp.reports.plan.plan_picture import write_plan_picture
+        from lightning_gpp.reports.plan.picture import write_plan_picture
 
         write_plan_picture(
             folder / "plan.png", chosen.evaluation, chosen.request, model=problem.name

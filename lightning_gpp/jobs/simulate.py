@@ -34,9 +34,8 @@ from lightning_gpp.jobs.simulation.speedup import (
 )
 from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.reports import write_step
-from lightning_gpp.reports.plan.describe import describe_head, describe_stages
-from lightning_gpp.reports.plan.describe_shares import describe_shares
+from lightning_gpp.reports.plan.describe import describe_head, describe_shares, describe_stages
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate.ssgd.program import Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.levers import levers

@@ -17,7 +17,7 @@ from lightning_gpp.jobs.options import as_limit_s
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone, pieces_alone
+from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 if TYPE_CHECKING:
     from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
@@ -179,16 +179,9 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
 
 def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
     """A program on all devices beside the one that is fastest alone."""
-    alone = best_alone(request)
-    return PlanVerdict(
-        num_devices=request.num_devices,
+    return PlanVerdict.beside_one(
+        request,
         step_s=found.step_s,
-        one_device_s=alone.minibatch_s,
         memory_bytes=round(float(found.memory_bytes.max())),
-        one_device_bytes=alone.peak_memory_bytes,
-        one_device_fits=alone.is_feasible,
-        one_device_pieces=pieces_alone(alone, request),
-        longest_compute_s=float(found.busy_s.max()),
-        compute_s=float(found.busy_s.sum()),
-        is_estimated=request.is_estimated,
+        busy_s=found.busy_s.tolist(),
     )

@@ -2,7 +2,7 @@
 
 From the Trainer to the stages: ``graphpipe`` is the strategy (``gnnpipe`` the one for one full
 graph), ``session`` leads or follows the user's code, ``pipelined_run`` has what a rank has while a
-run lasts, ``build`` makes the ``pipeline``, ``programs`` runs what there is to run on it.
+run lasts, ``build`` makes the ``pipeline``, which runs what there is to run on it.
 
 Folders: ``step`` is the life of a step, ``cutting`` cuts batches and joins results, ``state`` knows
 who holds which parameters, ``logging`` carries what user code logs, ``ranks`` what ranks tell each
@@ -10,7 +10,6 @@ other, ``devices`` has the accelerators, ``emulation`` emulated devices, ``plann
 plan, ``recording`` lays recorded steps beside their prediction.
 """
 
-from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
 from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
@@ -22,8 +21,6 @@ from lightning_gpp.strategy.state.sharded_checkpoint import (
     shard_checkpoint,
     unshard_checkpoint,
 )
-
-other_root.install()
 
 ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelerator)}
 """Accelerators by their name in Lightning's registry."""

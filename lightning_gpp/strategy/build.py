@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, on_host, placed
 from lightning_gpp.capture.values.structure import received, sendable
+from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
+from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.emulation.shapes import ShapeStage
@@ -23,261 +25,266 @@ from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
-from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
 )
 from lightning_gpp.strategy.lightning_private import tell_device
+from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
-from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.settings import FullGraph, Settings
+from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
+from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.partition import Partition, ownership
 from lightning_gpp.strategy.step.async_refusals import fewest_per_update
 
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Builder:
-    """What a rank builds its part of a pipeline with.
+def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
+    """All ranks: captures the model, agrees on a plan and builds this rank's stages.
 
-    Attributes:
-        settings: what the user asked for.
-        module: the whole LightningModule.
-        target: the module in it whose forward is pipelined.
-        transport: between the ranks.
-        control: between rank 0 and the others.
-        device: where this rank's stages run; ``meta`` where tensors have no numbers.
-        peers: this rank in the other pipelines, of which the first plans for all; None if there
-            is one.
+    Args:
+        run: of this rank, which has the pipeline afterwards.
+        example: a micro-batch, known on rank 0.
+
+    Raises:
+        RuntimeError: forward logs.
     """
-
-    settings: Settings
-    module: pl.LightningModule
-    target: nn.Module
-    transport: ProcessTransport
-    control: Control
-    device: torch.device
-    peers: Peers | None = None
-
-    def build(self, example: Example | None, train_modes: dict[str, bool]) -> Pipeline:
-        """All ranks: captures the model, agrees on a plan and builds this rank's stages.
-
-        Args:
-            example: a micro-batch, known on rank 0.
-            train_modes: training flags of the sub-modules while training.
-        """
-        args, kwargs = self._shared(example)
-        chunked: ChunkedModel | None = None
-        if self.settings.full_graph is None:
-            captured = self._captured(args, kwargs, train_modes)
-        else:
-            call = GraphCall.of(self.target, args, kwargs)
-            with without_caches(self.target):
-                captured = self._captured(call.args, call.kwargs, train_modes)
-            chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
-            example = example and _of_vertices(example, chunked)
-        planned = None
-        if self.peers is None or self.peers.pipeline == 0:
-            planned = self._planned(captured, args, kwargs, example, chunked)
-        plan, schedule = self._agreed(planned)
-        pipeline = self._joined(captured, plan, schedule, planned, chunked)
-        if chunked is not None:
-            self._leave_graph(pipeline, chunked)
-        return pipeline
-
-    def _planned(
-        self,
-        captured: CapturedModel,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        example: Example | None,
-        chunked: ChunkedModel | None,
-    ) -> Planned | None:
-        """All ranks measure what is not known; on rank 0 the plan."""
-        settings, ways, measured = self.settings, None, None
-        found = self.control.gather(
-            DeviceAtHand.of(self.device), "collecting what devices there are"
-        )
-        if not isinstance(settings.costs, Costs):
-            with waiting_for("Measuring the model", self.module):
-                measured = measure_kinds(
-                    settings,
-                    captured,
-                    args,
-                    kwargs,
-                    found=found,
-                    control=self.control,
-                    device=self.device,
-                    chunked=chunked,
-                )
-        if example is None:
-            return None
-        if settings.is_asynchronous:
-            settings = replace(settings, per_update=fewest_per_update(self.module.trainer))
-        if chunked is not None:
-            settings = replace(settings, num_microbatches=len(chunked.chunks))
-            ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
-        with waiting_for("Planning", self.module):
-            return plan_pipeline(
-                settings, captured, example, cluster_at_hand(found), measured, self.device, ways
+    is_in_files = any(map(is_mapped, run.module.parameters()))
+    collecting = freed_at_once() if is_in_files else collecting_only_new()
+    with collecting, torch.inference_mode(False):  # what moves would be inference tensors
+        run.stop_early_modules()
+        if run.module.training:
+            run.train_modes = modes_of(run.module)
+        logged = LedLog(run.module, makes_calls=False)
+        with recording(run.module, logged), torch.enable_grad(), lifted():
+            pipeline = _built(run, example)
+        if calls := logged.calls():
+            raise RuntimeError(
+                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
+                "once and runs on several ranks. Return the value and log it in the step."
             )
+        run.take(pipeline)
 
-    def _agreed(self, planned: Planned | None) -> tuple[Plan, str]:
-        """All ranks of all pipelines: the plan of the first one's rank 0, and its schedule."""
-        decided = planned and (planned.plan, planned.request.schedule)
-        if planned is not None and self.settings.is_asynchronous:
-            # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
-            decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-        if self.peers is not None and self.control.is_leader:
-            decided = self.peers.share(decided, "waiting for the plan of the first pipeline")
-        agreed: tuple[Plan, str] = self.control.share(decided, "waiting for rank 0's plan")
-        return agreed
 
-    def _leave_graph(self, pipeline: Pipeline, chunked: ChunkedModel) -> None:
-        """Stages keep what they read of the graph, which all ranks have seen, and no more."""
-        staying, graph, tensors = pipeline.executor.staying, pipeline.placed, chunked.arguments
-        read = {name for code in pipeline.executor.stages.values() for name in code.inputs}
-        chunked.keep_arguments(read)
-        if not self.control.is_leader:
-            kept = placed({name: tensors[name] for name in tensors.keys() & read}, self.device)
-            for stage in pipeline.executor.stages:
-                staying.keep(stage, kept)
-            return
-        ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
-        for edge in graph.stages.edges:
-            if edge.source == FEED and ranks[edge.target] != self.control.rank:
-                sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
-                staying.are_at(edge.target, ranks[edge.target], sent)
-
-    def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rank 0's first micro-batch, on the device where this rank captures the model."""
-        told = None
-        if example is not None:
-            given = tuple(example.args), dict(example.kwargs)
-            staying = [] if self.device.type == "cpu" else on_host(given)  # lengths, for example
-            told = sendable(placed(given, self._in_messages)), self.device.type, staying
-        given, leader_type, staying = self.control.share(
-            told, "waiting for rank 0's first micro-batch"
-        )
-        device = self._captures_on(leader_type)
-        if self.device.type not in ("cpu", "meta"):
-            tell_device(self.module, device)
-        args, kwargs = placed(received(given), device, staying)
-        return tuple(args), dict(kwargs)
-
-    @property
-    def _in_messages(self) -> torch.device:
-        return META if self.device == META else CPU
-
-    def _captures_on(self, leader_type: str) -> torch.device:
-        """The device of this rank if it is of rank 0's type: all ranks have to see the same graph.
-
-        A graph that is divided into chunks is in host memory, and so is the model then.
-        """
-        is_alike = self.device.type == leader_type and self.settings.full_graph is None
-        return self.device if is_alike else self._in_messages
-
-    def _captured(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
-    ) -> CapturedModel:
-        settings, verified = self.settings, None
-        if not self.control.is_leader:
-            verified = self.control.hear("waiting until rank 0 has captured the model")
-        with waiting_for("Capturing the model", self.module):
-            captured = capture(
-                self.target,
-                args,
-                kwargs,
-                leaf_modules=settings.leaf_modules,
-                blocks=settings.blocks,
-                train_modes=_relative(train_modes, settings.module),
-                verified=verified,
-            )
-            if self.control.is_leader:
-                self.control.tell(captured.verified)
-            _check_same(captured.fingerprint, self.control, self.peers)
-        return captured
-
-    def _in_chunks(
-        self,
-        asked: FullGraph,
-        captured: CapturedModel,
-        call: GraphCall,
-        train_modes: dict[str, bool],
-    ) -> ChunkedModel:
-        flags = _relative(train_modes, self.settings.module)
-        with waiting_for("Dividing the graph into chunks", self.module):
+def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
+    train_modes = _relative(run.train_modes, run.settings.module)
+    args, kwargs = _shared(run, example)
+    chunked: ChunkedModel | None = None
+    if run.settings.full_graph is None:
+        captured = _captured(run, args, kwargs, train_modes)
+    else:
+        call = GraphCall.of(run.target, args, kwargs)
+        with without_caches(run.target):
+            captured = _captured(run, call.args, call.kwargs, train_modes)
+        with waiting_for("Dividing the graph into chunks", run.module):
             chunked = model_in_chunks(
-                asked, captured, call.tensors, call.example, flags, self.control
+                run.settings.full_graph,
+                captured,
+                call.tensors,
+                call.example,
+                train_modes,
+                run.control,
             )
         captured.take_graph(chunked.graph, chunked.in_ways.operators)
-        return chunked
+        if example is not None:  # to a planner vertices are samples, chunks micro-batches
+            chunks = chunked.chunks
+            example = replace(
+                example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks)
+            )
+    planned = None
+    if run.peers is None or run.peers.pipeline == 0:
+        planned = _planned(run, captured, args, kwargs, example, chunked)
+    plan, schedule = _agreed(run, planned)
+    pipeline = _joined(run, captured, plan, schedule, planned, chunked)
+    if chunked is not None:
+        _leave_graph(run, pipeline, chunked)
+    return pipeline
 
-    def _joined(
-        self,
-        captured: CapturedModel,
-        plan: Plan,
-        schedule: str,
-        planned: Planned | None,
-        chunked: ChunkedModel | None,
-    ) -> Pipeline:
-        """This rank's part of the pipeline of a plan."""
-        settings, control, transport = self.settings, self.control, self.transport
-        stages = plan_graph(plan, captured.graph)
-        if settings.is_asynchronous:
-            stages.check_updates()
-        ranks = rank_of_device(plan, control.num_ranks)
-        codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
-        partition = Partition(self.module, ownership(self.module, readers), control, self.device)
-        groups = _sum_groups(stages, ranks)
-        if isinstance(transport, ProcessTransport):
-            transport.connect(_pairs(stages, ranks))
-        sums = None
-        if groups:
-            sums = ProcessSums(groups, settings.timeout_s, self.device, transport.waits)
-        executor = Executor(
-            transport=transport,
-            rank_of_device=ranks,
-            stages=codes,
-            output_names=captured.graph.outputs,
-            cutter=_cutter(captured),
-            staying=StayingInputs(captured.graph.staying),
-            sums=sums,
-            timeout_s=settings.timeout_s,
-            device=self.device,
+
+def _planned(
+    run: PipelinedRun,
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    example: Example | None,
+    chunked: ChunkedModel | None,
+) -> Planned | None:
+    """All ranks measure what is not known; on rank 0 the plan."""
+    settings, ways, measured = run.settings, None, None
+    found = run.control.gather(DeviceAtHand.of(run.device), "collecting what devices there are")
+    if not isinstance(settings.costs, Costs):
+        with waiting_for("Measuring the model", run.module):
+            measured = measure_kinds(
+                settings,
+                captured,
+                args,
+                kwargs,
+                found=found,
+                control=run.control,
+                device=run.device,
+                chunked=chunked,
+            )
+    if example is None:
+        return None
+    if settings.is_asynchronous:
+        settings = replace(settings, per_update=fewest_per_update(run.module.trainer))
+    if chunked is not None:
+        settings = replace(settings, num_microbatches=len(chunked.chunks))
+        ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
+    with waiting_for("Planning", run.module):
+        return plan_pipeline(
+            settings, captured, example, cluster_at_hand(found), measured, run.device, ways
         )
-        pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
-        pipeline.chunked = chunked
-        if settings.emulated is not None:
-            begun = None
-            if planned is not None:
-                scale, is_shape_only = settings.emulated.time_scale, settings.emulated.is_shape_only
-                begun = begin_emulation(
-                    planned.plan, planned.request, scale, is_shape_only=is_shape_only
-                )
-            pipeline.time = Emulation.join(begun, executor, control, transport.waits)
-        return pipeline
 
 
-def _cutter(captured: CapturedModel) -> Cutter:
-    values = captured.graph.values
-    return Cutter(
-        captured.graph.cut_dims,
-        {name: value.variation for name, value in values.items()},
+def _agreed(run: PipelinedRun, planned: Planned | None) -> tuple[Plan, str]:
+    """All ranks of all pipelines: the plan of the first one's rank 0, and its schedule."""
+    decided = planned and (planned.plan, planned.request.schedule)
+    if planned is not None and run.settings.is_asynchronous:
+        # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
+        decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+    if run.peers is not None and run.control.is_leader:
+        decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
+    agreed: tuple[Plan, str] = run.control.share(decided, "waiting for rank 0's plan")
+    return agreed
+
+
+def _leave_graph(run: PipelinedRun, pipeline: Pipeline, chunked: ChunkedModel) -> None:
+    """Stages keep what they read of the graph, which all ranks have seen, and no more."""
+    staying, graph, tensors = pipeline.executor.staying, pipeline.placed, chunked.arguments
+    read = {name for code in pipeline.executor.stages.values() for name in code.inputs}
+    chunked.keep_arguments(read)
+    if not run.control.is_leader:
+        kept = placed({name: tensors[name] for name in tensors.keys() & read}, run.device)
+        for stage in pipeline.executor.stages:
+            staying.keep(stage, kept)
+        return
+    ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
+    for edge in graph.stages.edges:
+        if edge.source == FEED and ranks[edge.target] != run.control.rank:
+            sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
+            staying.are_at(edge.target, ranks[edge.target], sent)
+
+
+def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rank 0's first micro-batch, on the device where this rank captures the model."""
+    told = None
+    if example is not None:
+        given = tuple(example.args), dict(example.kwargs)
+        staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
+        told = sendable(placed(given, _in_messages(run))), run.device.type, staying
+    given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
+    device = _captures_on(run, leader_type)
+    if run.device.type not in ("cpu", "meta"):
+        tell_device(run.module, device)
+    args, kwargs = placed(received(given), device, staying)
+    return tuple(args), dict(kwargs)
+
+
+def _in_messages(run: PipelinedRun) -> torch.device:
+    return META if run.device == META else CPU
+
+
+def _captures_on(run: PipelinedRun, leader_type: str) -> torch.device:
+    """The device of this rank if it is of rank 0's type: all ranks have to see the same graph.
+
+    A graph that is divided into chunks is in host memory, and so is the model then.
+    """
+    is_alike = run.device.type == leader_type and run.settings.full_graph is None
+    return run.device if is_alike else _in_messages(run)
+
+
+def _captured(
+    run: PipelinedRun, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
+) -> CapturedModel:
+    settings, verified = run.settings, None
+    if not run.control.is_leader:
+        verified = run.control.hear("waiting until rank 0 has captured the model")
+    with waiting_for("Capturing the model", run.module):
+        captured = capture(
+            run.target,
+            args,
+            kwargs,
+            leaf_modules=settings.leaf_modules,
+            blocks=settings.blocks,
+            train_modes=train_modes,
+            verified=verified,
+        )
+        if run.control.is_leader:
+            run.control.tell(captured.verified)
+        _check_same(run, captured.fingerprint)
+    return captured
+
+
+def _joined(
+    run: PipelinedRun,
+    captured: CapturedModel,
+    plan: Plan,
+    schedule: str,
+    planned: Planned | None,
+    chunked: ChunkedModel | None,
+) -> Pipeline:
+    """This rank's part of the pipeline of a plan."""
+    settings, control, transport = run.settings, run.control, run.transport
+    stages = plan_graph(plan, captured.graph)
+    if settings.is_asynchronous:
+        stages.check_updates()
+    ranks = rank_of_device(plan, control.num_ranks)
+    codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
+    partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+    groups = _sum_groups(stages, ranks)
+    transport.connect(_pairs(stages, ranks))
+    sums = None
+    if groups:
+        sums = ProcessSums(groups, settings.timeout_s, run.device, transport.waits)
+    executor = Executor(
+        transport=transport,
+        rank_of_device=ranks,
+        stages=codes,
+        output_names=captured.graph.outputs,
+        cutter=Cutter(
+            captured.graph.cut_dims,
+            {name: value.variation for name, value in captured.graph.values.items()},
+        ),
+        staying=StayingInputs(captured.graph.staying),
+        sums=sums,
+        timeout_s=settings.timeout_s,
+        device=run.device,
     )
+    pipeline = Pipeline(
+        captured,
+        plan,
+        schedule,
+        stages,
+        planned,
+        ranks,
+        partition,
+        executor,
+        run.module,
+        run.recorder,
+        chunked=chunked,
+    )
+    if settings.emulated is not None:
+        begun = None
+        if planned is not None:
+            scale, is_shape_only = settings.emulated.time_scale, settings.emulated.is_shape_only
+            begun = begin_emulation(
+                planned.plan, planned.request, scale, is_shape_only=is_shape_only
+            )
+        pipeline.time = Emulation.join(begun, executor, control, transport.waits)
+    return pipeline
 
 
 def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
@@ -309,21 +316,19 @@ def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
     return inner | {"": modes[module]}
 
 
-def _check_same(fingerprint: str, control: Control, peers: Peers | None) -> None:
-    found = control.gather(fingerprint, "comparing the captured models")
-    if peers is not None and control.is_leader:
-        purpose = "comparing the captured models of pipelines"
-        for pipeline, other in enumerate(peers.gather(fingerprint, purpose)):
-            if other != fingerprint:
-                raise RuntimeError(
-                    f"pipeline {pipeline} captured another model than pipeline {peers.pipeline}; "
-                    "all must build the same model and take the same path through its forward"
-                )
-    for rank, other in enumerate(found):
-        if other != found[0]:
+def _check_same(run: PipelinedRun, fingerprint: str) -> None:
+    """All ranks of all pipelines: they have captured the same model."""
+    found = run.control.gather(fingerprint, "comparing the captured models")
+    others = [("rank", rank, each) for rank, each in enumerate(found)]
+    if run.peers is not None and run.control.is_leader:
+        of_peers = run.peers.gather(fingerprint, "comparing the captured models of pipelines")
+        others += [("pipeline", pipeline, each) for pipeline, each in enumerate(of_peers)]
+    for kind, number, other in others:
+        if other != fingerprint:
+            own = run.peers.pipeline if kind == "pipeline" and run.peers is not None else 0
             raise RuntimeError(
-                f"rank {rank} captured another model than rank 0; all ranks must build the same "
-                "model and take the same path through its forward"
+                f"{kind} {number} captured another model than {kind} {own}; all {kind}s must build "
+                "the same model and take the same path through its forward"
             )
 
 
@@ -348,21 +353,9 @@ class _OnChunks:
         return self.stage(values, call.chunk, training=call.training)
 
 
-def _of_vertices(example: Example, chunked: ChunkedModel) -> Example:
-    """The example as what a planner asks of it: vertices are samples, chunks are micro-batches."""
-    chunks = chunked.chunks
-    return replace(example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks))
-
-
-def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
-    """A stage of which only the shapes are asked for."""
-    return ShapeStage(
-        _ModuleStage(function),
-        captured.graph,
-        function.inputs,
-        function.outputs,
-        lambda: [captured.module.get_parameter(name) for name in function.parameter_names],
-    )
+def _parameters(captured: CapturedModel, names: Sequence[str]) -> list[nn.Parameter]:
+    """What they are now."""
+    return [captured.module.get_parameter(name) for name in names]
 
 
 def _codes(
@@ -401,10 +394,11 @@ def _codes(
             runs: StageFunction
             if isinstance(function, ChunkStage):
                 runs = _OnChunks(function)
-            elif settings.is_shape_only and operators:
-                runs = _shapes_of(captured, function)
             else:
                 runs = _ModuleStage(function)
+                if settings.is_shape_only and operators:
+                    own = partial(_parameters, captured, function.parameter_names)
+                    runs = ShapeStage(runs, captured.graph, inputs, outputs, own)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

@@ -11,7 +11,6 @@ from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.planner import BALANCED
 from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-from lightning_gpp.strategy.planning.full_graph import check_masks
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.settings import FullGraph
 
@@ -87,7 +86,3 @@ class GNNPipeStrategy(GraphPipeStrategy):
         chunks = 1 if mode == "exact" else chunks
         full_graph = FullGraph(chunks, techniques, history == "exact", seed, ways)
         self.settings = replace(self.settings, schedule=GPIPE_REVERSED.name, full_graph=full_graph)
-
-    def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        check_masks(batch)
-        return super()._step(name, batch, *args, **kwargs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.common.checks import check_whole
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
@@ -29,6 +30,8 @@ from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.processes.rank_devices import device_backend
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.strategy import refusals
+from lightning_gpp.strategy.build import build_pipeline
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -38,8 +41,7 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.logging.metrics import compute_alike
-from lightning_gpp.strategy.logging.throughput import count_pipelines
+from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
@@ -56,25 +58,19 @@ from lightning_gpp.strategy.refusals import (
     check_settings,
     compile_options,
     refuse_callbacks,
-    refuse_for_sharded,
 )
 from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Report, Settings
-from lightning_gpp.strategy.shape_only import (
-    META,
-    drop_values,
-    refuse_decisions,
-)
-from lightning_gpp.strategy.state.finetuning import finetuning_hooks
+from lightning_gpp.strategy.shape_only import META, drop_values
+from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
-from lightning_gpp.strategy.step.asides import aside_hooks
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
-from lightning_gpp.strategy.step.hooks import HookRelay
+from lightning_gpp.strategy.step.hooks import led_hooks
 from lightning_gpp.strategy.step.loaders import (
     PlacedBatch,
     RemoteBatch,
@@ -208,10 +204,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.num_pipelines = pipelines
         self._start_method = start_method
         self._session: Session | None = None
-        self._reports = PlanReports()
-        self._hooks: HookRelay | None = None
+        self.reports = PlanReports()
         self._optimized: pl.LightningModule | None = None
-        self._scopes = contextlib.ExitStack()
+        self._scopes = ExitStack()
 
     # Processes --------------------------------------------------------------------------------
 
@@ -243,7 +238,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Whether tensors have shapes and no numbers (emulated devices can do that)."""
         return self.settings.is_shape_only
 
-    @contextlib.contextmanager
+    @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """``configure_model`` runs in this: what it makes takes no memory of this process."""
         with META if self.is_shape_only else mapping_modules(), freed_at_once():
@@ -275,10 +270,10 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)
 
-    def _starting(self) -> contextlib.AbstractContextManager[None]:
+    def _starting(self) -> AbstractContextManager[None]:
         """Says on rank 0 that others are waited for; a launcher of processes has said so."""
         if self.lightning_module is None or isinstance(self._launcher, ProcessLauncher):
-            return contextlib.nullcontext()
+            return nullcontext()
         return waiting_for(f"Starting {self.world_size} processes", self.lightning_module)
 
     def _join(self, backend: str) -> None:
@@ -297,15 +292,15 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def _new_session(self) -> Session:
         """What this rank keeps until the teardown."""
-        return Session(PipelinedRun(self.settings, self.root_device, self.joined))
+        run = PipelinedRun(self.settings, self.root_device, self.joined, build_pipeline)
+        return Session(run)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
         state = super().__getstate__() | {
             "_session": None,
-            "_hooks": None,
             "joined": None,
-            "_scopes": contextlib.ExitStack(),
+            "_scopes": ExitStack(),
         }
         if isinstance(self._launcher, SubprocessScriptLauncher):
             state["_launcher"] = launcher = copy.copy(self._launcher)
@@ -326,10 +321,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
-            refuse_for_sharded(trainer)
-        refuse_callbacks(trainer, session.run.transport.num_ranks)
+            refuse_callbacks(trainer, refusals.SHARDED)
+        alone = session.run.is_alone
+        refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
         if self.is_shape_only:
-            refuse_decisions(trainer)
+            refuse_callbacks(trainer, refusals.SHAPE_ONLY)
             drop_values(module)
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
@@ -344,10 +340,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
-        self._hooks = HookRelay(session)
-        self._hooks.install()
-        self._scopes.enter_context(finetuning_hooks(trainer, session.run))
-        self._scopes.enter_context(aside_hooks(trainer, session.asides))
+        self._scopes.enter_context(led_hooks(trainer, session))
+        self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:
@@ -355,9 +349,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def teardown(self) -> None:
         """Makes the module whole again and closes the connections."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
@@ -386,7 +377,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self.session.run
-        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
+        self.reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -421,26 +412,18 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
-        with (
-            self.session.run.failures.guard(),
-            self.session.run.backward(),
-            self.session.backward_from(closure_loss) as loss,
-        ):
+        run, manual = self.session.run, self.session.manual
+        by_hand = nullcontext(closure_loss) if manual is None else manual.backward(closure_loss)
+        with run.failures.guard(), run.backward(), by_hand as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
         self.session.run.average_gradients()
 
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
+    def block_backward_sync(self) -> AbstractContextManager[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        run = self.session.run
-        run.accumulates = True
-        try:
-            yield
-        finally:
-            run.accumulates = False
+        return instance_attribute(self.session.run, "accumulates", True)
 
     def optimizer_step(
         self,
@@ -451,7 +434,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
         self.session.run.take_saved_optimizers()
-        with self.session.optimizer_step(optimizer, closure, kwargs) as told:
+        manual = self.session.manual
+        by_hand = (
+            nullcontext(closure) if manual is None else manual.step(optimizer, closure, kwargs)
+        )
+        with by_hand as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
@@ -460,21 +447,12 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if pipeline.planned is not None:
             is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
             can_time = is_fit and self.session.run.can_time
-            self._reports.built(pipeline.planned, self.settings, can_time=can_time)
+            self.reports.built(pipeline.planned, self.settings, can_time=can_time)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""
         super().on_train_end()
-        self._reports.training_ends()
-
-    @property
-    def shown_plan(self) -> str:
-        """The plan that a person has seen, which is not printed again in other loops."""
-        return self._reports.shown_plan
-
-    @shown_plan.setter
-    def shown_plan(self, shown_plan: str) -> None:
-        self._reports.shown_plan = shown_plan
+        self.reports.training_ends()
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""
@@ -531,11 +509,11 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         assert self.lightning_module is not None
         return self.lightning_module
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
+    def guarded(self) -> AbstractContextManager[None]:
         """Ends in the first error of any rank."""
         session = self._open_session()
         if session is None:
-            return contextlib.nullcontext()
+            return nullcontext()
         session.run.control.check_together()
         session.run.failures.check()
         return session.run.failures.guard()

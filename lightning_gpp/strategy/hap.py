@@ -17,7 +17,7 @@ from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
-from lightning_gpp.strategy.refusals import check_name
+from lightning_gpp.strategy.refusals import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
@@ -32,6 +32,17 @@ _OF_PIPELINES = frozenset(
         *("use_all_devices", "costs", "report", "compile", "pipelines", "state_dict_type"),
     }
 )
+
+
+_REFUSED: Refused = {
+    TimelineCallback: "records the actions of a pipeline, which an SPMD program does not have; "
+    "take it out of callbacks",
+    **dict.fromkeys(
+        (WeightAveraging, StochasticWeightAveraging),
+        "averages whole weights, of which ranks of an SPMD program hold parts; use "
+        "strategy='graphpipe', or average the weights of several checkpoints after training",
+    ),
+}
 
 
 class HAPStrategy(GraphPipeStrategy):
@@ -68,7 +79,9 @@ class HAPStrategy(GraphPipeStrategy):
                 "no micro-batches; see shares and planner"
             )
         if shares is not None:
-            check_given_shares(shares)
+            if not isinstance(shares, Sequence) or not all(map(is_number, shares)):
+                raise ValueError(f"shares: expected one number per device, got {shares!r}")
+            check_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
@@ -97,18 +110,7 @@ class HAPStrategy(GraphPipeStrategy):
             NotImplementedError: a callback is about pipelines or whole weights, or the precision is
                 mixed.
         """
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, TimelineCallback):
-                raise NotImplementedError(
-                    "TimelineCallback records the actions of a pipeline, which an SPMD program "
-                    "does not have; take it out of callbacks"
-                )
-            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-                raise NotImplementedError(
-                    f"{type(callback).__name__} averages whole weights, of which ranks of an SPMD "
-                    "program hold parts; use strategy='graphpipe', or average the weights of "
-                    "several checkpoints after training"
-                )
+        refuse_callbacks(trainer, _REFUSED)
         if isinstance(self.precision_plugin, MixedPrecision):
             raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)
@@ -140,21 +142,3 @@ class HAPStrategy(GraphPipeStrategy):
 
     def _keep_program(self, program: SpmdProgram) -> None:
         self.program = self.program or program
-
-
-def check_given_shares(shares: Sequence[float]) -> None:
-    """Refuses what are no shares of devices that all work.
-
-    Raises:
-        ValueError: they are no numbers, one is zero or less, or they do not sum to 1.
-    """
-    numbers = shares if isinstance(shares, Sequence) else ()
-    if not numbers or not all(map(is_number, numbers)):
-        raise ValueError(f"shares: expected one number per device, got {shares!r}")
-    for device, share in enumerate(shares):
-        if share <= 0:
-            raise ValueError(
-                f"shares: device {device} has {share:g}, but every device needs some of the work; "
-                "leave it out (devices=N) if it is to have none"
-            )
-    check_shares(shares)

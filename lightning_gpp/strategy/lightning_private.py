@@ -32,8 +32,6 @@ from lightning.pytorch.strategies.launchers import (
     _SubprocessScriptLauncher as SubprocessScriptLauncher,
 )
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities import compile as compile_utilities
-from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mixed_imports
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -48,8 +46,6 @@ __all__ = [
     "SubprocessScriptLauncher",
     "answer_sigterm",
     "averages_kept_by",
-    "check_mixed_imports",
-    "compile_utilities",
     "distributed_is_initialized",
     "do_nothing_closure",
     "init_dist_connection",

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
+from torch.nn import Parameter
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.emulation.real_time import RealTime
+from lightning_gpp.emulation.real_time import RealTime, Resumption
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
+from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.processes.peers import Peers
+from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
-from lightning_gpp.schedule import FORWARD_ONLY, Program
+from lightning_gpp.schedule import FORWARD_ONLY, Program, Window
 from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
+from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.state.callbacks import clear_old_gradients
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 
-CPU = torch.device("cpu")
+BeforeBackward = Callable[[Run, GradientStash], None]
+"""Called with a run, and what its gradients go to, before backwards that are run once."""
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """The captured, planned and partitioned model on this rank.
+    """The captured, planned and partitioned model on this rank, and what runs on it.
 
     Attributes:
         captured: graph and runnable operators.
@@ -39,8 +51,13 @@ class Pipeline:
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
+        module: the LightningModule, partial.
+        recorder: records what runs.
         time: in which steps run; that of emulated devices, if they are.
         chunked: the model in chunks of one graph; None where micro-batches are of samples.
+        optimizers: of this rank's parameters.
+        before_call: before the backward of a call of the forward.
+        before_minibatch: before a mini-batch that goes forward and backward in one go.
         last_trained: the program of the last mini-batch that was trained on.
         last_sizes: samples of each of its smallest micro-batches.
     """
@@ -53,38 +70,136 @@ class Pipeline:
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
+    module: pl.LightningModule
+    recorder: StepRecorder
     time: RealTime[Program] = field(default_factory=RealTime)
     chunked: ChunkedModel | None = None
+    optimizers: Sequence[PartialOptimizer] = ()
+    before_call: BeforeBackward = lambda run, stash: None
+    before_minibatch: BeforeBackward = lambda run, stash: None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
     _programs: dict[tuple[int, str, frozenset[str]], Program] = field(default_factory=dict)
+    _held: list[Parameter] = field(default_factory=list)
+    _of_stages: list[Parameter] = field(default_factory=list)
 
-    def begin(
+    def settle(self, target: nn.Module, optimizers: Sequence[PartialOptimizer]) -> None:
+        """The parameters are in place, in the module that is pipelined and in the optimizers."""
+        self.optimizers = optimizers
+        self.executor.shared = dict(target.named_parameters())
+        self.executor.sparse = frozenset(sparse_parameters(target))
+        self._held = self.partition.held_parameters()
+        self._of_stages = self.partition.stage_parameters()
+
+    # Runs ------------------------------------------------------------------------------------
+
+    def call(self, message: Forward, boundary: Boundary | None) -> RankCall:
+        """A call of the forward that backwards may follow; nothing of it runs yet."""
+        self._adopt_new_groups()
+        if message.chunks:
+            assert self.chunked is not None
+            self.chunked.begin_epoch()
+        run = self._begin(message, message.training, boundary, message.chunks)
+        return RankCall(run, GradientStash(self._of_stages), self._part, self.before_call)
+
+    @contextmanager
+    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
+        """What a part of a call runs in."""
+        with (
+            self.time.step(run.program, is_second=is_second) as still_ns,
+            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            lifted(),
+        ):
+            yield
+
+    def forward(self, message: Forward, boundary: Boundary | None) -> None:
+        """Runs a call of the forward that no backward follows."""
+        chunked = self.chunked if message.fills else None
+        with (
+            torch.no_grad(),
+            message.autocast.on(self.executor.device),
+            self.recorder.heard(self.executor),
+            lifted(),
+            nullcontext() if chunked is None else chunked.filling(),
+        ):
+            self.run_forward(message.units, training=message.training, boundary=boundary)
+
+    def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
+        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
+        stash = self._stash(minibatch.loss_scale)
+        run = self._begin(minibatch, self.module.training, boundary)
+        self.before_minibatch(run, stash)
+        with (
+            stash,
+            self._both_ways(),
+            self.time.step(run.program),
+            self.recorder.part(run, is_second=True),
+        ):
+            run.whole()
+        return stash
+
+    def window(
+        self,
+        window: Window,
+        state: RunState,
+        shift: int,
+        boundary: Boundary | None,
+        record: WindowRecord,
+        resumption: Resumption | None = None,
+    ) -> GradientStash:
+        """Runs a window of an asynchronous schedule; its gradients are in what is returned.
+
+        Args:
+            window: of the schedule.
+            state: what is in flight.
+            shift: of its numbers.
+            boundary: the user's steps, on rank 0.
+            record: where the pipeline is.
+            resumption: how emulated time goes on before it, if it stood still.
+        """
+        stash = self._stash()
+        self.last_trained = window.program
+        run = self._begin_window(window, state, shift, boundary)
+        with (
+            stash,
+            self._both_ways(),
+            self.time.window(record.since, resumption),
+            self.recorder.window(run, window.number, record),
+        ):
+            run.window(window.number)
+        return stash
+
+    def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
+        """Forgets what is in flight after the last window of an asynchronous schedule."""
+        with self.time.messages():
+            self._begin_window(window, state, shift, None).drop_ahead(window.number)
+
+    def run_forward(
         self,
         units: Sequence[int],
         *,
-        needs: frozenset[str],
         training: bool,
         boundary: Boundary | None,
-        chunks: Sequence[int] = (),
-    ) -> Run:
-        """A run of a mini-batch that trains, of which nothing is done yet.
+        errors: list[str] | None = None,
+        as_trained: bool = False,
+    ) -> None:
+        """Runs the forwards of a batch of which no backward follows.
 
         Args:
-            units: samples of each of the smallest micro-batches.
-            needs: arguments of the forward that need a gradient.
+            units: samples of each of the micro-batches.
             training: whether modules are in training mode.
-            boundary: the user's step or call, on rank 0.
-            chunks: which part of one graph every micro-batch is, where they are that.
+            boundary: what gives the inputs and takes the outputs, on rank 0.
+            errors: gets those of this rank's stages, if they are to be found out.
+            as_trained: whether the batch is cut as a mini-batch that trains.
         """
-        program = self._training_program(len(units), needs)
-        self.last_trained, self.last_sizes = program, tuple(units)
-        if chunks:
-            assert self.chunked is not None
-            self.chunked.begin_epoch()
-        return self.executor.begin(
-            program, units, training=training, boundary=boundary, chunks=chunks
-        )
+        self.time.leave()
+        key = (len(units), "trial" if as_trained else FORWARD_ONLY.name, frozenset[str]())
+        if key not in self._programs:
+            make = self.placed.trial_program if as_trained else self.placed.forward_program
+            self._programs[key] = make(len(units))
+        self.executor.begin(
+            self._programs[key], units, training=training, boundary=boundary, errors=errors
+        ).whole()
 
     def only_stage(self, units: Sequence[int]) -> StageCode | None:
         """The one stage, where it is the whole forward on real devices, in one piece.
@@ -94,72 +209,72 @@ class Pipeline:
         Args:
             units: samples of each of the smallest micro-batches.
         """
-        has_one = self.executor.transport.num_ranks == self.placed.stages.num_stages == len(units)
+        num_ranks = self.executor.transport.num_ranks
+        has_one = num_ranks == self.placed.stages.num_stages == len(units) == 1
         is_plain = self.time.time_scale is None and self.chunked is None
-        return self.executor.stages[0] if has_one and is_plain else None
+        is_free = has_one and is_plain and not self.recorder.is_heard
+        return self.executor.stages[0] if is_free else None
 
-    def run_forward(
+    def _begin(
         self,
-        units: Sequence[int],
-        *,
+        message: Forward | Minibatch,
         training: bool,
         boundary: Boundary | None,
-        errors: list[str] | None = None,
-    ) -> None:
-        """Runs the forwards of a batch of which no backward follows.
-
-        Args:
-            units: samples of each of the micro-batches.
-            training: whether modules are in training mode.
-            boundary: what gives the inputs and takes the outputs, on rank 0.
-            errors: gets those of this rank's stages, if they are to be found out.
-        """
-        self.time.leave()
-        key = (len(units), FORWARD_ONLY.name, frozenset[str]())
-        if key not in self._programs:
-            self._programs[key] = self.placed.forward_program(len(units))
-        program = self._programs[key]
-        run = self.executor.begin(
-            program, units, training=training, boundary=boundary, errors=errors
-        )
-        run.whole()
-
-    def filling(self, fills: bool) -> AbstractContextManager[None]:
-        """A forward in this fills the histories of one graph, if ``fills``."""
-        if not fills:
-            return nullcontext()
-        assert self.chunked is not None
-        return self.chunked.filling()
-
-    def try_forward(
-        self,
-        units: Sequence[int],
-        *,
-        training: bool,
-        boundary: Boundary | None,
-        errors: list[str],
-    ) -> None:
-        """The same, cut as a mini-batch that trains."""
-        program = self.placed.trial_program(len(units))
-        run = self.executor.begin(
-            program, units, training=training, boundary=boundary, errors=errors
-        )
-        run.whole()
-
-    def _training_program(self, count: int, needs: frozenset[str]) -> Program:
-        """The program of a number of micro-batches; made once.
-
-        Args:
-            count: of the smallest micro-batches.
-            needs: arguments that need a gradient.
-        """
-        key = (count, self.schedule, needs)
+        chunks: Sequence[int] = (),
+    ) -> Run:
+        """A run of a mini-batch that trains, of which nothing is done yet."""
+        units, needs = message.units, message.needs
+        key = (len(units), self.schedule, needs)
         if key not in self._programs:
             placed = self.placed.with_needs(needs)
-            is_small = count % placed.units_at_a_time
+            is_small = len(units) % placed.units_at_a_time
             make = placed.small_program if is_small else placed.program
-            self._programs[key] = make(count, schedule=self.schedule)
-        return self._programs[key]
+            self._programs[key] = make(len(units), schedule=self.schedule)
+        program = self._programs[key]
+        self.last_trained, self.last_sizes = program, tuple(units)
+        return self.executor.begin(
+            program, units, training=training, boundary=boundary, chunks=chunks
+        )
+
+    def _begin_window(
+        self, window: Window, state: RunState, shift: int, boundary: Boundary | None
+    ) -> Run:
+        return self.executor.begin(
+            window.program,
+            [1] * window.program.num_microbatches,
+            training=self.module.training,
+            boundary=boundary,
+            state=state,
+            shift=shift,
+        )
+
+    def _stash(self, loss_scale: float = 1.0) -> GradientStash:
+        """What the gradients of a training step that runs them itself go to."""
+        self._adopt_new_groups()
+        clear_old_gradients(self.module.trainer)
+        return GradientStash(self._held, loss_scale)
+
+    def _adopt_new_groups(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.adopt_new_groups(self.module, self.partition.held_parameters)
+
+    @contextmanager
+    def _both_ways(self) -> Iterator[None]:
+        """Backwards in the body run without the autocast of the step, as after a step."""
+        device = self.executor.device
+        autocast = Autocast.current(device)
+        with torch.enable_grad():
+            if not autocast.is_on:
+                yield
+                return
+            self.executor.forward_context = lambda: autocast.on(device)
+            try:
+                with replace(autocast, is_on=False).on(device):
+                    yield
+            finally:
+                self.executor.forward_context = nullcontext
+
+    # Sizes -----------------------------------------------------------------------------------
 
     def call_sizes(self, unit_sizes: Sequence[int], *, is_trained: bool) -> Sequence[int]:
         """Samples of each piece in which a call of the forward goes in and comes out.
@@ -234,9 +349,3 @@ def sparse_parameters(module: nn.Module) -> Iterator[str]:
     for name, parameter in module.named_parameters():
         if id(parameter) in sparse:
             yield name
-
-
-def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
-    """Tells the executor the parameters, once they are in place; for those on several ranks."""
-    pipeline.executor.shared = dict(target.named_parameters())
-    pipeline.executor.sparse = frozenset(sparse_parameters(target))

@@ -15,42 +15,37 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
-from lightning_gpp.common.without_collection import collecting_only_new
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.build import Builder
-from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
-from lightning_gpp.strategy.planning.planning import Example
-from lightning_gpp.strategy.programs import Programs
+from lightning_gpp.strategy.logging.logs import LogCall, replay
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd, Told
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
+from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
-from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
+from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 from lightning_gpp.weights.last_steps import LastSteps
 
 
@@ -64,8 +59,14 @@ class PipelinedRun:
         settings: what the user asked for.
         device: where this rank's stages run.
         joined: this pipeline and those beside it; None if there is one.
+        builder: builds the pipeline; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
+        has_module: whether a module is attached.
+        module: the LightningModule.
+        target: the module in it whose forward is pipelined.
+        leader_state: what user code on rank 0 changes.
+        is_alone: whether there is no other rank in this pipeline, which would have to be told.
         clock: of rank 0: what of its time is the pipeline's.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
@@ -76,9 +77,9 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
+        train_modes: training flags of the modules while training.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
-        lent: what this rank has of others while user code reads all weights.
         around_aside: user code outside of steps runs in this, given its name.
     """
 
@@ -87,13 +88,16 @@ class PipelinedRun:
         settings: Settings,
         device: torch.device,
         joined: JoinedPipelines | None = None,
+        builder: Callable[[PipelinedRun, Any], None] | None = None,
     ) -> None:
         self.settings = settings
+        self._builder = builder
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
         self.waits = Waits() if self.peers is None else self.peers.waits
         self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
+        self.is_alone = self.transport.num_ranks == 1
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
         self.control = Control(self.transport, settings.timeout_s)
@@ -102,7 +106,6 @@ class PipelinedRun:
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
-        self.lent = LentValues(self.device)
         self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
@@ -115,12 +118,13 @@ class PipelinedRun:
         self.accumulates = False
         self._averaged: AveragedGradients | None = None
         self._goes_backward = False
-        self._module: pl.LightningModule | None = None
+        self.has_module = False
+        self.module: pl.LightningModule
+        self.target: nn.Module
+        self.leader_state: LeaderState
         self._optimizers: Sequence[Optimizer] = ()
-        self._programs: Programs | None = None
         self._ids_of_stages: frozenset[int] = frozenset()
-        self._train_modes: dict[str, bool] = {}
-        self._leader_state: LeaderState | None = None
+        self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
         self._is_end_agreed = False
@@ -133,14 +137,12 @@ class PipelinedRun:
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
-        self._module = module
-        pipelined_module(module, self.settings.module)  # refuses a name that there is not
+        self.module, self.has_module = module, True
+        self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.target = pipelined_module(module, self.settings.module)
         self._optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
-        self._train_modes = _modes(module)
-        if self._leader_state is not None:
-            self._leader_state.close()
-        self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early_modules = EarlyModules(module, self.target, self.device)
@@ -149,56 +151,24 @@ class PipelinedRun:
     def _count_update(self, *_: Any) -> None:
         self.num_updates += 1
 
-    @property
-    def leader_state(self) -> LeaderState:
-        """What user code on rank 0 changes."""
-        assert self._leader_state is not None, "no module is attached"
-        return self._leader_state
-
-    @property
-    def module(self) -> pl.LightningModule:
-        """The LightningModule."""
-        assert self._module is not None, "no module is attached"
-        return self._module
-
-    @property
-    def target(self) -> nn.Module:
-        """The module whose forward is pipelined."""
-        return pipelined_module(self.module, self.settings.module)
-
-    @property
-    def has_module(self) -> bool:
-        """Whether a module is attached."""
-        return self._module is not None
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank in this pipeline, which would have to be told things."""
-        return self.transport.num_ranks == 1
-
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
         with self.failures.guard(), self.control.alone(what):
             yield
 
-    def lead(self, message: Any, value: Any = None) -> None:
-        """Rank 0: tells the others what to do, and what happened since the last message.
-
-        Args:
-            message: of :mod:`lightning_gpp.strategy.ranks.messages`.
-            value: tensors that go with it.
-        """
+    def lead(self, message: Any) -> None:
+        """Rank 0: tells the others what to do, and what happened since the last message."""
         if self.is_alone:
             self.dropped.clear()
             return
         with self.clock.pipeline():
             news = News(
-                self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
+                self.leader_state.take_changes(),
                 self._take_dropped(),
                 self.own_gradients.take(),
             )
-            self.control.tell((message, news, value))
+            self.control.tell(Told(message, news))
 
     def _take_dropped(self) -> list[int]:
         dropped, taken = self.dropped, list[int]()
@@ -206,12 +176,12 @@ class PipelinedRun:
             taken.append(dropped.pop())
         return taken
 
-    def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
+    def lead_end(self, calls: list[LogCall], loss: Tensor | None) -> None:
         """Rank 0: tells the others that a step has returned, what it logged and its loss."""
         terminated = self.failures.terminated
         if self.peers is not None and not self._is_end_agreed:
             terminated = None  # not before the other pipelines know
-        self.lead(StepEnd(calls, terminated), value)
+        self.lead(StepEnd(calls, loss, terminated))
         self._end_if_asked(terminated)
 
     def follow_end(self, end: StepEnd) -> None:
@@ -231,14 +201,9 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = to_device(gradient, parameter.device)
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[None]:
         """All ranks: the backward of a training step, at whose end gradients are averaged."""
-        self._goes_backward = True
-        try:
-            yield
-        finally:
-            self._goes_backward = False
+        return instance_attribute(self, "_goes_backward", True)
 
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.
@@ -272,7 +237,7 @@ class PipelinedRun:
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
-        return HeldElsewhere(self.device, self.lent, self._ids_of_stages)
+        return HeldElsewhere(self.device, self._ids_of_stages)
 
     @property
     def can_time(self) -> bool:
@@ -294,7 +259,7 @@ class PipelinedRun:
         return found is not None and not found.forwards_first
 
     @property
-    def model(self) -> BuiltModel | None:
+    def model(self) -> Pipeline | SpmdModel | None:
         """What is built, however it is divided; None before."""
         return self.pipeline
 
@@ -305,38 +270,18 @@ class PipelinedRun:
         return self.model.partition
 
     @property
-    def train_modes(self) -> Mapping[str, bool]:
-        """Training flags of the modules while training."""
-        return self._train_modes
-
-    @property
     def built(self) -> Pipeline:
         """The pipeline, once it is built."""
         assert self.pipeline is not None, "no forward was called yet"
         return self.pipeline
 
-    @property
-    def programs(self) -> Programs:
-        """Runs the programs of the pipeline, once it is built."""
-        assert self._programs is not None, "no forward was called yet"
-        return self._programs
-
-    def only_stage(self, units: Sequence[int]) -> StageCode | None:
-        """The stage that a call of the forward is, if it is one; see :meth:`Pipeline.only_stage`.
-
-        Args:
-            units: samples of each of the smallest micro-batches.
-        """
-        is_free = self.is_alone and not self.recorder.is_heard
-        return self.built.only_stage(units) if is_free else None
-
-    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+    def open_call(self, message: Forward, boundary: Boundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
-        return self.programs.open_call(message, boundary)
+        return self.built.call(message, boundary)
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
-        self.programs.run_forward(message, boundary)
+        self.built.forward(message, boundary)
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
@@ -382,38 +327,13 @@ class PipelinedRun:
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 
-    def build(self, example: Example | None) -> None:
-        """Captures, plans, partitions. Rank 0 gives the example."""
-        is_in_files = any(map(is_mapped, self.module.parameters()))
-        collecting = freed_at_once() if is_in_files else collecting_only_new()
-        with collecting, torch.inference_mode(False):  # what moves would be inference tensors
-            self._build(example)
+    def build(self, example: Any) -> None:
+        """All ranks: captures, plans, partitions. Rank 0 gives the example."""
+        assert self._builder is not None, "of another kind of run"
+        self._builder(self, example)
 
-    def _build(self, example: Example | None) -> None:
-        self.stop_early_modules()
-        if self.module.training:
-            self._train_modes = _modes(self.module)
-        logged = LedLog(self.module, makes_calls=False)
-        with (
-            recording(self.module, logged),
-            torch.enable_grad(),
-            lifted(),
-        ):
-            builder = Builder(
-                self.settings,
-                self.module,
-                self.target,
-                self.transport,
-                self.control,
-                self.device,
-                self.peers,
-            )
-            pipeline = builder.build(example, self._train_modes)
-        if calls := logged.calls():
-            raise RuntimeError(
-                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
-                "once and runs on several ranks. Return the value and log it in the step."
-            )
+    def take(self, pipeline: Pipeline) -> None:
+        """All ranks: a pipeline is built; the module becomes partial."""
         held = pipeline.partition.held_parameters()
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
@@ -426,7 +346,7 @@ class PipelinedRun:
             partial.place_state()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        share_parameters(pipeline, self.target)
+        pipeline.settle(self.target, self.partial_optimizers)
         self._ids_of_stages = frozenset(map(id, held))
         if self.peers is not None:
             self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
@@ -435,16 +355,8 @@ class PipelinedRun:
         self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
-        self._programs = Programs(
-            pipeline,
-            self.module,
-            self.partial_optimizers,
-            self.device,
-            self.control,
-            self.recorder,
-            self._before_backward,
-            self._begin_averages,
-        )
+        pipeline.before_call = self._before_backward
+        pipeline.before_minibatch = self._begin_averages
         self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
@@ -455,8 +367,6 @@ class PipelinedRun:
         if self.peers is not None:
             values = pipeline.partition.held_values()
             self.peers.spread(values, "waiting for the initial weights of the first pipeline")
-        if not self.is_shape_only:
-            pipeline.partition.check_copies()
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
@@ -486,8 +396,6 @@ class PipelinedRun:
         self.stop_early_modules()
         for counting in self._counting:
             counting.remove()
-        if self._leader_state is not None:
-            self._leader_state.close()
 
     def reconnect(self) -> None:
         """All ranks, after a failure: messages of before may be on their way in the old transport.
@@ -497,7 +405,7 @@ class PipelinedRun:
         self.transport.hang_up()
         timeout_s, self.waits = self.settings.timeout_s, Waits()
         self.transport = ProcessTransport(torch.device("cpu"), "gloo", timeout_s, self.waits)
-        self.control.go_on_with(self.transport)
+        self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""
@@ -505,5 +413,6 @@ class PipelinedRun:
             self._early_modules.stop()
 
 
-def _modes(module: pl.LightningModule) -> dict[str, bool]:
+def modes_of(module: pl.LightningModule) -> dict[str, bool]:
+    """Training flags of the sub-modules, by name."""
     return {name: part.training for name, part in module.named_modules()}

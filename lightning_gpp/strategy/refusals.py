@@ -8,6 +8,8 @@ from typing import Any, get_args
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    Checkpoint,
+    EarlyStopping,
     ModelPruning,
     StochasticWeightAveraging,
     WeightAveraging,
@@ -94,47 +96,35 @@ def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> N
         )
 
 
-_REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
+Refused = Mapping[type[pl.Callback], str]
+"""Kind of callbacks -> what is wrong with them, and the remedy."""
+
+ON_ONE_RANK: Refused = {
+    ModelPruning: "renames parameters, by whose names the strategy finds them; on one device use "
+    'Lightning\'s own strategy (strategy="auto")',
+}
+ON_STAGES: Refused = {
     ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "
     "those of its stages; prune the trained module on one device after the fit (torch.nn.utils."
     "prune)",
     BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
     "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
 }
-_PRUNING_ALONE = (
-    "renames parameters, by whose names the strategy finds them; on one device use Lightning's own "
-    'strategy (strategy="auto")'
+SHARDED: Refused = dict.fromkeys(
+    (WeightAveraging, StochasticWeightAveraging),
+    "keeps other weights beside those of the module in a checkpoint, which "
+    'state_dict_type="sharded" does not write; use state_dict_type="full"',
 )
+SHAPE_ONLY: Refused = {
+    Checkpoint: 'has no weights to save with tensors="shape_only"; use Trainer('
+    "enable_checkpointing=False)",
+    EarlyStopping: 'has no values to stop by with tensors="shape_only"; leave it out',
+}
 
 
-def refuse_for_sharded(trainer: pl.Trainer) -> None:
-    """Refuses what puts weights of its own into checkpoints, which only rank 0 would write.
-
-    Raises:
-        NotImplementedError: names the callback and the remedy.
-    """
+def refuse_callbacks(trainer: pl.Trainer, refused: Refused) -> None:
+    """Raises NotImplementedError, with the remedy, for callbacks that cannot work there."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-            raise NotImplementedError(
-                f"{type(callback).__name__} keeps other weights beside those of the module in a "
-                'checkpoint, which state_dict_type="sharded" does not write; use '
-                'state_dict_type="full"'
-            )
-
-
-def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:
-    """Raises NotImplementedError, with the remedy, for callbacks that cannot work on stages.
-
-    Args:
-        trainer: whose callbacks.
-        num_ranks: of the pipeline. One rank holds all weights, so that there only what renames
-            parameters is refused.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kind, why in _REFUSED_CALLBACKS.items():
-            if not isinstance(callback, kind) or (num_ranks == 1 and kind is not ModelPruning):
-                continue
-            raise NotImplementedError(
-                f"{type(callback).__name__} does not work with the graphpipe strategy: it "
-                f"{why if num_ranks > 1 else _PRUNING_ALONE}"
-            )
+        for kind, why in refused.items():
+            if isinstance(callback, kind):
+                raise NotImplementedError(f"{type(callback).__name__} {why}")

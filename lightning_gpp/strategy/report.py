@@ -9,14 +9,15 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, count_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
-from lightning_gpp.strategy.between_bars import between_bars
+from lightning_gpp.reports.plan.describe import describe_plan, describe_what
+from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
 from lightning_gpp.strategy.planning.plan_cache import (
     PlanCache,
     is_of_earlier_run,
@@ -148,7 +149,7 @@ class PlanReports:
 
 def show(text: str) -> None:
     """Prints on rank 0, between progress bars instead of into them."""
-    with between_bars():
+    with tqdm.external_write_mode():
         rank_zero_info(text)
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
-from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
-from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.lightning_private import (
     DataloaderIter,
     LightningOptimizer,
+    keep_results,
     tell_device,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.shape_only import noting
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
@@ -30,7 +29,6 @@ from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
-from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
 
@@ -66,9 +64,9 @@ class Session:
         self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
         forward = forward_calls(run)
-        self._batch_steps = BatchSteps(run, self.follower, forward)
+        self._batch_steps = BatchSteps(run, forward)
         self.asides = Asides(run, self.follower, forward)
-        self._microbatch_steps = MicrobatchSteps(run, self.follower)
+        self._microbatch_steps = MicrobatchSteps(run)
         self._async_steps = AsyncSteps(run, self.follower)
         self._writer: ShardedWriter | None = None
         self.on_all_ranks = True
@@ -98,25 +96,31 @@ class Session:
         Returns:
             What the step returns; on other ranks than 0 the loss, or None.
         """
-        is_training = name == "training_step"
-        if not is_training and self.run.model is not None:
-            self.run.model.time.leave()
+        run, is_training = self.run, name == "training_step"
         if isinstance(batch, DataloaderIter):
-            self.follower.batches = batch
-            batch = LedDataloaderIter(batch, self.run)
+            raise NotImplementedError(
+                f"{name} takes `dataloader_iter` and reads batches by itself, which other ranks "
+                "cannot follow; let it take `batch`"
+            )
+        if not is_training and run.model is not None:
+            run.model.time.leave()
         steps: AsyncSteps | MicrobatchSteps | BatchSteps = self._batch_steps
-        if is_training and self.run.settings.is_asynchronous:
+        if is_training and run.settings.is_asynchronous:
             steps = self._async_steps
-        elif is_training and self.run.steps_per_microbatch:
+        elif is_training and run.steps_per_microbatch:
             steps = self._microbatch_steps
-        with self.run.failures.guard(), noting() if self.run.is_shape_only else nullcontext():
-            if not self.run.control.is_leader:
-                result = steps.follow(name)
-                begins_anew = isinstance(result, StepPerMicrobatch)
-                return self._microbatch_steps.follow(name) if begins_anew else result
+        with run.failures.guard(), noting() if run.is_shape_only else nullcontext():
+            if not run.control.is_leader:
+                return self.follower.step(name)
+            # Which schedule runs may be known only once the step has called its forward.
+            before: list[Callable[[], None]] = []
+            if is_training and run.pipeline is None and run.settings.schedule is None:
+                before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
                 return steps.lead(name, batch, args, kwargs)
             except BeginAnewError:
+                for put_back in before:
+                    put_back()
                 return self._microbatch_steps.lead(name, batch, args, kwargs)
 
     def hook(
@@ -129,20 +133,8 @@ class Session:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
             with self.asides.reading(name):
-                return self._batch_steps.lead_hook(name, hook, args, kwargs)
-        return self._batch_steps.follow_hook(name)
-
-    def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:
-        """The body goes backward from what this yields."""
-        return nullcontext(loss) if self.manual is None else self.manual.backward(loss)
-
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], arguments: dict[str, Any]
-    ) -> AbstractContextManager[Callable[[], Any]]:
-        """The body steps an optimizer with the closure that this yields."""
-        if self.manual is None:
-            return nullcontext(closure)
-        return self.manual.step(optimizer, closure, arguments)
+                return self._batch_steps.hook(name, hook, args, kwargs)
+        return self.follower.hook(name)
 
     # State -----------------------------------------------------------------------------------
 
@@ -236,7 +228,7 @@ class Session:
                 run.reconnect()
                 self._async_steps.begin_anew()
                 run.take_saved_optimizers()
-                self._make_whole(model)
+                self._make_whole()
                 tell_device(run.module, torch.device("cpu"))
                 run.control.meet("waiting until all ranks have the module")
             except Exception as error:
@@ -251,9 +243,11 @@ class Session:
         self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
         self.run.take_saved_optimizers()
         if model is not None:
-            self._report_emulation(model)
+            report = model.time.report()
+            if report is not None and self.on_emulated is not None:
+                self.on_emulated(report)
             if not self.run.is_shape_only:
-                self._make_whole(model)
+                self._make_whole()
         if self.run.has_module and not self.run.is_shape_only:
             tell_device(self.run.module, torch.device("cpu"))
         self.run.control.meet("waiting for the end of the run on all ranks")
@@ -278,14 +272,8 @@ class Session:
         self._async_steps.close()
         self.run.stop_watching()
 
-    def _report_emulation(self, model: BuiltModel) -> None:
-        """All ranks: rank 0 says what the emulated steps took."""
-        report = model.time.report()
-        if report is not None and self.on_emulated is not None:
-            self.on_emulated(report)
-
-    def _make_whole(self, model: BuiltModel) -> None:
-        partition, on_all_ranks = model.partition, self.on_all_ranks
+    def _make_whole(self) -> None:
+        partition, on_all_ranks = self.run.partition, self.on_all_ranks
         states = [
             partial.whole_state_dict(self.run.control, partition.stores)
             for partial in self.run.partial_optimizers

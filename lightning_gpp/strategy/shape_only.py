@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import nn
 
 from lightning_gpp.common.tensor_places import exchange_tensors
@@ -29,21 +27,6 @@ _NOTE = (
 def drop_values(module: nn.Module) -> None:
     """Puts all parameters and buffers of a module on the ``meta`` device; tied ones stay tied."""
     exchange_tensors(module, lambda tensor: None if tensor.is_meta else tensor.detach().to(META))
-
-
-def refuse_decisions(trainer: pl.Trainer) -> None:
-    """Raises NotImplementedError for callbacks that keep or judge numbers, with the remedy."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        name = type(callback).__name__
-        if isinstance(callback, Checkpoint):
-            raise NotImplementedError(
-                f'{name}: with tensors="shape_only" there are no weights to save; use Trainer('
-                "enable_checkpointing=False)"
-            )
-        if isinstance(callback, EarlyStopping):
-            raise NotImplementedError(
-                f'{name}: with tensors="shape_only" there are no values to stop by; leave it out'
-            )
 
 
 def refuse_checkpoint() -> NotImplementedError:

@@ -7,13 +7,11 @@ PipeOptim (arXiv 2312.00839, section 3) predicts the weights of ``s`` updates ah
 where :math:`\Delta W_t` is what the last completed update subtracted, but for the learning rate.
 So :math:`\mathit{lr} \cdot \Delta W_t = W_{t-1} - W_t`, whatever the optimizer, its decay, its
 parameter groups and clipping: the parameters before every update are kept, and the prediction is
-written over them, in one pass over the memory and with one copy of the parameters for both. For
-SGD and RMSprop with momentum it is the momentum buffer of the optimizer's state, and nothing is
-kept before updates.
+written over them, in one pass over the memory and with one copy of the parameters for both.
 
 Whoever resumes does not know the parameters before the last update. They follow from the state of
-Adam and AdamW; with other optimizers nothing is predicted until the next update. The paper leaves
-AdamW's decay out of the prediction; here it is in it, as it is in the update.
+Adam, AdamW and SGD with momentum; with other optimizers nothing is predicted until the next update.
+The paper leaves AdamW's decay out of the prediction; here it is in it, as it is in the update.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from lightning_gpp.common.host_copies import KnownNumbers, to_host
+from lightning_gpp.common.host_copies import KnownNumbers
 
 Group = Mapping[str, Any]
 
@@ -81,37 +79,13 @@ class LastSteps:
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
             own = [parameter for parameter in group["params"] if parameter in wanted]
-            if _has_buffers(type(self._optimizer), group):
-                found |= self._from_buffers(own, group, ahead, anew=anew)
-            else:
-                found |= self._from_copies(own, group, ahead, anew=anew)
+            found |= self._of_group(own, group, ahead, anew=anew)
         return found
 
-    def _from_buffers(
+    def _of_group(
         self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
     ) -> dict[Tensor, Tensor]:
-        """With the momentum buffers of the optimizer's state."""
-        state = self._optimizer.state
-        known = [p for p in own if state.get(p, {}).get("momentum_buffer") is not None]
-        lr = self._rate(group)
-        if anew:
-            found, missing = {p: torch.empty_like(p) for p in known}, known
-        else:
-            held = {p: self._of(p) for p in known}
-            wanted = (ahead, lr) if ahead else None
-            missing = [p for p, kept in held.items() if (kept.ahead, kept.lr) != wanted]
-            for parameter in missing:
-                held[parameter].ahead, held[parameter].lr = ahead, lr
-            found = {p: kept.values for p, kept in held.items()}
-        targets, values = [found[p] for p in missing], [p.detach() for p in missing]
-        buffers = [state[p]["momentum_buffer"] for p in missing]
-        _add_into(targets, values, buffers, -ahead * lr)
-        return found
-
-    def _from_copies(
-        self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
-    ) -> dict[Tensor, Tensor]:
-        """With the parameters before the last update, or their last prediction.
+        """From the parameters before the last update, or their last prediction.
 
         What is kept is ``W + a Δ``; ``W + b Δ`` lies ``1 - b / a`` of the way from there to ``W``.
         """
@@ -141,16 +115,21 @@ class LastSteps:
         return self._rates.of(id(group), lr) if isinstance(lr, Tensor) else float(lr)
 
     def _recall(self, parameters: Sequence[Tensor], group: Group) -> None:
-        """Parameters before their last update, where that follows from the optimizer's state."""
-        if type(self._optimizer) not in (Adam, AdamW):
-            return
-        states = {p: self._optimizer.state.get(p, {}) for p in parameters}
-        known = {p: state for p, state in states.items() if "exp_avg" in state}
-        counts = to_host(torch.as_tensor(state["step"]) for state in known.values())
-        lr = self._rate(group)
-        for (parameter, state), count in zip(known.items(), counts, strict=True):
+        """Parameters before their last update, where that follows from the optimizer's state.
+
+        Sub-classes may step otherwise, so only the classes themselves are known.
+        """
+        kind, lr = type(self._optimizer), self._rate(group)
+        for parameter in parameters:
+            state, value = self._optimizer.state.get(parameter, {}), parameter.detach()
+            if kind in (Adam, AdamW) and "exp_avg" in state:
+                before = _before_adam(value, group, state, lr)
+            elif kind is SGD and _is_heavy_ball(group) and state.get("momentum_buffer") is not None:
+                before = torch.add(value, state["momentum_buffer"], alpha=lr)
+            else:
+                continue
             kept = self._of(parameter)
-            kept.values.copy_(_before_adam(parameter.detach(), group, state, float(count), lr))
+            kept.values.copy_(before)
             kept.ahead, kept.lr = -1.0, lr
 
     def _of(self, parameter: Tensor) -> _AsKept:
@@ -190,10 +169,6 @@ class LastSteps:
             notify()
         for group in self._optimizer.param_groups:
             updated = [p for p in group["params"] if p in self._kept and p.grad is not None]
-            if _has_buffers(type(self._optimizer), group):
-                for parameter in updated:
-                    self._kept[parameter].ahead = 0.0
-                continue
             if updated:
                 copies = [self._kept[p].values for p in updated]
                 torch._foreach_copy_(copies, [p.detach() for p in updated])
@@ -202,40 +177,22 @@ class LastSteps:
                 kept.ahead, kept.lr = -1.0, self._rate(group)
 
 
-def _has_buffers(kind: type[Optimizer], group: Group) -> bool:
-    """Whether the last update is the momentum buffer times the learning rate.
-
-    Sub-classes may step otherwise, so only the classes themselves are known.
-    """
-    if kind is SGD:
-        return bool(group["momentum"]) and not group["nesterov"]
-    return kind is RMSprop and bool(group["momentum"])
+def _is_heavy_ball(group: Group) -> bool:
+    """Whether the last update is the momentum buffer times the learning rate."""
+    return bool(group["momentum"]) and not group["nesterov"]
 
 
-def _before_adam(
-    value: Tensor, group: Group, state: Mapping[str, Any], count: float, lr: float
-) -> Tensor:
+def _before_adam(value: Tensor, group: Group, state: Mapping[str, Any], lr: float) -> Tensor:
     r"""A parameter before the update of Adam, or of AdamW, that made it this value.
 
     That subtracted :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`
     times the learning rate.
     """
     first_decay, second_decay = group["betas"]
+    count = float(state["step"])
     squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
     roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
     rate = lr / (1 - first_decay**count)
     before = torch.addcdiv(value, state["exp_avg"], roots, value=rate)
     is_apart = group.get("decoupled_weight_decay", False)
     return before / (1 - lr * group["weight_decay"]) if is_apart else before
-
-
-def _add_into(
-    targets: list[Tensor], values: list[Tensor], others: list[Tensor], factor: float
-) -> None:
-    """Writes ``values + factor * others``: in one pass on processors, in few kernels elsewhere."""
-    if all(target.device.type == "cpu" for target in targets):
-        for target, value, other in zip(targets, values, others, strict=True):
-            torch.add(value, other, alpha=factor, out=target)
-        return
-    torch._foreach_copy_(targets, values)
-    torch._foreach_add_(targets, others, alpha=factor)

@@ -279,15 +279,6 @@ ONCE = ("gpipe",)
 """Schedules of a fault before any step, or of what only a step on the whole batch can do."""
 
 
-def _foreign_model() -> Any:
-    import pytorch_lightning
-
-    class ForeignModel(pytorch_lightning.LightningModule):
-        """A module of Lightning's other package."""
-
-    return ForeignModel()
-
-
 FAULTS = {
     "plan does not cover the model": Fault(
         r"(?s)cover.*head",
@@ -317,7 +308,6 @@ FAULTS = {
     ),
     "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b", schedules=("magic",)),
     "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE),
-    "module of the other root": Fault("pytorch_lightning", _foreign_model, schedules=ONCE),
     "forward of an early stage": Fault(
         "the fragile layer got a nan",
         FragileModel,
@@ -371,7 +361,7 @@ FAULTS = {
         schedules=ONCE,
     ),
     "an average of the user's": Fault(
-        "would read a parameter", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
+        "needs values of parameters", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
     ),
     "backward of one replica": Fault(
         r"the gradient of \(6, 3\) is out of order",
@@ -415,7 +405,7 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
     with quiet():
         strategy = {"num_microbatches": 4, "timeout": 30.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
-        trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)
+        trainer.fit(module.double(), *loaders)
 
 
 def train_on_after_a_fault(folder: str, num_ranks: int) -> None:

@@ -18,15 +18,15 @@ from helpers.models import DataSpec
 from helpers.modules import ChainModel
 from helpers.training import make_trainer, quiet
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy import report
-from lightning_gpp.strategy.planning import timed_costs
+from lightning_gpp.strategy.planning import plan_cache
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
     """The plan of a short fit on an idle machine, and what the cache of plans had to say."""
     with (
-        mock.patch.object(timed_costs, "BUSY", math.inf),
+        mock.patch.object(plan_cache, "BUSY", math.inf),
         messages_of("lightning_gpp.strategy.planning.plan_cache") as messages,
     ):
         plan, _ = plan_of_fit(strategy, num_ranks)

@@ -23,7 +23,7 @@ from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.state.precision import PipelinePrecision
+from lightning_gpp.strategy.state.precision import Precision
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -99,7 +99,7 @@ def trained(*gradients: float) -> list[nn.Parameter]:
 
 def clipping() -> Piece:
     def run(parameters: list[nn.Parameter]) -> list[Any]:
-        plugin = PipelinePrecision()
+        plugin = Precision()
         plugin.pipeline_strategy = _Strategy(parameters)  # type: ignore[assignment]
         plugin.clip_grad_by_norm(torch.optim.SGD(parameters), 1.0)
         return [parameter.grad for parameter in parameters]

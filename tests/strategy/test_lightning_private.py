@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from pathlib import Path
 
 import lightning_gpp.strategy.lightning_private as private
@@ -24,8 +23,3 @@ def test_private_names_are_imported_in_one_place() -> None:
                 hidden = [alias.name for alias in node.names if alias.name.startswith("_")]
                 hidden += [part for part in (node.module or "").split(".") if part.startswith("_")]
                 assert not hidden, f"{path.name} imports {hidden} from {node.module}"
-
-
-def test_the_functions_that_are_replaced_are_where_they_were() -> None:
-    compile_module = importlib.import_module("lightning.pytorch.utilities.compile")
-    assert compile_module._check_mixed_imports.__module__ == "lightning_gpp.strategy.other_root"

@@ -6,7 +6,7 @@ import pytest
 from helpers.training import make_trainer
 from lightning.pytorch import callbacks as pc
 
-from lightning_gpp.strategy.refusals import refuse_callbacks
+from lightning_gpp.strategy.refusals import ON_ONE_RANK, ON_STAGES, refuse_callbacks
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from lightning_gpp.strategy.refusals import refuse_callbacks
 def test_refused(callback: pc.Callback, remedy: str) -> None:
     trainer = make_trainer(None, callbacks=[pc.Timer(), callback], enable_checkpointing=True)
     with pytest.raises(NotImplementedError, match=f"{type(callback).__name__}.*{remedy}"):
-        refuse_callbacks(trainer, num_ranks=2)
+        refuse_callbacks(trainer, ON_STAGES)
 
 
 def test_others_are_taken() -> None:
@@ -29,13 +29,13 @@ def test_others_are_taken() -> None:
         *(pc.StochasticWeightAveraging(0.1), pc.WeightAveraging()),
     ]
     trainer = make_trainer(None, callbacks=taken, enable_checkpointing=True)
-    refuse_callbacks(trainer, num_ranks=2)
+    refuse_callbacks(trainer, ON_STAGES)
 
 
 def test_one_rank_holds_all_weights() -> None:
     taken = [pc.BatchSizeFinder()]
     trainer = make_trainer(None, callbacks=taken, enable_checkpointing=True)
-    refuse_callbacks(trainer, num_ranks=1)
+    refuse_callbacks(trainer, ON_ONE_RANK)
     pruning = make_trainer(None, callbacks=[pc.ModelPruning("l1_unstructured", amount=0.3)])
     with pytest.raises(NotImplementedError, match=r'renames parameters.*strategy="auto"'):
-        refuse_callbacks(pruning, num_ranks=1)
+        refuse_callbacks(pruning, ON_ONE_RANK)

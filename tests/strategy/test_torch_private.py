@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.torch_private import (
     innermost_function_mode,
     keeps_graph,
@@ -61,7 +61,7 @@ def test_the_mode_of_user_code_is_lifted_for_stages() -> None:
     with lifted():
         assert innermost_function_mode() is None
     device = torch.device("cpu")
-    with HeldElsewhere(device, LentValues(device)) as mode:
+    with HeldElsewhere(device) as mode:
         assert innermost_function_mode() is mode
         with lifted():
             assert innermost_function_mode() is None

@@ -3,15 +3,17 @@
 To run a few samples and to compare tells less: that a batch has no padding, or only samples of one
 length, hides what the next one shows. So what is computed is followed from call to call. A tensor
 without a dimension that grows with the samples, computed from one that has such, holds all of them
-(a sum, the longest length); so does all that is computed from it. And where Python reads a number
-out of the data, nobody knows what it does with it.
+(a sum, the longest length); so does all that is computed from it. Samples meet in all pairs of
+them, too, and in functions that look along their dimension. And where Python reads a number out of
+the data, nobody knows what it does with it.
 
-What a function does with samples that keep their dimension (a softmax over them, a product of all
-pairs) is not known here, nor is what extensions do: that has to be tried.
+Whether samples that are put into another order meet there is not known here, nor is what extensions
+do: that has to be tried.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +39,10 @@ _BY_SHAPE = frozenset(
 """Functions that look at the shape and the type of their first argument only."""
 _MADE = frozenset({"zeros", "ones", "empty"})
 """Functions whose tensors are sizes."""
+_ALONG = frozenset({"roll", "flip", "diff", "softmax", "log_softmax", "logcumsumexp"}) | {
+    *("cumsum", "cumprod", "cummax", "cummin")
+}
+"""Functions whose entries look at others along the dimensions that they are given."""
 _BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """Those that look at shapes and types only, but of the first argument."""
 
@@ -164,7 +170,7 @@ class _TapeWalk:
             where = met
             if call.name == "randperm" and self._grows(shapes):
                 where = f"{call.location} draws an order of the samples (randperm)"
-            if operands and not is_per_sample and call is not other:
+            if operands and call is not other and (not is_per_sample or self._mixes(call, shapes)):
                 where = where or f"{call.location} brings samples together ({call.name})"
             self._set(tensor, _Followed(bool(operands), where, rows & pairs))
             if operands and tensor.number in _numbers(call.operands):  # changed in place
@@ -182,12 +188,24 @@ class _TapeWalk:
     def _set(self, tensor: Seen, known: _Followed) -> None:
         self.known[tensor.number] = self.in_memory[tensor.memory] = known
 
+    def _mixes(self, call: TapedCall, shapes: _Pair) -> bool:
+        """Whether a result that keeps the dimension of the samples has entries of several."""
+        if self.of_graphs:
+            return False
+        dims = [dim for dim, sizes in enumerate(zip(*shapes, strict=False)) if self._goes(*sizes)]
+        if len(dims) > 1:  # pairs of samples
+            return True
+        along = call.numbers[call.name == "roll" : None if call.name in ("roll", "flip") else 1]
+        return call.name in _ALONG and any(
+            dim % len(shapes[0]) in dims for dim in along or call.numbers or (-1,)
+        )
+
     def _grows(self, shapes: _Pair) -> bool:
         """Whether a dimension goes with the number of samples."""
-        return any(
-            size != other and (self.of_graphs or size * self.other_num == other * self.num)
-            for size, other in zip(*shapes, strict=False)
-        )
+        return any(itertools.starmap(self._goes, zip(*shapes, strict=False)))
+
+    def _goes(self, size: int, other: int) -> bool:
+        return size != other and (self.of_graphs or size * self.other_num == other * self.num)
 
 
 def _shapes(tensors: Sequence[Seen], others: Sequence[Seen]) -> Iterator[tuple[Seen, _Pair]]:

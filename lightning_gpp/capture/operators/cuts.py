@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -27,9 +27,9 @@ class Cuts:
         one_graph: whether the model is called with one graph, and not with a batch of them.
     """
 
-    batch_dims: Dims
-    vertex_dims: Dims
-    variations: Mapping[str, Variation]
+    batch_dims: Dims = field(default_factory=dict)
+    vertex_dims: Dims = field(default_factory=dict)
+    variations: Mapping[str, Variation] = field(default_factory=dict)
     one_graph: bool = False
 
     @classmethod

@@ -8,8 +8,8 @@ and loops need no support; sizes are numbers that remember their node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -20,22 +20,18 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, no_seeding
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError
 from lightning_gpp.capture.tracing.leaves import LeafPolicy
-from lightning_gpp.capture.tracing.library_switches import tracing_announced
-from lightning_gpp.capture.tracing.nested_padding import (
-    clear_padding,
-    clears_padding,
-    without_fast_path,
-)
+from lightning_gpp.capture.tracing.nested_padding import clear_padding, clears_padding
 from lightning_gpp.capture.tracing.recording import Recording, run_plain
+from lightning_gpp.capture.tracing.switches import switched
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
 from lightning_gpp.capture.tracing.traced_names import traced_names
 from lightning_gpp.capture.tracing.whole_functions import whole_functions
 from lightning_gpp.capture.values.adjacency import in_edges
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.withheld import withhold
-from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import replaced
 
 # fmt: off
 _METADATA = frozenset({
@@ -103,7 +99,7 @@ class _CallTracer(TorchFunctionMode):
             self.recording.add_input(name, inputs[name])
         args, kwargs = arguments.rebuild(inputs)
         drawing = self.recording.recorder.draws.checked("")
-        with self._patches(), tracing_announced(), self, drawing:
+        with self._patches(), switched(is_recording), self, drawing:
             result = self.module.forward(*args, **kwargs)
             self.recording.assigned_buffers(self.module)
         return self.recording.finish(withhold(result))
@@ -204,37 +200,9 @@ class _CallTracer(TorchFunctionMode):
 
         return call
 
-    @contextmanager
-    def _own_calls(self) -> Iterator[None]:
-        """Leaf modules whose class calls them in its own way are recorded with what that does."""
-        own: dict[type, Callable[..., Any]] = {
-            kind: vars(kind)["__call__"]
-            for module in self.module.modules()
-            for kind in type(module).__mro__
-            if issubclass(kind, nn.Module) and kind is not nn.Module and "__call__" in vars(kind)
-        }
-
-        def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                name = self.recording.names.modules.get(id(module), "")
-                if name and is_recording() and self.policy.is_leaf(module, name):
-                    return self._module_call(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
-
-            return call
-
-        for kind, original in own.items():
-            kind.__call__ = recorded(original)  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            for kind, original in own.items():
-                kind.__call__ = original  # type: ignore[method-assign]
-
-    @contextmanager
-    def _patches(self) -> Iterator[None]:
+    def _patches(self) -> AbstractContextManager[None]:
         tracer = self
-        call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
         script_call = torch._C.ScriptFunction.__call__
 
         def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -244,32 +212,25 @@ class _CallTracer(TorchFunctionMode):
 
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
-                return apply.__func__(function, *args, **kwargs)
-            return tracer._apply(apply.__func__, function, args)
+                return apply(function, *args, **kwargs)
+            return tracer._apply(apply, function, args)
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_recording():
                 return script_call(function, *args, **kwargs)
             return tracer.recording.record("call_function", function, args, kwargs)
 
-        nn.Module.__call__ = module_call  # type: ignore[method-assign]
-        torch._C.ScriptFunction.__call__ = scripted  # type: ignore
-        torch.autograd.Function.apply = classmethod(function_apply)  # type: ignore
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(traced_names(self.module, self.recording, is_recording))
-                stack.enter_context(whole_functions(self.module, self._whole))
-                for name, method in self.whole_methods.items():
-                    stand_in = instance_attribute(self.module, name, self._whole(method))
-                    stack.enter_context(stand_in)
-                stack.enter_context(self._own_calls())
-                stack.enter_context(no_seeding(is_recording))
-                stack.enter_context(without_fast_path())
-                yield
-        finally:
-            nn.Module.__call__ = call  # type: ignore[method-assign]
-            torch._C.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        own = vars(self.module)
+        return replaced(
+            [
+                (nn.Module, "__call__", module_call),
+                (torch._C.ScriptFunction, "__call__", scripted),
+                (torch.autograd.Function, "apply", classmethod(function_apply)),
+                *traced_names(self.module, self.recording, is_recording),
+                *whole_functions(self.module, self._whole),
+                *((own, name, self._whole(run)) for name, run in self.whole_methods.items()),
+            ]
+        )
 
 
 def is_recording() -> bool:

@@ -13,14 +13,11 @@ import functools
 import linecache
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
-import torch
-
-from lightning_gpp.capture.errors import REMEDY, CaptureError, is_foreign, user_location
+from lightning_gpp.capture.errors import REMEDY, CaptureError
 
 
 class KeepWholeError(CaptureError):
@@ -36,13 +33,6 @@ class KeepWholeError(CaptureError):
         self.scope, self.on_data = scope, on_data
 
 
-class DrawError(KeepWholeError):
-    """A forward draws random numbers outside of torch."""
-
-    def __init__(self, scope: str) -> None:
-        super().__init__("forward draws random numbers outside of torch", scope)
-
-
 class HostDraws:
     """Notices random numbers that Python code draws with ``random`` or numpy while it is traced."""
 
@@ -53,10 +43,15 @@ class HostDraws:
         """Checks that nothing was drawn since the last check.
 
         Raises:
-            DrawError: something was, by the module ``scope``.
+            KeepWholeError: something was, by the module ``scope``.
         """
         if _host_state() != self._state:
-            raise DrawError(scope)
+            raise KeepWholeError(
+                "forward draws a random number outside of torch (random, numpy), which would be "
+                "frozen into the graph: draw it with torch.rand(...) and compute with the tensor, "
+                f"or {REMEDY}",
+                scope,
+            )
 
     @contextmanager
     def checked(self, scope: str) -> Iterator[None]:
@@ -65,7 +60,7 @@ class HostDraws:
         A size that was replaced for the trace is nothing that numpy could take, for example.
 
         Raises:
-            DrawError: something was drawn, by the module ``scope``.
+            KeepWholeError: something was drawn, by the module ``scope``.
         """
         try:
             yield
@@ -95,11 +90,11 @@ def only_raises(location: str) -> bool:
     False
     """
     return any(
-        isinstance(node, ast.Assert | ast.If)
-        and _is_at(node.test, line)
+        _is_at(node.test, line)
         and (isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise))
         and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
         for line, node in _nodes_of(location)
+        if isinstance(node, ast.Assert | ast.If)
     )
 
 
@@ -111,11 +106,9 @@ def only_shows(location: str) -> bool:
     False
     """
     return any(
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and _is_at(node, line)
-        and ast.unparse(node.value.func).rpartition(".")[2] in _SHOW
+        _is_at(node, line) and ast.unparse(node.value.func).rpartition(".")[2] in _SHOW
         for line, node in _nodes_of(location)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     )
 
 
@@ -135,66 +128,6 @@ def _nodes_of(location: str) -> Iterator[tuple[int, ast.AST]]:
 
 def _is_at(node: ast.expr | ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def line_of_draw(forward: Callable[[], Any]) -> str:
-    """``file:line`` of the user's line during which ``forward`` first draws outside of torch."""
-    state, last, found = _host_state(), "unknown line", list[str]()
-
-    def watch(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal last
-        if found or is_foreign(frame.f_code.co_filename):
-            return None
-        if _host_state() != state:
-            found.append(last)
-        last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return watch
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        forward()
-    finally:
-        sys.settrace(before)
-    return found[0] if found else last
-
-
-@contextmanager
-def no_seeding(is_recording: Callable[[], bool]) -> Iterator[None]:
-    """Refuses to change torch's random generator from Python, which no stage would do again.
-
-    Args:
-        is_recording: whether a call would be seen; leaf modules may do as they like.
-
-    Raises:
-        CaptureError: forward seeds the generator or sets its state.
-    """
-    names = ("manual_seed", "seed", "set_rng_state")
-    places = (torch, torch.random)
-    before: dict[tuple[Any, str], Any] = {
-        (place, name): getattr(place, name) for place in places for name in names
-    }
-
-    def refuse(name: str) -> Callable[..., Any]:
-        original = before[torch, name]
-
-        def refused(*args: Any, **kwargs: Any) -> Any:
-            if not is_recording():
-                return original(*args, **kwargs)
-            raise CaptureError(
-                f"{user_location()} calls torch.{name} inside of forward, which would change what "
-                f"other stages draw: {REMEDY}"
-            )
-
-        return refused
-
-    try:
-        for place, name in before:
-            setattr(place, name, refuse(name))
-        yield
-    finally:
-        for (place, name), function in before.items():
-            setattr(place, name, function)
 
 
 def _host_state() -> Any:

@@ -10,13 +10,10 @@ Source: ``TransformerEncoder.forward`` of torch 2.13 (its conditions are repeate
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import transformer
 
 
 def clear_padding(output: Tensor, padding: Tensor, training: bool) -> Tensor:
@@ -50,19 +47,3 @@ def clears_padding(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if given.get("mask") is not None or given["src"].dim() != 3:
         return None
     return given.get("src_key_padding_mask")
-
-
-@contextmanager
-def without_fast_path() -> Iterator[None]:
-    """Transformer modules compute step by step meanwhile, with and without gradients.
-
-    Nor do they look into a mask to find out whether it is causal, which is faster only.
-    """
-    before, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-        transformer._detect_is_causal_mask = detect

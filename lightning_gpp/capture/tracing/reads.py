@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.common.instance_attribute import replaced
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torch_geometric.", "torchmetrics.", "transformers.")
@@ -34,6 +35,11 @@ class Read:
     path: str
     name: str
     value: Any
+
+    @property
+    def place(self) -> str:
+        """Qualified name of the attribute."""
+        return f"{self.path}.{self.name}".removeprefix(".")
 
 
 @contextmanager
@@ -60,28 +66,14 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
 
         return read
 
-    own = {kind: kind.__dict__.get("__getattribute__") for kind in classes}
-    spies = {kind: spy(kind) for kind in classes}
-    try:
-        for kind, function in spies.items():
-            kind.__getattribute__ = function  # type: ignore[method-assign]
+    with replaced([(kind, "__getattribute__", spy(kind)) for kind in classes]):
         yield reads
-    finally:
-        for kind, before in own.items():
-            if before is None:
-                del kind.__getattribute__
-            else:
-                kind.__getattribute__ = before  # type: ignore[method-assign]
-        reads += found.values()
+    reads += found.values()
 
 
 def is_as_read(module: nn.Module, reads: Sequence[Read]) -> bool:
     """Whether what was frozen is still so."""
     return all(_now(module, read) == read.value for read in reads)
-
-
-def _now(module: nn.Module, read: Read) -> Any:
-    return getattr(module.get_submodule(read.path), read.name)
 
 
 def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
@@ -93,10 +85,14 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
     for read in reads:
         now = _now(module, read)
         if now != read.value:
-            where = ".".join(filter(None, (read.path, read.name)))
             raise GuardError(
-                f"forward reads self.{where}, which was {read.value!r} when the model was captured "
-                f"and is {now!r} now, so the captured graph does not fit. Make it a buffer, pass "
-                "it as a tensor argument, or keep its module whole with leaf_modules=[...]",
+                f"forward reads self.{read.place}, which was {read.value!r} when the model was "
+                f"captured and is {now!r} now, so the captured graph does not fit. Make it a "
+                "buffer, pass it as a tensor argument, or keep its module whole with "
+                "leaf_modules=[...]",
                 on_data=False,
             )
+
+
+def _now(module: nn.Module, read: Read) -> Any:
+    return getattr(module.get_submodule(read.path), read.name)

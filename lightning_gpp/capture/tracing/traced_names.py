@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,11 +23,16 @@ _MATH = {
 }
 
 
-@contextmanager
 def traced_names(
     module: nn.Module, tracer: NumberTracer, is_recording: Callable[[], bool]
-) -> Iterator[None]:
-    """Replaces ``len`` and the functions of ``math`` for the forwards of a module's parts."""
+) -> list[tuple[dict[str, Any], str, Any]]:
+    """What to put in the place of ``len`` and the functions of ``math``, by namespace and name.
+
+    Args:
+        module: is going to be traced; it is about the forwards of its parts.
+        tracer: of the sizes.
+        is_recording: whether a call is traced now.
+    """
 
     def traced_len(value: Any) -> Any:
         is_tensor = isinstance(value, Tensor) and is_recording()
@@ -43,25 +47,12 @@ def traced_names(
         return call
 
     functions = {name: traced(function) for name, function in _MATH.items()}
-    spaces: list[dict[str, Any]] = _namespaces(module)
-    changes: list[tuple[dict[str, Any], str, Any]] = [
-        (vars(math), n, f) for n, f in functions.items()
-    ]
-    for space in spaces:
-        changes += [(space, n, f) for n, f in functions.items() if space.get(n) is _MATH[n]]
+    places = [(vars(math), name, function) for name, function in functions.items()]
+    for space in _namespaces(module):
+        places += [(space, n, f) for n, f in functions.items() if space.get(n) is _MATH[n]]
         if "len" not in space:
-            changes.append((space, "len", traced_len))
-    before = [(space, name, space.get(name)) for space, name, _ in changes]
-    try:
-        for space, name, function in changes:
-            space[name] = function
-        yield
-    finally:
-        for space, name, old in before:
-            if old is None:
-                del space[name]
-            else:
-                space[name] = old
+            places.append((space, "len", traced_len))
+    return places
 
 
 def _namespaces(module: nn.Module) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ of the traced module (``self.pool = global_mean_pool``).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -25,9 +24,10 @@ _OWN_PACKAGES = ("torch_geometric.utils.", "torch_geometric.nn.")
 Function = Callable[..., Any]
 
 
-@contextmanager
-def whole_functions(module: nn.Module, stand_in: Callable[[Function], Function]) -> Iterator[None]:
-    """Binds the names of the functions of torch_geometric to stand-ins.
+def whole_functions(
+    module: nn.Module, stand_in: Callable[[Function], Function]
+) -> list[tuple[dict[Any, Any], Any, Function]]:
+    """What to put in the place of the functions of torch_geometric, by namespace and name.
 
     Args:
         module: is going to be traced.
@@ -35,21 +35,14 @@ def whole_functions(module: nn.Module, stand_in: Callable[[Function], Function])
     """
     functions = {id(function): function for function in _library_functions()}
     if not functions:
-        yield
-        return
+        return []
     stand_ins = {key: stand_in(function) for key, function in functions.items()}
     in_modules = _places_in_modules(len(sys.modules), frozenset(functions))
     places = [
         *(place for place in in_modules if place[0].get(place[1]) is place[2]),
         *_places(_tables(module), functions),
     ]
-    try:
-        for space, name, value in places:
-            space[name] = stand_ins[id(value)]
-        yield
-    finally:
-        for space, name, value in places:
-            space[name] = value
+    return [(space, name, stand_ins[id(value)]) for space, name, value in places]
 
 
 def _library_functions() -> list[Function]:

@@ -28,6 +28,7 @@ from torch.nn.modules.module import (
 
 from lightning_gpp.capture.checks.unchanged_parameters import ParameterState
 from lightning_gpp.capture.values.placed import on_device
+from lightning_gpp.common.instance_attribute import replaced
 from lightning_gpp.common.tensor_places import tensor_places
 
 _ORIGINAL = "_lightning_gpp_original"
@@ -117,13 +118,9 @@ class HostWeights:
             for name, value in named_parameters(module, *args, **kwargs):
                 yield name, self._copy(value) if id(value) in self._read else value
 
-        nn.Module.__getattr__ = read  # type: ignore[method-assign]
-        nn.Module.named_parameters = named  # type: ignore[method-assign, assignment]
-        try:
+        changes = [(nn.Module, "__getattr__", read), (nn.Module, "named_parameters", named)]
+        with replaced(changes):
             yield
-        finally:
-            nn.Module.__getattr__ = read_attribute  # type: ignore[method-assign]
-            nn.Module.named_parameters = named_parameters  # type: ignore[method-assign]
 
     def _copy(self, parameter: Tensor) -> Tensor:
         known = self._copies.get(id(parameter))

@@ -146,22 +146,30 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     return leaves, Structure(type(value), tuple(level_steps), tuple(structures), spec)
 
 
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A nested container of other leaves; itself if all are the same."""
+    leaves, structure = flatten(value)
+    mapped = [function(leaf) for leaf in leaves]
+    return structure.unflatten(mapped) if any(map(operator.is_not, leaves, mapped)) else value
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Likewise with other tensors."""
+    return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
 def sendable(value: Any) -> Any:
     """A nested container with the parts of sparse matrices, which messages can carry, for them."""
-    return _mapped(value, lambda leaf: SparseParts(parts_of(leaf)) if is_adjacency(leaf) else leaf)
+    return map_leaves(
+        value, lambda leaf: SparseParts(parts_of(leaf)) if is_adjacency(leaf) else leaf
+    )
 
 
 def received(value: Any) -> Any:
     """What :func:`sendable` was given."""
-    return _mapped(
+    return map_leaves(
         value, lambda leaf: adjacency(leaf.parts) if isinstance(leaf, SparseParts) else leaf
     )
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    leaves, structure = flatten(value)
-    mapped = [function(leaf) for leaf in leaves]
-    return structure.unflatten(mapped) if any(map(operator.is_not, leaves, mapped)) else value
 
 
 def leaves_of(value: Any) -> list[Any]:

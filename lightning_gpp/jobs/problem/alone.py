@@ -15,7 +15,7 @@ from lightning_gpp.common.progress import doing
 from lightning_gpp.jobs.problem.first_call import SeenError, on_one_device
 from lightning_gpp.jobs.problem.problem import strategy_option
 from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.recording.batch_clock import (
     ENOUGH_S,

@@ -1,4 +1,4 @@
-"""A plan as text: what is where, what it takes, and a picture of the stage graph.
+"""A plan as text: what is where, what it takes, what bounds a step, and the stage graph.
 
 Every number is of :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan`, by which plans
 are compared too.
@@ -7,6 +7,7 @@ are compared too.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -18,6 +19,7 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
     samples_text,
     seconds_text,
+    stages_text,
 )
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph.operator_names import summarize_operators
@@ -30,17 +32,17 @@ from lightning_gpp.planner.step_time.evaluate import (
     evaluate_plan,
     plan_devices,
 )
-from lightning_gpp.reports.plan.bounds import describe_bounds
-from lightning_gpp.reports.plan.describe_shares import describe_shares
-from lightning_gpp.reports.plan.message_sizes import sized_stages
-from lightning_gpp.reports.plan.picture_text import draw_stage_graph
+from lightning_gpp.reports.plan.graph import draw_stage_graph, sized_stages
 
 LABEL_WIDTH = 60
-"""Characters for the operators in a box of the picture."""
+"""Characters for the operators in a box."""
+
+LEAST_SHOWN = 0.01
+"""Smaller parts of a device's memory are not named."""
 
 
 def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """The stages as a table, what bounds the step, and a picture of the stage graph.
+    """The stages as a table, what bounds the step, and the stage graph.
 
     Args:
         evaluation: of a valid plan.
@@ -52,16 +54,14 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         describe_stages(evaluation, request, max_width=max_width),
         describe_shares(evaluation, max_width=max_width),
         describe_bounds(evaluation, max_width=max_width),
-        describe_columns(request, max_width=max_width),
-        describe_graph(evaluation, request, max_width=max_width),
+        wrapped(_columns(request), max_width),
+        _graph(evaluation, request, max_width),
     )
     return "\n\n".join(part for part in parts if part)
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
     """What the plan is, how fast, and what it holds with either schedule."""
-    plan = evaluation.plan
-    what = describe_what(evaluation, request)
     in_a_row = request.num_minibatches
     step = (
         f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
@@ -70,57 +70,49 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     )
     if in_a_row > 1:
         step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
-    return wrapped([what, step, describe_held(plan, request)], max_width)
+    what = describe_what(evaluation, request)
+    return wrapped([what, step, _held(evaluation.plan, request)], max_width)
 
 
 def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
     """Stages, devices, micro-batches and schedule in a line."""
-    plan = evaluation.plan
+    plan, sizes = evaluation.plan, [found.microbatch_size for found in evaluation.stages]
+    least, most = samples_text(min(sizes)), samples_text(max(sizes))
+    if min(sizes) < max(sizes):
+        batches = f"micro-batches of {least} to {most}"
+    elif request.num_minibatches > 1:
+        batches = f"mini-batches of {least} that are not cut"
+    else:
+        count = round(evaluation.minibatch_size / sizes[0])
+        batches = f"{count_text(count, 'micro-batch')} of {least}"
     has_loss = sized_stages(plan, request).num_stages > plan.num_stages
     return (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
-        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation, request)}, "
-        f"schedule {request.schedule}"
+        f"{' with the loss' if has_loss else ''}, {batches}, schedule {request.schedule}"
     )
 
 
-def describe_held(plan: Plan, request: PlanRequest) -> str:
-    """What the fullest device holds with either schedule, whichever of them runs the plan.
-
-    Where the pipeline does not drain: how much, and how many versions of the parameters.
-    """
-    if request.num_minibatches > 1:
-        stages = evaluate_plan(plan, request).stages
-        copies = request.held_versions
-        versions = [copies.of(stage.in_flight) for stage in stages]
-        count = copies.per_update
-        many = f", with updates of {count} mini-batches" if count > 1 else ""
-        return (
-            f"Memory: {bytes_text(_fullest_bytes(plan, request))} on the fullest device; versions "
-            f"of the parameters by stage: {', '.join(map(str, versions))}{many}"
-        )
-    held = [
-        f"{schedule} {bytes_text(_fullest_bytes(plan, replace(request, schedule=schedule)))}"
-        for schedule in (HOLDS_ALL, HOLDS_FEW)
-    ]
-    return f"Memory by schedule: {', '.join(held)} on the fullest device"
+def _held(plan: Plan, request: PlanRequest) -> str:
+    """What the fullest device holds; of pipelines that do not drain how many versions, too."""
+    if request.num_minibatches == 1:
+        held = [
+            f"{schedule} {_fullest_text(plan, replace(request, schedule=schedule))}"
+            for schedule in (HOLDS_ALL, HOLDS_FEW)
+        ]
+        return f"Memory by schedule: {', '.join(held)} on the fullest device"
+    copies = request.held_versions
+    versions = [str(copies.of(s.in_flight)) for s in evaluate_plan(plan, request).stages]
+    count = copies.per_update
+    many = f", with updates of {count} mini-batches" if count > 1 else ""
+    return (
+        f"Memory: {_fullest_text(plan, request)} on the fullest device; versions "
+        f"of the parameters by stage: {', '.join(versions)}{many}"
+    )
 
 
-def _fullest_bytes(plan: Plan, request: PlanRequest) -> int:
-    return max(device.memory_bytes for device in plan_devices(plan, request))
-
-
-def describe_microbatches(evaluation: PlanEvaluation, request: PlanRequest) -> str:
-    """How many micro-batches stages take, and of how many samples."""
-    sizes = [found.microbatch_size for found in evaluation.stages]
-    least, most = min(sizes), max(sizes)
-    if least < most:
-        return f"micro-batches of {samples_text(least)} to {samples_text(most)}"
-    count = round(evaluation.minibatch_size / least)
-    if request.num_minibatches > 1:
-        return f"mini-batches of {samples_text(least)} that are not cut"
-    return f"{count_text(count, 'micro-batch')} of {samples_text(least)}"
+def _fullest_text(plan: Plan, request: PlanRequest) -> str:
+    return bytes_text(max(device.memory_bytes for device in plan_devices(plan, request)))
 
 
 def describe_stages(
@@ -131,7 +123,6 @@ def describe_stages(
         *("stage", "device", "operators", "micro-\nbatch", "in\nflight"),
         *("compute", "messages", "per\nsample", "load", "memory"),
     ]
-    slowest_s = evaluation.bottleneck.seconds_per_sample
     rows = [
         [
             str(found.stage.id),
@@ -142,7 +133,7 @@ def describe_stages(
             seconds_text(found.compute_s),
             seconds_text(found.communication_s),
             seconds_text(found.seconds_per_sample),
-            percent_text(found.seconds_per_sample, slowest_s),
+            load_text(found, evaluation),
             bytes_text(found.memory.total_bytes),
         ]
         for found in evaluation.stages
@@ -150,20 +141,113 @@ def describe_stages(
     return text_table(header, rows, left=["operators"], flexible="operators", max_width=max_width)
 
 
-def describe_columns(request: PlanRequest, *, max_width: int = 100) -> str:
+def load_text(found: StageEvaluation, evaluation: PlanEvaluation) -> str:
+    """The time of a stage in parts of the slowest one's."""
+    return percent_text(found.seconds_per_sample, evaluation.bottleneck.seconds_per_sample)
+
+
+def describe_shares(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
+    """Of every stage with unequal shares, what its devices take and for how long; or nothing."""
+    sentences = []
+    for found in evaluation.stages:
+        stage, parts = found.stage, []
+        if len(set(stage.shares)) < 2:
+            continue
+        replicas = zip(stage.devices, stage.shares, found.replicas, strict=True)
+        for (units, took_s), run in groupby(replicas, key=lambda one: (one[1], one[2].compute_s)):
+            devices = [device for device, _, _ in run]
+            each = " each" if len(devices) > 1 else ""
+            share = percent_text(units, stage.microbatch_multiple)
+            size = samples_text(found.microbatch_size * units / stage.microbatch_multiple)
+            where = f"{devices_text(devices)} ({share}, {seconds_text(took_s)})"
+            parts.append(f"{size}{each} on {where}")
+        what = f"Shares of stage {stage.id}, samples of a micro-batch and compute"
+        sentences.append(f"{what}: {'; '.join(parts)}.")
+    return wrapped(sentences, max_width)
+
+
+def shares_text(found: StageEvaluation) -> str:
+    """Samples of the replicas of a stage in a row: ``2 × 13 + 2 × 3``."""
+    sizes = []
+    for units, run in groupby(found.stage.replica_multiples):
+        size = samples_text(found.microbatch_size * units / found.stage.microbatch_multiple)
+        count = len([*run])
+        sizes.append(f"{count} × {size}" if count > 1 else size)
+    return " + ".join(sizes)
+
+
+def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
+    """The stage that sets the pace, what the pipeline's ends add, and how full the memory is."""
+    return wrapped([_pace(evaluation), _ends(evaluation), _memory(evaluation)], max_width)
+
+
+def _pace(evaluation: PlanEvaluation) -> str:
+    stage = evaluation.pacemaker
+    parts = [
+        f"compute {seconds_text(stage.compute_s)}",
+        f"messages {seconds_text(stage.communication_s)}",
+    ]
+    first, second = parts if stage.bound == "compute" else reversed(parts)
+    text = (
+        f"Pace: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) sets it by "
+        f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
+        f"micro-batch of {samples_text(stage.microbatch_size)}, {second} meanwhile"
+    )
+    if stage.reduce_s:
+        share = percent_text(stage.reduce_s, evaluation.step_s)
+        text += f"; summing its gradients {seconds_text(stage.reduce_s)} ({share} of the step)"
+    if evaluation.seconds_per_sample > stage.seconds_per_sample:
+        whole = seconds_text(evaluation.seconds_per_sample)
+        together = stages_text([found.stage.id for found in evaluation.bottlenecks])
+        text += f"; {together} together {whole} per sample"
+    elif others := [found.stage.id for found in evaluation.bottlenecks if found is not stage]:
+        text += f"; {stages_text(others)} likewise"
+    return f"{text}."
+
+
+def _ends(evaluation: PlanEvaluation) -> str:
+    steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
+    rest_s = max(0.0, evaluation.step_s - steady_s)
+    step, steady = seconds_text(evaluation.step_s), seconds_text(steady_s)
+    if steady_s > evaluation.step_s and step != steady:
+        return (
+            f"Step: {step}, less than {steady} at that pace: messages and sums of gradients lie "
+            "beside the work of the device's other stages."
+        )
+    return (
+        f"Step: {steady} at that pace, and {seconds_text(rest_s)} "
+        f"({percent_text(rest_s, evaluation.step_s)}) to fill and to empty the pipeline."
+    )
+
+
+def _memory(evaluation: PlanEvaluation) -> str:
+    fullest = max(evaluation.devices, key=lambda device: device.memory_bytes)
+    text = f"Memory: device {fullest.device} is the fullest, {bytes_text(fullest.memory_bytes)}"
+    if fullest.step_bytes > LEAST_SHOWN * fullest.memory_bytes:
+        text += f" ({bytes_text(fullest.step_bytes)} of it batch, outputs and their gradients)"
+    if fullest.limit_bytes is None:
+        return f"{text}; its limit is not known."
+    limit = bytes_text(fullest.limit_bytes)
+    share = percent_text(fullest.memory_bytes, fullest.limit_bytes)
+    if fullest.fits:
+        return f"{text} of {limit} ({share})."
+    return f"{text}, but has {limit} ({share}): the plan does not fit."
+
+
+def _columns(request: PlanRequest) -> list[str]:
     """What the columns of the stages mean, and where the seconds are from."""
     optimizer = count_text(request.optimizer_values, "value")
     if request.optimizer_values == ADAM_VALUES:
         optimizer = f"Adam: {optimizer}"
-    sentences = (
+    return [
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
         "Messages: what a replica sends meanwhile.",
         "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({optimizer} per parameter) and "
         "activations in flight, on each device. r: activations are computed again.",
-        "Below, arrows have the bytes of a message, which is of one micro-batch.",
-    )
-    return wrapped(sentences, max_width)
+        "Below, stages of one depth are side by side; → has the bytes of a message, of one "
+        "micro-batch.",
+    ]
 
 
 def describe_source(request: PlanRequest) -> str:
@@ -176,25 +260,19 @@ def describe_source(request: PlanRequest) -> str:
     return f"measured on {', '.join(kinds)}"
 
 
-def describe_graph(
-    evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
-) -> str:
-    """A picture of the stage graph, with the bytes of a message at every edge."""
-    slowest_s = evaluation.bottleneck.seconds_per_sample
-    labels = [_label(found, request, slowest_s) for found in evaluation.stages]
+def _graph(evaluation: PlanEvaluation, request: PlanRequest, max_width: int) -> str:
+    """The stage graph, with the bytes of a message at every edge."""
+    labels = []
+    for found in evaluation.stages:
+        operators = summarize_operators(request.graph, found.stage.operators)
+        if len(operators) > LABEL_WIDTH:
+            operators = f"{operators[: LABEL_WIDTH - 1]}…"
+        memory = bytes_text(found.memory.total_bytes)
+        labels.append(
+            f"stage {found.stage.id} · {devices_text(found.stage.devices)}\n{operators}\n"
+            f"{memory} · {load_text(found, evaluation)} load"
+        )
     stages = sized_stages(evaluation.plan, request)
     if stages.num_stages > len(labels):
         labels.append(f"loss · device {evaluation.stages[-1].stage.devices[0]}")
     return draw_stage_graph(stages, labels, max_width=max_width)
-
-
-def _label(found: StageEvaluation, request: PlanRequest, slowest_s: float) -> str:
-    operators = summarize_operators(request.graph, found.stage.operators)
-    return "\n".join(
-        (
-            f"stage {found.stage.id} · {devices_text(found.stage.devices)}",
-            operators if len(operators) <= LABEL_WIDTH else f"{operators[: LABEL_WIDTH - 1]}…",
-            f"{bytes_text(found.memory.total_bytes)} · "
-            f"{percent_text(found.seconds_per_sample, slowest_s)} load",
-        )
-    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -36,17 +37,6 @@ class BatchTimes:
     batch_s: float
     num_batches: int
     own_s: float | None = None
-
-    def alone_s(self, forward_backward_s: float) -> float | None:
-        """What a batch would take one process, about; None where that cannot be told.
-
-        It has the step, the data and the loop as well, and shares its cores with no other ranks,
-        but its optimizer has all weights.
-
-        Args:
-            forward_backward_s: of the whole model.
-        """
-        return None if self.own_s is None else self.own_s + forward_backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +94,51 @@ class PlanVerdict:
             request: the question that it answers.
             num_cores: of the host on which its CPU processes run, if they do run on this machine.
         """
-        alone = best_alone(request)
-        on_cpus = sum(request.cluster.devices[d.device].kind == "cpu" for d in evaluation.devices)
+        kinds = [request.cluster.devices[found.device].kind for found in evaluation.devices]
+        on_cpus = kinds.count("cpu")
         is_shared = num_cores is not None and on_cpus > num_cores
-        per_step = evaluation.num_minibatches
-        busy_s = [device.busy_s / per_step for device in evaluation.devices]
-        return cls(
-            num_devices=len(evaluation.devices),
+        return cls.beside_one(
+            request,
             step_s=evaluation.minibatch_s,
-            one_device_s=alone.minibatch_s,
             memory_bytes=evaluation.peak_memory_bytes,
-            one_device_bytes=alone.peak_memory_bytes,
-            one_device_fits=alone.is_feasible,
-            one_device_pieces=pieces_alone(alone, request),
-            longest_compute_s=max(busy_s),
-            compute_s=sum(busy_s),
-            is_estimated=request.is_estimated,
+            busy_s=[d.busy_s / evaluation.num_minibatches for d in evaluation.devices],
             num_sharing=on_cpus if is_shared else 0,
             num_cores=num_cores or 0 if is_shared else 0,
             on_processes=on_cpus > 0,
         )
 
+    @classmethod
+    def beside_one(
+        cls,
+        request: PlanRequest,
+        *,
+        step_s: float,
+        memory_bytes: int,
+        busy_s: Sequence[float],
+        **shared: Any,
+    ) -> PlanVerdict:
+        """The verdict on what takes a step of so long, on devices that compute for so long."""
+        alone = best_alone(request)
+        is_cut = not request.graph.staying and request.num_minibatches == 1
+        return cls(
+            num_devices=len(busy_s),
+            step_s=step_s,
+            one_device_s=alone.minibatch_s,
+            memory_bytes=memory_bytes,
+            one_device_bytes=alone.peak_memory_bytes,
+            one_device_fits=alone.is_feasible,
+            one_device_pieces=alone.plan.num_microbatches or 1 if is_cut else 1,
+            longest_compute_s=max(busy_s),
+            compute_s=sum(busy_s),
+            is_estimated=request.is_estimated,
+            **shared,
+        )
+
     @property
     def speedup(self) -> float:
-        """How many times as fast as one device."""
-        return self.alone_s / self.batch_s
-
-    @property
-    def batch_s(self) -> float:
-        """Seconds of a step by the plan, with what it has outside of operators if that is known."""
-        return self.step_s + (self.own_s or 0.0)
-
-    @property
-    def alone_s(self) -> float:
-        """The same on one device."""
-        return self.one_device_s + (self.own_s or 0.0)
+        """How many times as fast as one device, with what both have outside of operators."""
+        own_s = self.own_s or 0.0
+        return (self.one_device_s + own_s) / (self.step_s + own_s)
 
     @property
     def most_here(self) -> float:
@@ -146,7 +146,7 @@ class PlanVerdict:
         if not self.num_sharing:
             return self.speedup
         least_s = max(self.step_s, self.compute_s / self.num_cores)
-        return self.alone_s / (least_s + (self.own_s or 0.0))
+        return replace(self, step_s=least_s, num_sharing=0).speedup
 
     def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
         """A sentence; more where processes share cores, and where batches were timed before.
@@ -155,7 +155,22 @@ class PlanVerdict:
             max_width: columns.
             last: what batches took when this plan ran last on this machine.
         """
-        sentences = list(self._sentences())
+        sentences = [f"Verdict: {self._predicted()}"]
+        if self.num_devices > 1 and self.num_sharing:
+            sentences.append(
+                f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
+                f"at best {_times(self.most_here)} one process."
+            )
+        if self.num_devices > 1 and self.own_s is not None:
+            sentences.append(
+                f"In both are the {seconds_text(self.own_s)} that your step, data, optimizer and "
+                "Lightning's loop take one process (measured), but not what processes do beside."
+            )
+        elif self.num_devices > 1 and self.on_processes:
+            sentences.append(
+                "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
+                "neither: of short steps they are the larger part, which training tells."
+            )
         if last is not None:
             sentences.append(
                 f"An earlier run of this plan on this machine took {seconds_text(last.batch_s)} a "
@@ -163,10 +178,35 @@ class PlanVerdict:
             )
         return wrapped(sentences, max_width)
 
+    def _predicted(self) -> str:
+        own_s = self.own_s or 0.0
+        step, alone = seconds_text(self.step_s + own_s), seconds_text(self.one_device_s + own_s)
+        if self.num_devices == 1:
+            return f"one device does it all, {step} a step ({self._how})."
+        devices = count_text(self.num_devices, "device")
+        own = " of their own" if self.num_sharing else ""
+        if not self.one_device_fits:
+            return f"{devices}{own} {self._no_room}, {step} a step ({self._how})."
+        beside = f"({self._how}: {step} a step, one {alone}{self._in_pieces}), with {self._memory}"
+        if self.speedup >= AS_FAST:
+            at_best = "at best " if self.on_processes else ""
+            return f"{devices}{own} are {at_best}{_times(self.speedup)} as fast as one {beside}."
+        slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
+        other_s = max(0.0, self.step_s - self.longest_compute_s)
+        return (
+            f"{devices} are {slower} one {beside}: the busiest computes "
+            f"{seconds_text(self.longest_compute_s)} a step, messages and waiting cost "
+            f"{seconds_text(other_s)}. Larger batches or layers would change that; 1 device would "
+            "do."
+        )
+
     def measured_text(
         self, took: BatchTimes, max_width: int = 100, *, is_earlier: bool = False
     ) -> str:
         """The verdict by what batches took, beside what was predicted of them and of one device.
+
+        One process has the step, the data and the loop as well, and shares its cores with no other
+        ranks, but its optimizer has all weights.
 
         Args:
             took: what they took.
@@ -174,48 +214,35 @@ class PlanVerdict:
             is_earlier: whether an earlier run says so, which has told what a batch consists of.
         """
         when = "measured in an earlier run" if is_earlier else "measured"
-        return wrapped([" ".join(self._measured(took, when, in_parts=not is_earlier))], max_width)
-
-    def _measured(self, took: BatchTimes, when: str, *, in_parts: bool) -> Iterator[str]:
-        batch = f"{seconds_text(took.batch_s)} a batch"
-        predicted = f"{self._how}: {seconds_text(self.step_s)}"
-        one_s = took.alone_s(self.one_device_s)
-        if self.num_devices == 1 or one_s is None or took.own_s is None:
-            yield f"{when.capitalize()}: {batch} (median of {took.num_batches}),"
+        batch, step = f"{seconds_text(took.batch_s)} a batch", seconds_text(self.step_s)
+        if self.num_devices == 1 or took.own_s is None:
+            text = f"{when.capitalize()}: {batch} (median of {took.num_batches}), "
             if self.num_devices == 1:
-                yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
-                return
-            yield (
-                f"{predicted} without your step, data, optimizer and Lightning's loop; one device, "
-                f"also without, {seconds_text(self.one_device_s)}."
-            )
-            if not self.one_device_fits:
-                yield "One device has no room for the model."
-            return
-        processes = f"Verdict: {count_text(self.num_devices, 'process')}"
-        batch = f"{when}: {batch}, median of {took.num_batches}"
-        if self.one_device_fits:
-            yield f"{processes} {self._beside_one(took.batch_s / one_s)}"
-            alone = f"one about {seconds_text(one_s)}{self._in_pieces}"
-            yield f"({batch}; {alone}), with {self._memory}."
-        else:
-            yield f"{processes} {self._no_room} ({batch})."
-        if not in_parts:
-            return
-        pipeline_s = took.batch_s - took.own_s
-        yield (
-            f"Of a batch {seconds_text(pipeline_s)} are in the pipeline ({predicted}), "
-            f"{seconds_text(took.own_s)} in your step, data, optimizer and Lightning's loop."
+                text += f"of which operators take {step} ({self._how})."
+            else:
+                text += (
+                    f"{self._how}: {step} without your step, data, optimizer and Lightning's loop; "
+                    f"one device, also without, {seconds_text(self.one_device_s)}."
+                )
+                text += "" if self.one_device_fits else " One device has no room for the model."
+            return wrapped([text], max_width)
+        text = f"Verdict: {count_text(self.num_devices, 'process')} "
+        batch, one_s = (
+            f"{when}: {batch}, median of {took.num_batches}",
+            took.own_s + self.one_device_s,
         )
-
-    def _beside_one(self, gain_of_one: float) -> str:
-        """The processes beside one, which is so many times as fast."""
-        if gain_of_one >= AS_FAST:
-            times = number_text(round(gain_of_one, 2))
-            return f"are slower than one, which would be about {times} times as fast"
-        if gain_of_one > 1 / AS_FAST:
-            return "are about as fast as one"
-        return f"are about {number_text(round(1 / gain_of_one, 2))} times as fast as one"
+        if self.one_device_fits:
+            text += f"{_beside_one(one_s / took.batch_s)} ({batch}; one about {seconds_text(one_s)}"
+            text += f"{self._in_pieces}), with {self._memory}."
+        else:
+            text += f"{self._no_room} ({batch})."
+        if not is_earlier:
+            text += (
+                f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
+                f"({self._how}: {step}), {seconds_text(took.own_s)} in your step, data, optimizer "
+                "and Lightning's loop."
+            )
+        return wrapped([text], max_width)
 
     @property
     def _memory(self) -> str:
@@ -237,51 +264,19 @@ class PlanVerdict:
     def _how(self) -> str:
         return "estimated, not measured" if self.is_estimated else "predicted"
 
-    def _sentences(self) -> Iterator[str]:
-        if self.num_devices == 1:
-            took = seconds_text(self.step_s)
-            yield f"Verdict: one device does it all, {took} a step ({self._how})."
-            return
-        devices = count_text(self.num_devices, "device")
-        own = " of their own" if self.num_sharing else ""
-        steps = f"{seconds_text(self.batch_s)} a step, one "
-        steps += f"{seconds_text(self.alone_s)}{self._in_pieces}"
-        if not self.one_device_fits:
-            took = seconds_text(self.batch_s)
-            yield f"Verdict: {devices}{own} {self._no_room}, {took} a step ({self._how})."
-        elif self.speedup >= AS_FAST:
-            at_best = "at best " if self.on_processes else ""
-            yield (
-                f"Verdict: {devices}{own} are {at_best}{number_text(round(self.speedup, 2))} times "
-                f"as fast as one ({self._how}: {steps}), with {self._memory}."
-            )
-        else:
-            yield self._no_gain(devices, steps)
-        if self.num_sharing:
-            yield (
-                f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
-                f"at best {number_text(round(self.most_here, 2))} times one process."
-            )
-        if self.own_s is not None:
-            yield (
-                f"In both are the {seconds_text(self.own_s)} that your step, data, optimizer and "
-                "Lightning's loop take one process (measured), but not what processes do beside."
-            )
-        elif self.on_processes:
-            yield (
-                "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
-                "neither: of short steps they are the larger part, which training tells."
-            )
 
-    def _no_gain(self, devices: str, steps: str) -> str:
-        slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
-        other_s = max(0.0, self.step_s - self.longest_compute_s)
-        return (
-            f"Verdict: {devices} are {slower} one ({self._how}: {steps}), with {self._memory}: the "
-            f"busiest computes {seconds_text(self.longest_compute_s)} a step, messages and waiting "
-            f"cost {seconds_text(other_s)}. Larger batches or layers would change that; "
-            f"{count_text(1, 'device')} would do."
-        )
+def _times(factor: float) -> str:
+    return f"{number_text(round(factor, 2))} times"
+
+
+def _beside_one(gain: float) -> str:
+    if gain <= 1 / AS_FAST:
+        return f"are slower than one, which would be about {_times(1 / gain)} as fast"
+    return (
+        f"are about {_times(gain)} as fast as one"
+        if gain >= AS_FAST
+        else "are about as fast as one"
+    )
 
 
 def best_alone(request: PlanRequest) -> PlanEvaluation:
@@ -292,30 +287,21 @@ def best_alone(request: PlanRequest) -> PlanEvaluation:
     measured.
     """
     kinds = [device.kind for device in request.cluster.devices]
-    devices = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
-    found = [_alone_on(device, request) for device in devices]
+    found = [_alone_on(kinds.index(kind), request) for kind in dict.fromkeys(kinds)]
     return min(found, key=lambda one: (not one.is_feasible, one.step_s))
 
 
 def _alone_on(device: int, request: PlanRequest) -> PlanEvaluation:
     """The whole model on a device; if it fits with no number of micro-batches, in one piece."""
-    operators = tuple(operator.name for operator in request.graph)
-    stages = (Stage(0, operators, (device,)),)
+    stages = (Stage(0, tuple(operator.name for operator in request.graph), (device,)),)
     chunks = request.num_microbatches if request.graph.staying else None
     count = chunks or request.num_minibatches
-    whole = replace(request, num_microbatches=count)
+    asked = [replace(request, num_microbatches=count)]
     if count == 1:
         pieces = (2**power for power in range(1, request.minibatch_size.bit_length()))
-        asked = [whole]
         asked += [replace(request, num_microbatches=n, schedule=HOLDS_FEW) for n in pieces]
-        for one in asked:
-            plan = Plan(stages, num_microbatches=one.num_microbatches)
-            if all(device.fits for device in plan_devices(plan, one)):
-                return evaluate_plan(plan, one)
-    return evaluate_plan(Plan(stages, num_microbatches=count), whole)
-
-
-def pieces_alone(alone: PlanEvaluation, request: PlanRequest) -> int:
-    """In how many micro-batches :func:`best_alone` has a mini-batch."""
-    is_cut = not request.graph.staying and request.num_minibatches == 1
-    return alone.plan.num_microbatches or 1 if is_cut else 1
+    plans = [Plan(stages, num_microbatches=one.num_microbatches) for one in asked]
+    for plan, one in zip(plans, asked):
+        if all(device.fits for device in plan_devices(plan, one)):
+            return evaluate_plan(plan, one)
+    return evaluate_plan(plans[0], asked[0])

@@ -1,7 +1,10 @@
 """A step as a picture, or several of them (predicted and measured) one above the other.
 
-Each timeline is a panel with a row per rank (``picture_step``), and below
-it the memory in use where that is known; time goes to the right on one axis for all.
+Each timeline has a row per rank, in it a lane per stage; what is not of a stage (messages, waiting,
+the optimizer) takes the whole row. The critical path is a black line along what it goes through,
+and from rank to rank where it goes over a message or a sum. Below is the memory in use where that
+is known. Time goes to the right; y is inches from the top. With many ranks rows get thinner, and
+texts leave out what does not fit any more.
 
 matplotlib is imported when a picture is made. Figures are made without pyplot and in matplotlib's
 default style, so the user's figures, backend and style stay as they are.
@@ -10,46 +13,61 @@ default style, so the user's figures, backend and style stay as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_gpp.reports.step.paint import IDLE_COLOUR, PAINTS, PATH_COLOUR
-from lightning_gpp.reports.step.picture_memory import draw_memory, memory_text
-from lightning_gpp.reports.step.picture_rows import Rows, lane_in
-from lightning_gpp.reports.step.picture_step import LEFT_IN, TEXT_PT, draw_timeline
-from lightning_gpp.reports.step.picture_text import (
+from lightning_gpp.common.units_of_measure import percent_text
+from lightning_gpp.reports.step.paint import (
+    ABOVE_COLOUR,
+    IDLE_COLOUR,
+    MEMORY_COLOUR,
+    PAINT_OF,
+    PAINTS,
+    PATH_COLOUR,
+    path_pieces,
+)
+from lightning_gpp.reports.step.texts import (
+    is_limit_near,
+    memory_text,
     num_microbatches,
     path_text,
+    peak_text,
     stage_lines,
     subtitle,
     title,
     versions_text,
 )
-from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.shares import shares
+from lightning_gpp.simulate.timeline.span import Span
+from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
+from lightning_gpp.simulate.timeline.versions import met_by_backwards, version_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import AbstractPathEffect
 
 DPI = 150
-RIGHT_IN, RIGHT_OF_MEMORY_IN = 0.95, 1.70
-TITLE_IN, LINE_IN, HEAD_IN = 0.30, 0.24, 0.24
-TICKS_IN, AXIS_IN, LEGEND_IN, STAGE_LINE_IN = 0.40, 0.55, 0.35, 0.21
-MEMORY_ROW = 0.7
-"""Height of a row of memory in parts of a lane."""
-TITLE_PT = 13.0
+LEFT_IN, RIGHT_IN, RIGHT_OF_MEMORY_IN = 1.45, 0.95, 1.70
+LINE_IN, TICKS_IN = 0.24, 0.40
+AXIS_IN, LEGEND_IN, STAGE_LINE_IN = 0.55, 0.35, 0.21
+LANE_IN, THINNEST_LANE_IN, ROOM_IN = 0.40, 0.06, 7.0
+"""Height of a lane, and what all lanes of a picture share where they are many."""
+GAP, MEMORY_ROW = 0.35, 0.7
+"""Gap between rows, and height of a row of memory, in parts of a lane."""
+TITLE_PT, TEXT_PT, SMALLEST_PT, NUMBER_PT, VERSION_PT = 13.0, 10.0, 5.5, 8.0, 5.5
+DIGIT_WIDTH = 0.64
+"""Width of a digit in units of the font size."""
+PATH_DEPTH = 0.84
+"""Where in a lane the critical path goes, in parts of its height."""
 TOO_UNLIKE = 3.0
 """A step shorter by more than this factor has an axis of its own: on the other it is a stripe."""
 
 
 def write_picture(timelines: Timeline | Sequence[Timeline], path: Path) -> None:
     """Writes a PNG of a timeline, or of several one above the other."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = timeline_figure(timelines)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=DPI)
+    timeline_figure(timelines).savefig(path, dpi=DPI)
 
 
 def timeline_figure(timelines: Timeline | Sequence[Timeline]) -> Figure:
@@ -59,149 +77,306 @@ def timeline_figure(timelines: Timeline | Sequence[Timeline]) -> Figure:
         ValueError: there is no timeline.
     """
     import matplotlib.style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
     if not shown:
         raise ValueError("a picture needs at least one timeline, got none")
-    page = _Page.of(shown)
+    panels = _panels(shown)
+    most = max((t.stages for t in shown), key=lambda stages: sum(len(s.label) for s in stages))
+    stages = stage_lines(most, 1 if len(most) <= 4 else 2 if len(most) <= 16 else 3)
+    height_in = sum(panel.height_in for panel in panels) + AXIS_IN - TICKS_IN + LEGEND_IN
+    height_in += STAGE_LINE_IN * len(stages) + 0.15
+    width_in = max(map(_width_in, panels))
+    right_in = RIGHT_OF_MEMORY_IN if panels[-1].is_memory else RIGHT_IN
+    left, width = LEFT_IN / width_in, (width_in - LEFT_IN - right_in) / width_in
     with matplotlib.style.context("default"):
-        figure = Figure(figsize=(page.width_in, page.height_in), dpi=DPI, facecolor="white")
-        for panel in page.panels:
-            _draw_panel(figure, page, panel)
-        _draw_legend(figure, page)
-        _draw_stages(figure, page)
+        figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
+        FigureCanvasAgg(figure)
+        bottom_in = 0.05
+        for panel in panels:
+            _write_head(figure, panel, left, bottom_in)
+            bottom_in += panel.height_in
+            below = 1 - (bottom_in - TICKS_IN) / height_in
+            axes = figure.add_axes((left, below, width, panel.rows.height_in / height_in))
+            _draw_panel(panel, axes)
+        axes.set_xlabel("time since the step began (ms)", size=TEXT_PT)
+        top_in = bottom_in - TICKS_IN + AXIS_IN
+        _draw_legend(figure, shown, (left, 1 - top_in / height_in))
+        for number, line in enumerate(stages):
+            y = 1 - (top_in + LEGEND_IN + STAGE_LINE_IN * (number + 0.5)) / height_in
+            for column, text in enumerate(line):
+                x = left + column * (1 - left) / len(stages[0])
+                figure.text(x, y, text, size=TEXT_PT - 1, va="center", color="#222222")
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """One set of rows and what is written above it.
+class Rows:
+    """Where the rows of ranks and the lanes of stages are: (top, height) in inches."""
 
-    Attributes:
-        timeline: what is shown.
-        rows: where its rows are, from the top of the axes.
-        lines: what is written above the rows; the first line is the title.
-        is_memory: whether it shows memory.
-        until_s: the end of its axis.
-        top_in: inches from the top of the picture to its first line.
-    """
+    def __init__(self, timeline: Timeline, lane_in: float, *, is_memory: bool = False) -> None:
+        self.lane_in = lane_in * (MEMORY_ROW if is_memory else 1)
+        self.row: dict[int, tuple[float, float]] = {}
+        self.lane: dict[int | None, tuple[float, float]] = {}
+        top = GAP * self.lane_in / 2
+        for rank in range(timeline.num_ranks):
+            stages = () if is_memory else timeline.stages_of(rank)
+            for number, stage in enumerate(stages):
+                self.lane[stage.id] = (top + number * self.lane_in, self.lane_in)
+            self.row[rank] = (top, self.lane_in * max(1, len(stages)))
+            top += self.row[rank][1] + GAP * self.lane_in
+        self.height_in = top - GAP * self.lane_in / 2
+        self.lane_pt = self.lane_in * 72
+        self.has_numbers = self.lane_pt >= 1.8 * NUMBER_PT
+        self.text_pt = min(TEXT_PT, max(SMALLEST_PT, self.lane_pt * 0.85))
+        pitch_pt = max(1, int(self.lane_pt * (1 + GAP)))
+        self.named = range(0, timeline.num_ranks, -(-int(SMALLEST_PT * 1.3) // pitch_pt) or 1)
+
+    def place(self, span: Span) -> tuple[float, float]:
+        """(top, height) of a span."""
+        if PAINT_OF[span.kind].in_lane and span.stage in self.lane:
+            return self.lane[span.stage]
+        return self.row[span.rank]  # also for the backward of the feed, which is of no stage
+
+
+class _Panel(NamedTuple):
+    """One set of rows and what is written above it; the first line over a step is its title."""
 
     timeline: Timeline
     rows: Rows
-    lines: tuple[str, ...]
-    is_memory: bool
     until_s: float
-    top_in: float = 0.0
+    lines: Sequence[str]
+    is_memory: bool = False
 
     @property
-    def head_in(self) -> float:
-        """Height of what is above the rows."""
-        return (0.1 if self.is_memory else TITLE_IN) + LINE_IN * len(self.lines)
-
-    @property
-    def axes_top_in(self) -> float:
-        """Inches from the top of the picture to the rows."""
-        return self.top_in + self.head_in
-
-    @property
-    def bottom_in(self) -> float:
-        """Inches from the top of the picture to the end of its rows."""
-        return self.axes_top_in + self.rows.height_in
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """The layout of a picture in inches."""
-
-    panels: tuple[_Panel, ...]
-    stages: tuple[tuple[str, ...], ...]
-    width_in: float
-    height_in: float
-    right_in: float
-
-    @classmethod
-    def of(cls, timelines: Sequence[Timeline]) -> _Page:
-        panels, top_in = [], 0.05
-        for panel in _panels(timelines):
-            panels.append(replace(panel, top_in=top_in))
-            top_in = panels[-1].bottom_in + TICKS_IN
-        stages = _stage_texts(timelines)
-        return cls(
-            panels=tuple(panels),
-            stages=stages,
-            width_in=max(_width_in(panel) for panel in panels),
-            height_in=top_in + (AXIS_IN - TICKS_IN) + LEGEND_IN + STAGE_LINE_IN * len(stages) + 0.1,
-            right_in=RIGHT_OF_MEMORY_IN if any(p.is_memory for p in panels) else RIGHT_IN,
-        )
-
-    def box(self, left_in: float, top_in: float, height_in: float) -> tuple[float, ...]:
-        """(left, bottom, width, height) of axes in parts of the figure."""
-        return (
-            left_in / self.width_in,
-            1 - (top_in + height_in) / self.height_in,
-            (self.width_in - left_in - self.right_in) / self.width_in,
-            height_in / self.height_in,
-        )
-
-    def y(self, top_in: float) -> float:
-        """Height in parts of the figure."""
-        return 1 - top_in / self.height_in
+    def height_in(self) -> float:
+        """Of all, the numbers below the axis included."""
+        head_in = 0.16 if self.is_memory else 0.30
+        return head_in + LINE_IN * len(self.lines) + self.rows.height_in + TICKS_IN
 
 
 def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
     """The steps, and then their memory."""
-    height_in = lane_in(timelines)
+    num_lanes = sum(
+        max(1, len(t.stages_of(rank))) for t in timelines for rank in range(t.num_ranks)
+    )
+    lane_in = min(LANE_IN, max(THINNEST_LANE_IN, ROOM_IN / max(1, num_lanes)))
     measured = next((t for t in timelines if t.source != "predicted"), None)
-    until_s, panels = _axes_until_s(timelines), []
-    for timeline in timelines:
-        lines = [title(timeline, measured), subtitle(timeline)]
-        lines += [versions_text(timeline), path_text(timeline)]
-        if until_s[timeline.full_name] < max(until_s.values()):
-            lines[1] += "  ·  on a scale of its own"
-        rows = Rows.of(timeline, height_in)
-        found_s = until_s[timeline.full_name]
-        panels.append(_Panel(timeline, rows, tuple(filter(None, lines)), False, found_s))
-    for timeline in timelines:
-        if timeline.memory:
-            rows = Rows.of_ranks(timeline.num_ranks, height_in * MEMORY_ROW)
-            lines = [memory_text(timeline, rows.lane_in)]
-            found_s = until_s[timeline.full_name]
-            panels.append(_Panel(timeline, rows, tuple(lines), True, found_s))
-    return panels
-
-
-def _axes_until_s(timelines: Sequence[Timeline]) -> dict[str, float]:
-    """Where the axis of each timeline ends: of all at one moment, unless they are too unlike."""
     longest_s = max(timeline.step_s for timeline in timelines)
-    return {
-        timeline.full_name: timeline.step_s
-        if timeline.step_s * TOO_UNLIKE < longest_s
-        else longest_s
-        for timeline in timelines
-    }
+    steps, memory = [], []
+    for timeline in timelines:
+        is_unlike = timeline.step_s * TOO_UNLIKE < longest_s
+        until_s = timeline.step_s if is_unlike else longest_s
+        scale = "  ·  on a scale of its own" if is_unlike else ""
+        lines = [title(timeline, measured), f"{subtitle(timeline)}{scale}"]
+        lines += filter(None, [versions_text(timeline), path_text(timeline)])
+        steps.append(_Panel(timeline, Rows(timeline, lane_in), until_s, lines))
+        if timeline.memory:
+            rows = Rows(timeline, lane_in, is_memory=True)
+            memory.append(_Panel(timeline, rows, until_s, [memory_text(timeline)], True))
+    return [*steps, *memory]
 
 
-def _draw_panel(figure: Figure, page: _Page, panel: _Panel) -> None:
-    axes: Axes = figure.add_axes(page.box(LEFT_IN, panel.axes_top_in, panel.rows.height_in))  # type: ignore[arg-type]
-    draw = draw_memory if panel.is_memory else draw_timeline
-    draw(panel.timeline, panel.rows, axes, panel.until_s)
-    if panel is page.panels[-1]:
-        axes.set_xlabel("time since the step began (ms)", size=TEXT_PT)
-    left, top_in = LEFT_IN / page.width_in, panel.top_in
-    if not panel.is_memory:
-        top_in += TITLE_IN
-        figure.text(left, page.y(top_in), panel.lines[0], size=TITLE_PT, weight="bold")
-    for line in panel.lines[0 if panel.is_memory else 1 :]:
+def _width_in(panel: _Panel) -> float:
+    """Wider for more micro-batches, so that their numbers find room where they are written."""
+    widest = 24.0 if panel.rows.has_numbers else 16.0
+    return min(widest, max(12.0, 12.0 + 0.3 * (num_microbatches(panel.timeline) - 8)))
+
+
+def _write_head(figure: Figure, panel: _Panel, left: float, top_in: float) -> None:
+    top_in += 0.06
+    for number, line in enumerate(panel.lines):
+        is_title = number == 0 and not panel.is_memory
         top_in += LINE_IN
-        figure.text(left, page.y(top_in), line, size=TEXT_PT, color="#444444")
+        look = {"size": TITLE_PT, "weight": "bold"} if is_title else {"color": "#444444"}
+        figure.text(left, 1 - top_in / figure.get_figheight(), line, **({"size": TEXT_PT} | look))
 
 
-def _draw_legend(figure: Figure, page: _Page) -> None:
+def _draw_panel(panel: _Panel, axes: Axes) -> None:
+    """Draws the rows; x is milliseconds.
+
+    The bars of one colour in one row or lane are one collection, whose gid is
+    ``"<legend>/<rank>/<stage or row>"``. The critical path is a collection
+    ``"path"``, with ``"path jumps"`` between its parts.
+    """
+    timeline, rows = panel.timeline, panel.rows
+    axes.set_xlim(0, max(panel.until_s, 1e-9) * 1e3)
+    axes.set_ylim(rows.height_in, 0)
+    axes.tick_params(axis="x", labelsize=TEXT_PT - 1)
+    axes.set_yticks([])
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    for place in rows.row.values():
+        axes.broken_barh([(0, timeline.step_s * 1e3)], place, facecolor=IDLE_COLOUR)
+    if panel.is_memory:
+        _draw_memory(timeline, rows, axes)
+        notes = {curve.rank: peak_text(curve) for curve in timeline.memory}
+    else:
+        _draw_bars(timeline, rows, axes)
+        _draw_numbers(timeline, rows, axes)
+        _draw_path(timeline, rows, axes)
+        found = enumerate(shares(timeline).ranks)
+        notes = {rank: percent_text(share.bubble_share, 1) for rank, share in found}
+    for rank in rows.named:
+        middle = rows.row[rank][0] + rows.row[rank][1] / 2
+        _beside(axes, 0, middle, f"rank {rank}", 0.15 - LEFT_IN, size=rows.text_pt)
+        if rank in notes:
+            _beside(axes, 1, middle, notes[rank], 0.1, size=rows.text_pt)
+    look: dict[str, Any] = {"color": "#444444"}
+    for stage in timeline.stages:
+        if stage.id in rows.lane and stage.rank in rows.named:
+            middle = sum(rows.lane[stage.id]) - rows.lane_in / 2
+            _beside(axes, 0, middle, stage.title, -0.1, size=rows.text_pt, ha="right", **look)
+    head = "peak" if panel.is_memory else "bubble"
+    _beside(axes, 1, -0.04, head, 0.1, size=TEXT_PT - 1, va="bottom", **look)
+
+
+def _beside(axes: Axes, x: int, y: float, text: str, right_in: float, **look: Any) -> None:
+    """Writes at the left (0) or right (1) of axes, moved to the right."""
+    from matplotlib.transforms import offset_copy
+
+    figure = axes.figure.get_figure(root=True)
+    place = offset_copy(axes.get_yaxis_transform(), figure, x=right_in, units="inches")
+    axes.text(x, y, text, transform=place, **({"va": "center_baseline", "ha": "left"} | look))
+
+
+def _draw_bars(timeline: Timeline, rows: Rows, axes: Axes) -> None:
+    for paint in PAINTS:
+        bars: dict[tuple[int, int | None], list[Span]] = {}
+        for span in timeline.spans:
+            if span.kind in paint.kinds:
+                lane = span.stage if paint.in_lane and span.stage in rows.lane else None
+                bars.setdefault((span.rank, lane), []).append(span)
+        for (rank, lane), spans in bars.items():
+            axes.broken_barh(
+                [(span.start_s * 1e3, span.duration_s * 1e3) for span in spans],
+                rows.place(spans[0]),
+                facecolor=paint.colour,
+                edgecolor="white",
+                linewidth=min(0.4, rows.lane_in) if paint.in_lane else 0,
+                gid=f"{paint.legend}/{rank}/{'row' if lane is None else lane}",
+                zorder=2,
+            )
+    starts: dict[int, float] = {}
+    for span in timeline.spans:
+        starts[span.minibatch] = min(span.start_s, starts.get(span.minibatch, span.start_s))
+    if timeline.num_minibatches == 1:  # of gradients that are accumulated
+        for start_s in list(starts.values())[1:]:
+            axes.axvline(start_s * 1e3, color="black", linewidth=1, linestyle="--", zorder=3)
+
+
+def _draw_numbers(timeline: Timeline, rows: Rows, axes: Axes) -> None:
+    """The micro-batch of every bar and, where these overlap, which weights there were then."""
+    if not rows.has_numbers:
+        return
+    met = met_by_backwards(timeline)
+    has_versions = rows.lane_pt >= 1.8 * (NUMBER_PT + VERSION_PT)
+    width_in = axes.get_position().width * axes.figure.get_figure(root=True).get_figwidth()
+    pt_per_s = width_in * 72e3 / axes.get_xlim()[1]
+    for span in timeline.spans:
+        paint, number, versions = PAINT_OF[span.kind], str(span.microbatch), version_text(span, met)
+        if not paint.in_lane or span.duration_s * pt_per_s < _width_pt(number, NUMBER_PT):
+            continue
+        lines = [(number, NUMBER_PT, 0.42 if timeline.critical_path else 0.5)]
+        if (
+            versions
+            and has_versions
+            and span.duration_s * pt_per_s >= _width_pt(versions, VERSION_PT)
+        ):
+            lines = [(number, NUMBER_PT, 0.24), (versions, VERSION_PT, 0.58)]
+        top, height = rows.place(span)
+        for text, size_pt, part in lines:
+            axes.text(
+                (span.start_s + span.end_s) / 2 * 1e3,
+                top + height * part,
+                text,
+                size=size_pt,
+                color=paint.text,
+                ha="center",
+                va="center_baseline",
+                zorder=5,
+                path_effects=_around(paint.colour, 2.0),
+            )
+
+
+def _width_pt(text: str, size_pt: float) -> float:
+    """How wide a text of digits is, with some room."""
+    return (len(text) + 0.5) * DIGIT_WIDTH * size_pt
+
+
+def _around(colour: str, width_pt: float) -> list[AbstractPathEffect]:
+    """A rim around a text or a line, so that it is seen on whatever is behind it."""
+    from matplotlib.patheffects import Normal, Stroke
+
+    return [Stroke(linewidth=width_pt, foreground=colour), Normal()]
+
+
+def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:
+    """Black lines with a white rim, so that they are seen on every colour; thin ones between."""
+    from matplotlib.collections import LineCollection
+
+    along = []
+    for piece in path_pieces(timeline):
+        top, height = rows.row[piece.rank] if piece.span is None else rows.place(piece.span)
+        y = top + PATH_DEPTH * height
+        along.append(((piece.start_s * 1e3, y), (piece.end_s * 1e3, y)))
+    jumps = [(one[1], other[0]) for one, other in pairwise(along) if one[1] != other[0]]
+    width_pt = min(2.4, max(0.9, rows.lane_pt * 0.16))
+    for name, lines, points in (("path jumps", jumps, width_pt / 2), ("path", along, width_pt)):
+        is_thin = lines is jumps and not rows.has_numbers
+        found = LineCollection(
+            lines,
+            colors=PATH_COLOUR,
+            linewidths=0.5 if is_thin else points,
+            alpha=0.6 if is_thin else 1.0,
+            capstyle="projecting",
+            zorder=4,
+            gid=name,
+            path_effects=None if is_thin else _around("white", points + min(1.6, width_pt)),
+            clip_on=False,
+        )
+        if lines:
+            axes.add_collection(found, autolim=False)
+
+
+def _draw_memory(timeline: Timeline, rows: Rows, axes: Axes) -> None:
+    """A small curve per rank, all on one scale."""
+    near = [c.limit_bytes or 0 for c in timeline.memory if is_limit_near(c, timeline)]
+    full_bytes = 1.04 * max(1.0, *(curve.peak_bytes for curve in timeline.memory), *near)
+    for curve in timeline.memory:
+        top, height = rows.row[curve.rank]
+        if curve.times_s:
+            _draw_curve(curve, timeline.step_s, top + height, height / full_bytes, axes)
+        if is_limit_near(curve, timeline):
+            y = top + height - (curve.limit_bytes or 0) * height / full_bytes
+            width_pt = min(0.8, rows.lane_pt * 0.1)
+            axes.hlines(y, 0, timeline.step_s * 1e3, "black", linewidth=width_pt, zorder=3)
+
+
+def _draw_curve(
+    curve: MemoryCurve, end_s: float, bottom: float, in_per_byte: float, axes: Axes
+) -> None:
+    times_ms = [time_s * 1e3 for time_s in (*curve.times_s, end_s)]
+    used = [*curve.used_bytes, curve.used_bytes[-1]]
+    limit = max(used) if curve.limit_bytes is None else curve.limit_bytes
+    within = [bottom - min(size, limit) * in_per_byte for size in used]
+    look: dict[str, Any] = {"step": "post", "linewidth": 0, "zorder": 2}
+    gid = f"memory/{curve.rank}"
+    axes.fill_between(times_ms, within, bottom, color=MEMORY_COLOUR, gid=gid, **look)
+    if curve.peak_bytes > limit:
+        above = [bottom - size * in_per_byte for size in used]
+        gid = f"above the limit/{curve.rank}"
+        axes.fill_between(times_ms, above, within, color=ABOVE_COLOUR, gid=gid, **look)
+
+
+def _draw_legend(
+    figure: Figure, timelines: Sequence[Timeline], corner: tuple[float, float]
+) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    timelines = [panel.timeline for panel in page.panels]
     present = {span.kind for timeline in timelines for span in timeline.spans if span.duration_s}
     handles: list[Patch | Line2D] = [
         Patch(facecolor=paint.colour, label=paint.legend)
@@ -214,7 +389,7 @@ def _draw_legend(figure: Figure, page: _Page) -> None:
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(LEFT_IN / page.width_in, page.y(page.panels[-1].bottom_in + AXIS_IN)),
+        bbox_to_anchor=corner,
         ncols=len(handles),
         frameon=False,
         fontsize=TEXT_PT - 1,
@@ -224,35 +399,3 @@ def _draw_legend(figure: Figure, page: _Page) -> None:
         handlelength=1.3,
         handletextpad=0.5,
     )
-
-
-def _draw_stages(figure: Figure, page: _Page) -> None:
-    left = LEFT_IN / page.width_in
-    top_in = page.panels[-1].bottom_in + AXIS_IN + LEGEND_IN
-    for number, line in enumerate(page.stages):
-        for column, text in enumerate(line):
-            figure.text(
-                left + column * (1 - left) / len(page.stages[0]),
-                page.y(top_in + STAGE_LINE_IN * (number + 0.5)),
-                text,
-                size=TEXT_PT - 1,
-                va="center",
-                color="#222222",
-            )
-
-
-def _stage_texts(timelines: Sequence[Timeline]) -> tuple[tuple[str, ...], ...]:
-    """The stages, once: those of the timeline that says most about them."""
-    stages = max((timeline.stages for timeline in timelines), key=_length)
-    columns = 1 if len(stages) <= 4 else 2 if len(stages) <= 16 else 3
-    return tuple(map(tuple, stage_lines(stages, columns)))
-
-
-def _length(stages: Sequence[TimelineStage]) -> int:
-    return sum(len(stage.label) for stage in stages)
-
-
-def _width_in(panel: _Panel) -> float:
-    """Wider for more micro-batches, so that their numbers find room where they are written."""
-    widest = 24.0 if panel.rows.has_numbers else 16.0
-    return min(widest, max(12.0, 12.0 + 0.3 * (num_microbatches(panel.timeline) - 8)))

@@ -33,14 +33,14 @@ def write_step(
     Returns:
         What was written.
     """
+    files = (
+        (picture, write_picture, f"timeline{suffix}.png"),
+        (page, write_page, f"timeline{suffix}.html"),
+        (trace, write_trace, f"trace{suffix}.json"),
+    )
     written = []
-    if picture:
-        written.append(folder / f"timeline{suffix}.png")
-        write_picture(timelines, written[-1])
-    if page:
-        written.append(folder / f"timeline{suffix}.html")
-        write_page(timelines, written[-1])
-    if trace:
-        written.append(folder / f"trace{suffix}.json")
-        write_trace(timelines, written[-1])
+    for is_wanted, write, name in files:
+        if is_wanted:
+            write(timelines, folder / name)
+            written.append(folder / name)
     return written

@@ -12,10 +12,11 @@ holds where it came from, and a rule is only offered where it fits all of its te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
-from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.rules.factors import Dims, FactorSpec
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
+from lightning_gpp.spmd.rules.factors import FactorSpec
 from lightning_gpp.spmd.rules.rule import FactorCut
 
 Chain = tuple[int, ...]
@@ -31,103 +32,76 @@ class Axes:
     """
 
     def __init__(self, graph: SpmdGraph, specs: Mapping[str, FactorSpec]) -> None:
-        self._chains: dict[tuple[str, int], Chain] = {
-            (value.name, dim): (1, length) if length > 1 else (1,)
-            for value in graph.values
-            for dim, length in enumerate(value.shape)
+        self._specs = specs
+        self._chains: dict[str, list[Chain]] = {
+            value.name: [_undivided(length) for length in value.shape] for value in graph.values
         }
-        tensors = [
-            (spec, op.operands(spec.inputs, spec.outputs))
-            for op in graph.operators
-            if (spec := specs.get(op.name)) is not None
-        ]
-        readers: dict[str, list[int]] = {}
-        for number, (_, operands) in enumerate(tensors):
-            for name in dict.fromkeys(name for name, _ in operands):
-                readers.setdefault(name, []).append(number)
-        self._settle(tensors, readers)
-
-    def _settle(
-        self,
-        tensors: Sequence[tuple[FactorSpec, Sequence[tuple[str, Dims]]]],
-        readers: Mapping[str, Sequence[int]],
-    ) -> None:
-        waiting = dict.fromkeys(range(len(tensors)))
+        readers: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for name in specs:
+            operator = graph.operator_of[name]
+            for tensor in (*operator.inputs, *operator.outputs):
+                readers[tensor][name] = None
+        waiting = dict.fromkeys(specs)
         while waiting:
-            number = next(iter(waiting))
-            del waiting[number]
-            for name in self._refine(*tensors[number]):
-                waiting.update(dict.fromkeys(readers[name]))
+            name = next(iter(waiting))
+            del waiting[name]
+            for tensor in self._refine(graph.operator_of[name]):
+                waiting |= readers[tensor]
 
-    def _refine(self, spec: FactorSpec, operands: Sequence[tuple[str, Dims]]) -> set[str]:
+    def _refine(self, operator: SpmdOperator) -> set[str]:
         """Joins the axes of one operator's tensors; returns the tensors that got new ones."""
         changed = set()
-        for factor in spec.sizes:
-            chain = self.chain_of(factor, spec, operands)
-            for name, dims in operands:
-                place = spec.places(dims).get(factor)
-                if place is None:
-                    continue
-                dim, outer = place
-                old = self._chains[name, dim]
+        for factor in self._specs[operator.name].sizes:
+            chain = self._chain(factor, operator)
+            for name, dim, outer in self._places(factor, operator):
+                old = self._chains[name][dim]
                 new = _joined(old, tuple(outer * point for point in chain))
                 if new is not None and new != old:
-                    self._chains[name, dim] = new
+                    self._chains[name][dim] = new
                     changed.add(name)
         return changed
 
-    def chain_of(
-        self, factor: str, spec: FactorSpec, operands: Sequence[tuple[str, Dims]]
-    ) -> Chain:
+    def _places(self, factor: str, operator: SpmdOperator) -> Iterator[tuple[str, int, int]]:
+        """Tensors that have a factor, with its dimension and what is before it there."""
+        spec = self._specs[operator.name]
+        for name, dims in operator.operands(spec.inputs, spec.outputs):
+            if place := spec.place(factor, dims):
+                yield name, *place
+
+    def _chain(self, factor: str, operator: SpmdOperator) -> Chain:
         """The boundaries inside a factor, of all tensors that have it, as far as they fit."""
-        size = spec.sizes[factor]
-        chain: Chain = (1, size) if size > 1 else (1,)
-        for name, dims in operands:
-            place = spec.places(dims).get(factor)
-            if place is None:
-                continue
-            dim, outer = place
+        size = self._specs[operator.name].sizes[factor]
+        chain = _undivided(size)
+        for name, dim, outer in self._places(factor, operator):
             inner = tuple(
                 point // outer
-                for point in self._chains[name, dim]
+                for point in self._chains[name][dim]
                 if point % outer == 0 and size % (point // outer) == 0
             )
             chain = _joined(chain, inner) or chain
         return chain
 
-    def cuts(
-        self, spec: FactorSpec, operands: Sequence[tuple[str, Dims]], least_units: int
-    ) -> tuple[FactorCut, ...]:
-        """The ways to deal an operator's factors.
+    def cuts(self, operator: SpmdOperator, least_units: int) -> Iterator[FactorCut]:
+        """The ways to deal an operator's factors, with so many units that each device has some."""
+        for factor in self._specs[operator.name].sizes:
+            for outer, units in _steps(self._chain(factor, operator), least_units):
+                yield FactorCut(factor, outer, units)
 
-        Args:
-            spec: the operator's factors.
-            operands: its tensors, by name.
-            least_units: what a cut has to have, so that no device is left without.
-        """
-        return tuple(
-            FactorCut(factor, start, end // start)
-            for factor in spec.sizes
-            for chain in [self.chain_of(factor, spec, operands)]
-            for start, end in zip(chain, chain[1:])
-            if end // start >= least_units
-        )
-
-    def cuts_of(self, name: str, least_units: int) -> tuple[tuple[int, int, int], ...]:
+    def cuts_of(self, name: str, least_units: int) -> Iterator[tuple[int, int, int]]:
         """The cuts of a tensor: dimension, outer, units."""
-        return tuple(
-            (dim, start, end // start)
-            for (_, dim), chain in self._by_value(name)
-            for start, end in zip(chain, chain[1:])
-            if end // start >= least_units
-        )
+        for dim, chain in enumerate(self._chains[name]):
+            for outer, units in _steps(chain, least_units):
+                yield dim, outer, units
 
-    def _by_value(self, name: str) -> list[tuple[tuple[str, int], Chain]]:
-        found, dim = [], 0
-        while (name, dim) in self._chains:
-            found.append(((name, dim), self._chains[name, dim]))
-            dim += 1
-        return found
+
+def _undivided(length: int) -> Chain:
+    return (1, length) if length > 1 else (1,)
+
+
+def _steps(chain: Chain, least_units: int) -> Iterator[tuple[int, int]]:
+    for start, end in zip(chain, chain[1:]):
+        if end // start >= least_units:
+            yield start, end // start
 
 
 def _joined(one: Chain, other: Chain) -> Chain | None:
@@ -137,6 +111,5 @@ def _joined(one: Chain, other: Chain) -> Chain | None:
     ((1, 3, 12), None)
     """
     points = tuple(sorted({*one, *other}))
-    if all(after % before == 0 for before, after in zip(points, points[1:])):
-        return points
-    return None
+    divide = all(after % before == 0 for before, after in zip(points, points[1:]))
+    return points if divide else None

@@ -1,8 +1,8 @@
-"""One call of an operator as the tables of rules read it: shapes and arguments."""
+"""One call of an operator as the table of rules reads it: shapes and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,60 +27,61 @@ class ShapedCall:
     @staticmethod
     def of(graph: SpmdGraph, operator: SpmdOperator) -> ShapedCall:
         """The call of an operator of a graph."""
+        names = operator.inputs, operator.outputs
+        inputs, outputs = (tuple(graph.value_of[name].shape for name in side) for side in names)
+        return ShapedCall(operator, inputs, outputs)
 
-        def shapes(names: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-            return tuple(graph.value_of[name].shape for name in names)
-
-        return ShapedCall(operator, shapes(operator.inputs), shapes(operator.outputs))
-
-    def attribute(self, name: str, default: Any = None) -> Any:
+    def get(self, argument: str, default: Any = None) -> Any:
         """An argument that is no tensor, or what the operator takes where it is not given."""
-        return self.operator.attributes.get(name, default)
+        return self.operator.attributes.get(argument, default)
 
-    def index(self, argument: str) -> int | None:
-        """Which input is given as an argument, if one is."""
-        arguments = self.operator.arguments
-        return arguments.index(argument) if argument in arguments else None
+    def index(self, *arguments: str) -> set[int]:
+        """Which inputs are given as some arguments, as far as they are given."""
+        given = self.operator.arguments
+        return {given.index(argument) for argument in arguments if argument in given}
 
-    def dim(self, name: str = "dim", default: int | None = None, rank: int | None = None) -> int:
-        """An argument that is a dimension, counted from the front.
+    @property
+    def names(self) -> list[str]:
+        """A factor per dimension of the first input."""
+        return [f"x{dim}" for dim in range(len(self.inputs[0]))]
 
-        Args:
-            name: of the argument.
-            default: where it is not given.
-            rank: number of dimensions that it counts; those of the first input if not given.
-        """
-        rank = len(self.inputs[0]) if rank is None else rank
-        return int(self.attribute(name, default)) % max(rank, 1)
+    def dim(self, argument: str = "dim", default: int | None = None, more: int = 0) -> int:
+        """An argument that is a dimension of the first input (or of ``more``), from the front."""
+        return int(self.get(argument, default)) % max(len(self.inputs[0]) + more, 1)
 
-    def dims(self, name: str = "dim") -> tuple[int, ...]:
+    def dims(self, argument: str = "dim") -> list[int]:
         """An argument that is dimensions; all of the first input where it is None or empty."""
-        given, rank = self.attribute(name), len(self.inputs[0])
+        given, rank = self.get(argument), len(self.inputs[0])
         if given is None or given == ():
-            return tuple(range(rank))
-        several: Sequence[int] = given if isinstance(given, (tuple, list)) else (given,)
-        return tuple(int(dim) % max(rank, 1) for dim in several)
+            return list(range(rank))
+        several = given if isinstance(given, tuple) else (given,)
+        return [int(dim) % max(rank, 1) for dim in several]
 
-    def spec(self, text: str, **given: int) -> FactorSpec:
-        """Factors from a line of text; one for every input and output, in their order."""
-        return spec_of_text(text, self.inputs, self.outputs, **given)
+    def spec(self, text: str, **more: Any) -> FactorSpec:
+        """Factors from a line of text, with further attributes of a :class:`FactorSpec`."""
+        return replace(spec_of_text(text, self.inputs, self.outputs), **more)
 
-    def by_argument(self, outputs: str, /, **texts: str) -> FactorSpec:
+    def by_argument(self, texts: Mapping[str, str], outputs: str, **more: Any) -> FactorSpec:
         """Factors from a text per argument, of those that are given.
 
         Raises:
             KeyError: a tensor is given as an argument that has no text.
         """
-        return self.spec(f"{', '.join(texts[a] for a in self.operator.arguments)} -> {outputs}")
+        left = ", ".join(texts[argument] for argument in self.operator.arguments)
+        return self.spec(f"{left} -> {outputs}", **more)
 
-    def dimensionwise(self, whole: Iterable[int] = ()) -> FactorSpec:
+    def moved(self, *outputs: Iterable[str], **more: Any) -> FactorSpec:
+        """Factors of one input, whose dimensions are :attr:`names`; by default it is linear."""
+        right = ", ".join(" ".join(output) for output in outputs)
+        return self.spec(f"{' '.join(self.names)} -> {right}", **{"linear": [{0}], **more})
+
+    def dimensionwise(self, whole: Iterable[int] = (), **more: Any) -> FactorSpec:
         """Factors of an operator whose tensors all have the dimensions of the first output.
 
         Args:
             whole: dimensions that cannot be dealt.
+            more: further attributes.
         """
-        left = ", ".join(["…"] * len(self.inputs))
-        right = ", ".join(["…"] * len(self.outputs))
-        spec = self.spec(f"{left} -> {right}")
+        left, right = (", ".join(["…"] * len(side)) for side in (self.inputs, self.outputs))
         rank = len(self.outputs[0])
-        return replace(spec, whole=frozenset(f"…{rank - dim}" for dim in whole))
+        return self.spec(f"{left} -> {right}", whole={f"…{rank - dim}" for dim in whole}, **more)

@@ -14,7 +14,7 @@ strategies in ``torch.distributed.tensor``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from lightning_gpp.spmd.program import Option
@@ -22,6 +22,8 @@ from lightning_gpp.spmd.program import Option
 Dims = tuple[tuple[str, ...], ...]
 """Per dimension of a tensor the factors whose product is its length; none for a length of 1 (also
 for a dimension that is broadcast)."""
+
+Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,107 +48,59 @@ class FactorSpec:
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
-    sizes: Mapping[str, int] = field(hash=False)
-    whole: frozenset[str] = frozenset()
-    added: frozenset[int] = frozenset()
-    linear: tuple[frozenset[int], ...] = ()
-    options: Mapping[str, Option] = field(default_factory=dict, hash=False)
-    samples: frozenset[str] = frozenset()
+    sizes: Mapping[str, int]
+    whole: Set[str] = frozenset()
+    added: Set[int] = frozenset()
+    linear: Sequence[Set[int]] = ()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    samples: Set[str] = frozenset()
     weight: int | None = None
 
-    def places(self, tensor: Dims) -> dict[str, tuple[int, int]]:
-        """Where the factors of a tensor are: factor -> dimension, and product of those before it.
+    def place(self, factor: str, tensor: Dims) -> tuple[int, int] | None:
+        """Where a tensor has a factor: the dimension, and the product of the factors before it.
 
-        >>> FactorSpec((), (), {"h": 12, "d": 64}).places(((), ("h", "d")))
-        {'h': (1, 1), 'd': (1, 12)}
+        >>> FactorSpec((), (), {"h": 12, "d": 64}).place("d", ((), ("h", "d")))
+        (1, 12)
         """
-        found: dict[str, tuple[int, int]] = {}
         for dim, factors in enumerate(tensor):
             outer = 1
-            for factor in factors:
-                found[factor] = (dim, outer)
-                outer *= self.sizes[factor]
-        return found
+            for each in factors:
+                if each == factor:
+                    return dim, outer
+                outer *= self.sizes[each]
+        return None
 
 
-def spec_of_text(
-    text: str,
-    shapes_in: tuple[tuple[int, ...], ...],
-    shapes_out: tuple[tuple[int, ...], ...],
-    **given: int,
-) -> FactorSpec:
+def spec_of_text(text: str, inputs: Shapes, outputs: Shapes) -> FactorSpec:
     """Factors from a line of text.
 
     Args:
         text: dimensions of the inputs, ``->``, those of the outputs; tensors are separated by
-            commas, dimensions by spaces. ``…`` stands for the dimensions in front: from the right,
-            those of equal length are the same factor, and a length of 1 is none. ``(h d)`` is a
-            product; ``1`` a dimension of length 1.
-        shapes_in: of the inputs.
-        shapes_out: of the outputs.
-        given: sizes of factors that are only in products.
+            commas, dimensions by spaces. ``…`` stands for further dimensions: from the right,
+            those of equal length are the same factor. ``1`` is a dimension without a factor, and so
+            is any of length 1.
+        inputs: shapes of the inputs.
+        outputs: of the outputs.
 
     >>> spec = spec_of_text("… i, o i -> … o", ((8, 5, 3), (4, 3)), ((8, 5, 4),))
     >>> spec.inputs[0], spec.outputs[0]
     ((('…2',), ('…1',), ('i',)), (('…2',), ('…1',), ('o',)))
     """
-    sizes = dict(given)
+    sizes: dict[str, int] = {}
     left, right = text.split("->")
-    tensors_in = _tensors(left, shapes_in, sizes)
-    tensors_out = _tensors(right, shapes_out, sizes)
-    return FactorSpec(tensors_in, tensors_out, sizes)
+    return FactorSpec(tuple(_dims(left, inputs, sizes)), tuple(_dims(right, outputs, sizes)), sizes)
 
 
-def _tensors(
-    text: str, shapes: tuple[tuple[int, ...], ...], sizes: dict[str, int]
-) -> tuple[Dims, ...]:
-    texts = [part.strip() for part in text.split(",")] if text.strip() or shapes else []
-    if len(texts) != len(shapes):
-        raise AssertionError(f"{text!r} has {len(texts)} tensors, the operator has {len(shapes)}")
-    return tuple(_dims(part, shape, sizes) for part, shape in zip(texts, shapes))
-
-
-def _dims(text: str, shape: tuple[int, ...], sizes: dict[str, int]) -> Dims:
-    tokens = _tokens(text)
-    front = len(shape) - (len(tokens) - 1) if ("…",) in tokens else 0
-    names: list[tuple[str, ...]] = []
-    for token in tokens:
-        names += [(f"…{front - i}",) for i in range(front)] if token == ("…",) else [token]
-    if len(names) != len(shape):
-        raise AssertionError(f"{text!r} does not fit shape {shape}")
-    dims: list[tuple[str, ...]] = []
-    for token, length in zip(names, shape):
-        if length == 1 or token == ("1",):
-            dims.append(())
-            continue
-        open_factors = [name for name in token if name not in sizes]
-        if len(token) == 1 and open_factors:
-            sizes[token[0]] = length
-        product = 1
-        for name in token:
-            product *= sizes[name]
-        if product != length:
-            raise AssertionError(f"{text!r}: {token} is {product} long, shape is {shape}")
-        dims.append(token)
-    return tuple(dims)
-
-
-def _tokens(text: str) -> list[tuple[str, ...]]:
-    """Dimensions of a tensor's text, each the names in it.
-
-    >>> _tokens("… (h d) i")
-    [('…',), ('h', 'd'), ('i',)]
-    """
-    found: list[tuple[str, ...]] = []
-    group: list[str] | None = None
-    for word in text.replace("(", " ( ").replace(")", " ) ").split():
-        if word == "(":
-            group = []
-        elif word == ")":
-            found.append(tuple(group or ()))
-            group = None
-        elif group is not None:
-            group.append(word)
-        else:
-            found.append((word,))
-    return found
+def _dims(text: str, shapes: Shapes, sizes: dict[str, int]) -> Iterator[Dims]:
+    for tensor, shape in zip(text.split(","), shapes, strict=True):
+        names = tensor.split()
+        if "…" in names:
+            place, front = names.index("…"), len(shape) - len(names) + 1
+            names[place : place + 1] = [f"…{front - i}" for i in range(front)]
+        dims: list[tuple[str, ...]] = []
+        for name, length in zip(names, shape, strict=True):
+            is_factor = length > 1 and name != "1"
+            if is_factor and sizes.setdefault(name, length) != length:
+                raise AssertionError(f"{text!r}: {name} is {sizes[name]} long, shape is {shape}")
+            dims.append((name,) if is_factor else ())
+        yield tuple(dims)

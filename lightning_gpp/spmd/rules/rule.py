@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Option
@@ -32,8 +33,7 @@ class Rule:
         return f"{left} -> {right}{option}"
 
 
-@dataclass(frozen=True, slots=True)
-class FactorCut:
+class FactorCut(NamedTuple):
     """A factor dealt in units: the factor seen as ``(outer, units, block)``."""
 
     factor: str
@@ -65,75 +65,50 @@ def rules_of_spec(
     S1/3, S1/3 -> P
     R, S0/4 -> S1/4
     """
-    rules = [*replicated_rules(len(spec.inputs), len(spec.outputs), has_gradient)]
-    flows = any(has_gradient[len(spec.inputs) :])
+    num_inputs, num_outputs = len(spec.inputs), len(spec.outputs)
+    rules = [*replicated_rules(num_inputs, num_outputs, has_gradient)]
+    whole = rules[-1].inputs
     for linear in spec.linear:
-        if not all(has_gradient[index] for index in linear):
-            continue
-        rules.append(_linear_rule(spec, linear, has_gradient, flows))
+        if all(has_gradient[index] for index in linear):
+            inputs = [PARTIAL if i in linear else place for i, place in enumerate(whole)]
+            rules.append(Rule(tuple(inputs), (PARTIAL,) * num_outputs, note="of summands"))
     for cut in cuts:
         if cut.factor not in spec.whole:
-            rules += _dealt(spec, cut, has_gradient, flows)
+            rules += _dealt(spec, cut, has_gradient, whole)
     return tuple(dict.fromkeys(rules))
 
 
 def replicated_rules(
     num_inputs: int, num_outputs: int, has_gradient: tuple[bool, ...]
 ) -> Iterator[Rule]:
-    """The rules of every operator: all devices do all of it."""
+    """The rules of every operator: all devices do all of it, and sum gradients later if at all."""
     yield Rule((R_SAME,) * num_inputs, (R_SAME,) * num_outputs, note="replicated")
     if any(has_gradient[num_inputs:]):
-        summed = [R_SUMMED if gradient else R_SAME for gradient in has_gradient]
-        yield Rule(
-            tuple(summed[:num_inputs]),
-            tuple(summed[num_inputs:]),
-            note="replicated, gradients summed later",
-        )
-
-
-def _linear_rule(
-    spec: FactorSpec, linear: frozenset[int], has_gradient: tuple[bool, ...], flows: bool
-) -> Rule:
-    inputs = [
-        PARTIAL if index in linear else _replicated(has_gradient[index] and flows)
-        for index in range(len(spec.inputs))
-    ]
-    return Rule(tuple(inputs), (PARTIAL,) * len(spec.outputs), note="of summands")
-
-
-def _replicated(gradient: bool) -> Placement:
-    return R_SUMMED if gradient else R_SAME
+        summed = tuple(R_SUMMED if gradient else R_SAME for gradient in has_gradient)
+        note = "replicated, gradients summed later"
+        yield Rule(summed[:num_inputs], summed[num_inputs:], note=note)
 
 
 def _dealt(
-    spec: FactorSpec, cut: FactorCut, has_gradient: tuple[bool, ...], flows: bool
+    spec: FactorSpec, cut: FactorCut, has_gradient: tuple[bool, ...], whole: tuple[Placement, ...]
 ) -> Iterator[Rule]:
-    def place(tensor: Dims) -> Placement | None:
-        if cut.factor not in (places := spec.places(tensor)):
-            return None
-        dim, outer = places[cut.factor]
-        return shard(dim, cut.units, outer=outer * cut.outer)
+    """The rules of a factor that is dealt; inputs without it lie as ``whole`` says."""
 
-    outputs = tuple(place(tensor) or PARTIAL for tensor in spec.outputs)
-    is_sum = any(output == PARTIAL for output in outputs)
-    if is_sum and any(output != PARTIAL for output in outputs):
+    def place(tensor: Dims) -> Placement | None:
+        found = spec.place(cut.factor, tensor)
+        return found and shard(found[0], cut.units, outer=found[1] * cut.outer)
+
+    dealt = [place(tensor) for tensor in spec.outputs]
+    is_sum = None in dealt
+    if is_sum and any(dealt):
         return
-    inputs = []
-    for index, tensor in enumerate(spec.inputs):
-        own = place(tensor)
-        if own is None:
-            summed = is_sum and index in spec.added
-            own = PARTIAL if summed else _replicated(has_gradient[index] and flows)
-        inputs.append(own)
+    outputs = tuple(placement or PARTIAL for placement in dealt)
+    inputs = tuple(
+        place(tensor) or (PARTIAL if is_sum and index in spec.added else whole[index])
+        for index, tensor in enumerate(spec.inputs)
+    )
     option = spec.options.get(cut.factor, Option.PLAIN)
-    yield Rule(tuple(inputs), outputs, option, _note(spec, cut.factor, is_sum))
-    weight = spec.weight
-    if weight is not None and cut.factor in spec.samples and has_gradient[weight]:
+    yield Rule(inputs, outputs, option, f"{'sum over' if is_sum else 'divided along'} {cut.factor}")
+    if spec.weight is not None and cut.factor in spec.samples and has_gradient[spec.weight]:
         same = tuple(R_SAME if p == R_SUMMED else p for p in inputs)
         yield Rule(same, outputs, Option.SUFFICIENT_FACTORS, "samples, factors gathered")
-
-
-def _note(spec: FactorSpec, factor: str, is_sum: bool) -> str:
-    if is_sum:
-        return f"sum over {factor}"
-    return f"divided along {factor}"

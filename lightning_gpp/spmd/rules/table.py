@@ -1,8 +1,8 @@
 """The theory: what every ATen operator does to its dimensions, kind by kind.
 
-A function per family, a line per kind in :data:`SPECS`. A kind that is not here, or whose arguments
-a function does not know (it returns None), is replicated, which is always sound. Kinds are those
-that ``torch.export`` leaves in a model in training mode.
+A function per family, a line per family in :data:`SPECS`. A kind that is not here, or whose
+arguments a function does not know (it returns None), is replicated, which is always sound. Kinds
+are those that ``torch.export`` leaves in a model in training mode.
 
 Left out on purpose:
 
@@ -15,235 +15,355 @@ Left out on purpose:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 
 from lightning_gpp.spmd.program import Option
 from lightning_gpp.spmd.rules.call import ShapedCall
-from lightning_gpp.spmd.rules.contractions import (
-    addmm,
-    attention,
-    bilinear,
-    convolution,
-    einsum,
-    linear,
-    matmul,
-)
 from lightning_gpp.spmd.rules.factors import FactorSpec
-from lightning_gpp.spmd.rules.indexing import (
-    cat,
-    embedding,
-    expand,
-    gather,
-    index_add,
-    index_select,
-    one_hot,
-    part_of,
-    permute,
-    reshape,
-    scatter,
-    select,
-    split,
-    stack,
-    transpose,
-    unbind,
-)
+from lightning_gpp.spmd.rules.views import reshape_spec
 
-SpecFunction = Callable[[ShapedCall], FactorSpec | None]
+Spec = FactorSpec | None
 
 
-def elementwise(call: ShapedCall) -> FactorSpec | None:
+def _put(names: list[str], dim: int, *new: str) -> list[str]:
+    """The dimensions with others in the place of one."""
+    return [*names[:dim], *new, *names[dim + 1 :]]
+
+
+def _each(call: ShapedCall) -> list[set[int]]:
+    """Linear in every input by itself."""
+    return [{index} for index in range(len(call.inputs))]
+
+
+# Element by element ------------------------------------------------------------------------------
+
+
+def elementwise(call: ShapedCall) -> Spec:
     """Not linear: ``… -> …``, with broadcasting."""
     return call.dimensionwise()
 
 
-def linear_unary(call: ShapedCall) -> FactorSpec | None:
-    """A multiple of its input: ``… -> …``."""
-    return replace(call.dimensionwise(), linear=(frozenset({0}),))
+def multiple(call: ShapedCall) -> Spec:
+    """A multiple of its input."""
+    return call.dimensionwise(linear=[{0}])
 
 
-def addition(call: ShapedCall) -> FactorSpec | None:
+def addition(call: ShapedCall) -> Spec:
     """Sum or difference; of two tensors it is linear in both together.
 
     A tensor that is broadcast along a dimension stays a summand of a summand: its devices' values
     sum to it.
     """
-    spec = call.dimensionwise()
-    return replace(spec, linear=(frozenset({0, 1}),)) if len(call.inputs) == 2 else spec
+    return call.dimensionwise(linear=[{0, 1}] if len(call.inputs) == 2 else [])
 
 
-def product(call: ShapedCall) -> FactorSpec | None:
+def product(call: ShapedCall) -> Spec:
     """Linear in either factor."""
-    return replace(
-        call.dimensionwise(), linear=tuple(frozenset({i}) for i in range(len(call.inputs)))
+    return call.dimensionwise(linear=_each(call))
+
+
+def quotient(call: ShapedCall) -> Spec:
+    """Linear in what is divided, unless it is rounded."""
+    return elementwise(call) if call.get("rounding_mode") is not None else multiple(call)
+
+
+def along_whole_dim(call: ShapedCall) -> Spec:
+    """``dim`` is needed as a whole, every other dimension is on its own (softmax, sorting)."""
+    return call.dimensionwise([call.dim(default=-1)])
+
+
+def layer_norm(call: ShapedCall) -> Spec:
+    """The last dimensions are normalised together."""
+    rank = len(call.inputs[0])
+    return call.dimensionwise(range(rank - len(call.get("normalized_shape")), rank))
+
+
+def group_norm(call: ShapedCall) -> Spec:
+    """Every sample is on its own."""
+    samples, channels, *_ = names = call.names
+    texts = {"input": " ".join(names), "weight": channels, "bias": channels}
+    return call.by_argument(texts, " ".join(names), whole={*names} - {samples})
+
+
+# Reductions --------------------------------------------------------------------------------------
+
+
+def pooling(call: ShapedCall) -> Spec:
+    """Samples and channels are on their own; the output's image has other sizes."""
+    kind, names = call.operator.kind, call.names
+    num_image = 1 if "1d" in kind else 3 if "3d" in kind else 2
+    image = [f"y{dim}" for dim in range(num_image)]
+    right = [*names[:-num_image], *image]
+    whole = {*names[-num_image:], *image}
+    linear = [{0}] if "avg" in kind else []
+    return call.moved(*[right] * len(call.outputs), whole=whole, linear=linear)
+
+
+def reduction(call: ShapedCall) -> Spec:
+    """Sums, means (of a device's elements, by their part of all), and what is needed as a whole."""
+    kind, names, gone = call.operator.kind, call.names, call.dims()
+    keeps = call.get("keepdim", False)
+    right = ["1" if d in gone else n for d, n in enumerate(names) if keeps or d not in gone]
+    spec = call.moved(*[right] * len(call.outputs))
+    reduced = {names[dim] for dim in gone}
+    if kind == "mean":
+        return replace(spec, options=dict.fromkeys(reduced & {*spec.sizes}, Option.MEAN))
+    return spec if kind == "sum" else replace(spec, whole=reduced, linear=())
+
+
+def cross_entropy(call: ShapedCall) -> Spec:
+    """Along the samples where losses are summed or kept; a mean skips what is ignored."""
+    names, reduced, target = call.names, call.get("reduction", 1), call.index("target")
+    if reduced == 1 or len(names) < 2 or not target:
+        return None
+    if len(call.inputs[target.pop()]) != len(names) - 1:
+        return None
+    samples = " ".join(_put(names, 1))
+    texts = {"self": " ".join(names), "target": samples, "weight": names[1]}
+    return call.by_argument(texts, samples if reduced == 0 else "", whole={names[1]})
+
+
+# Products of matrices ----------------------------------------------------------------------------
+
+
+def linear(call: ShapedCall) -> Spec:
+    """``… i, o i, o -> … o``: column-parallel along ``o``, row-parallel along ``i``."""
+    return _layer(call, {"input": "… i", "weight": "o i", "bias": "o"}, "… o")
+
+
+def addmm(call: ShapedCall) -> Spec:
+    """``o, n i, i o -> n o``; the first is added and may have rows."""
+    if (call.get("alpha", 1), call.get("beta", 1)) != (1, 1):
+        return None
+    added = call.inputs[0]
+    bias = "1" if added == (1,) else "n o" if len(added) == 2 else "o"
+    return _layer(call, {"mat1": "n i", "mat2": "i o", "self": bias}, "n o")
+
+
+def _layer(call: ShapedCall, texts: dict[str, str], outputs: str) -> Spec:
+    """A layer of data, a weight and a bias, named in this order."""
+    data, weight, bias = map(call.index, texts)
+    spec = call.by_argument(texts, outputs, added=bias, linear=[data | bias, weight | bias])
+    samples = {name for index in data for dim in spec.inputs[index] for name in dim} - {"i"}
+    has_rows = any(len(call.inputs[index]) > 1 for index in bias)
+    return replace(spec, samples=samples, weight=None if has_rows else weight.pop())
+
+
+def matmul(call: ShapedCall) -> Spec:
+    """Products of matrices, vectors, and batches of them."""
+    ranks = [len(shape) for shape in call.inputs]
+    left = "k" if ranks[0] == 1 else "n k" if ranks[0] == 2 else "… n k"
+    right = "k" if ranks[1] == 1 else "k m" if ranks[1] == 2 else "… k m"
+    output = f"{'… ' * (max(ranks) > 2)}{'n ' * (ranks[0] > 1)}{'m' * (ranks[1] > 1)}"
+    return call.spec(f"{left}, {right} -> {output}", linear=_each(call))
+
+
+def bilinear(call: ShapedCall) -> Spec:
+    """``… i, … j, o i j, o -> … o``."""
+    texts = {"input1": "… i", "input2": "… j", "weight": "o i j", "bias": "o"}
+    return call.by_argument(texts, "… o", added=call.index("bias"))
+
+
+def einsum(call: ShapedCall) -> Spec:
+    """The equation itself, where it names every dimension once per tensor."""
+    equation = str(call.get("equation", "")).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    parts = left.split(",")
+    if not arrow or "." in equation or any(len(set(p)) != len(p) for p in (*parts, right)):
+        return None
+    if [len(part) for part in parts] != [len(shape) for shape in call.inputs]:
+        return None
+    text = f"{', '.join(map(' '.join, parts))} -> {' '.join(right)}"
+    return call.spec(text, linear=_each(call))
+
+
+def convolution(call: ShapedCall) -> Spec:
+    """``n c *, o c *, o -> n o *``: along samples, and channels of either side; one group."""
+    num_image = len(call.inputs[1]) - 2
+    is_strange = call.get("groups", 1) != 1 or call.get("transposed", False)
+    if is_strange or len(call.inputs[0]) != num_image + 2 or isinstance(call.get("padding"), str):
+        return None
+    source, kernel, target = ([f"{s}{dim}" for dim in range(num_image)] for s in "iky")
+    texts = {"input": ["n", "c", *source], "weight": ["o", "c", *kernel], "bias": ["o"]}
+    data, weight, bias = map(call.index, texts)
+    return call.by_argument(
+        {argument: " ".join(names) for argument, names in texts.items()},
+        " ".join(["n", "o", *target]),
+        added=bias,
+        whole={*source, *kernel, *target},
+        linear=[data | bias, weight | bias],
     )
 
 
-def quotient(call: ShapedCall) -> FactorSpec | None:
-    """Linear in what is divided, unless it is rounded."""
-    rounded = call.attribute("rounding_mode") is not None
-    return call.dimensionwise() if rounded else linear_unary(call)
+def attention(call: ShapedCall) -> Spec:
+    """``… l d, … s d, … s v, (mask … l s) -> … l v``: along samples, heads, and queries.
 
-
-def along_whole_dim(call: ShapedCall) -> FactorSpec | None:
-    """``dim`` is needed as a whole, every other dimension is on its own (softmax, sorting)."""
-    return call.dimensionwise(whole=[call.dim(default=-1)])
-
-
-def layer_norm(call: ShapedCall) -> FactorSpec | None:
-    """The last dimensions are normalised together."""
-    rank = len(call.inputs[0])
-    last = range(rank - len(call.attribute("normalized_shape")), rank)
-    return call.dimensionwise(whole=last)
-
-
-def group_norm(call: ShapedCall) -> FactorSpec | None:
-    """Every sample is on its own."""
-    names = " ".join(f"x{dim}" for dim in range(2, len(call.inputs[0])))
-    spec = call.by_argument(f"n c {names}", input=f"n c {names}", weight="c", bias="c")
-    return replace(spec, whole=frozenset(spec.sizes) - {"n"})
-
-
-def pooling(call: ShapedCall) -> FactorSpec | None:
-    """Samples and channels are on their own; the output's image has other sizes."""
-    rank = len(call.inputs[0])
-    num_image = 1 if "1d" in call.operator.kind else 3 if "3d" in call.operator.kind else 2
-    front = " ".join(f"n{dim}" for dim in range(rank - num_image))
-    source = " ".join(f"i{dim}" for dim in range(num_image))
-    target = " ".join(f"o{dim}" for dim in range(num_image))
-    right = ", ".join([f"{front} {target}"] * len(call.outputs))
-    spec = call.spec(f"{front} {source} -> {right}")
-    whole = frozenset(name for name in spec.sizes if not name.startswith("n"))
-    linear = (frozenset({0}),) if "avg" in call.operator.kind else ()
-    return replace(spec, whole=whole, linear=linear)
-
-
-def _reduction(call: ShapedCall) -> FactorSpec:
-    rank, gone = len(call.inputs[0]), call.dims()
-    keeps = bool(call.attribute("keepdim", False))
-    left = [f"x{dim}" for dim in range(rank)]
-    right = [
-        "1" if dim in gone else name for dim, name in enumerate(left) if keeps or dim not in gone
-    ]
-    outputs = ", ".join([" ".join(right)] * len(call.outputs))
-    return call.spec(f"{' '.join(left)} -> {outputs}")
-
-
-def sum_of(call: ShapedCall) -> FactorSpec | None:
-    """Sums over some dimensions."""
-    return replace(_reduction(call), linear=(frozenset({0}),))
-
-
-def mean(call: ShapedCall) -> FactorSpec | None:
-    """Means: of a device's elements, by their part of all."""
-    spec = _reduction(call)
-    options = {f"x{dim}": Option.MEAN for dim in call.dims() if f"x{dim}" in spec.sizes}
-    return replace(spec, linear=(frozenset({0}),), options=options)
-
-
-def other_reduction(call: ShapedCall) -> FactorSpec | None:
-    """Largest, variance: what is reduced is needed as a whole."""
-    return replace(_reduction(call), whole=frozenset(f"x{dim}" for dim in call.dims()))
-
-
-def cross_entropy(call: ShapedCall) -> FactorSpec | None:
-    """Along the samples where losses are summed or kept; a mean skips what is ignored."""
-    rank, reduction = len(call.inputs[0]), call.attribute("reduction", 1)
-    target = call.index("target")
-    if reduction == 1 or target is None or len(call.inputs[target]) != rank - 1 or rank < 2:
+    Queries only without ``is_causal``, which counts rows from the first that it is given. The
+    factor of the keys is summed under a softmax, so it stays whole; heads of a grouped query
+    differ in number, which no factor says.
+    """
+    texts = {"query": "… l d", "key": "… s d", "value": "… s v", "attn_mask": "… l s"}
+    if call.get("enable_gqa", False) or not {*call.operator.arguments} <= texts.keys():
         return None
-    rest = [f"x{dim}" for dim in range(2, rank)]
-    samples = " ".join(["n", *rest])
-    texts = {"self": " ".join(["n", "c", *rest]), "target": samples, "weight": "c"}
-    spec = call.by_argument(samples if reduction == 0 else "", **texts)
-    return replace(spec, whole=frozenset({"c"} & set(spec.sizes)))
+    whole = {"d", "s"} | ({"l"} if call.get("is_causal", False) else set())
+    linear = [] if call.get("dropout_p", 0.0) else [call.index("value")]
+    return call.by_argument(texts, "… l v", whole=whole, linear=linear)
 
 
-_LINEAR_UNARY = ("alias", "clone", "contiguous", "neg", "detach", "lift_fresh")
-_ELEMENTWISE = (
-    *("relu", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu", "hardtanh", "relu6"),
-    *("hardswish", "hardsigmoid", "softplus", "sigmoid", "log_sigmoid", "tanh", "erf", "exp"),
-    *("expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "abs", "sign", "sin", "cos"),
-    *("floor", "ceil", "round", "square", "pow", "clamp", "clamp_min", "clamp_max", "maximum"),
-    *("minimum", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_not"),
-    *(
-        "logical_and",
-        "logical_or",
-        "bitwise_not",
-        "bitwise_and",
-        "bitwise_or",
-        "__or__",
-        "__and__",
-        "isnan",
-        "isinf",
-    ),
-    *("dropout", "native_dropout", "threshold", "zeros_like", "ones_like", "full_like"),
-    *("remainder", "floor_divide", "addcmul", "addcdiv", "lerp", "to", "_to_copy", "type_as"),
-)
-_VIEWS = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "_unsafe_view")
-_POOLING = (
-    *("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"),
-    *("avg_pool1d", "avg_pool2d", "avg_pool3d"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-    *("_adaptive_avg_pool2d", "adaptive_max_pool2d"),
-)
-_ALONG_WHOLE_DIM = (
-    *("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod"),
-    *("sort", "argsort"),
-)
-
-SPECS: Mapping[str, SpecFunction] = MappingProxyType(
-    {
-        **dict.fromkeys(_LINEAR_UNARY, linear_unary),
-        **dict.fromkeys(_ELEMENTWISE, elementwise),
-        **dict.fromkeys(_VIEWS, reshape),
-        **dict.fromkeys(_POOLING, pooling),
-        **dict.fromkeys(_ALONG_WHOLE_DIM, along_whole_dim),
-        **dict.fromkeys(("add", "sub", "rsub"), addition),
-        "mul": product,
-        "div": quotient,
-        "layer_norm": layer_norm,
-        "group_norm": group_norm,
-        "sum": sum_of,
-        "mean": mean,
-        **dict.fromkeys(("amax", "amin", "argmax", "argmin"), other_reduction),
-        **dict.fromkeys(("any", "all", "var", "std", "logsumexp"), other_reduction),
-        **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), cross_entropy),
-        # Products of matrices
-        "linear": linear,
-        "addmm": addmm,
-        **dict.fromkeys(("matmul", "mm", "bmm", "mv"), matmul),
-        "bilinear": bilinear,
-        "einsum": einsum,
-        **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), convolution),
-        "scaled_dot_product_attention": attention,
-        # Dimensions in another order, parts, look-ups
-        "permute": permute,
-        **dict.fromkeys(("transpose", "t", "swapaxes"), transpose),
-        "expand": expand,
-        "select": select,
-        "slice": part_of,
-        "narrow": part_of,
-        **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
-        "unbind": unbind,
-        "cat": cat,
-        "stack": stack,
-        "embedding": embedding,
-        "one_hot": one_hot,
-        "gather": gather,
-        **dict.fromkeys(("scatter", "scatter_add"), scatter),
-        "index_select": index_select,
-        "index_add": index_add,
-        "topk": part_of,
-    }
-)
-"""Kind -> its factors."""
+# Dimensions in another order, parts, look-ups ----------------------------------------------------
 
 
-def spec_of(call: ShapedCall) -> FactorSpec | None:
-    """The factors of a call; None where nothing is known, or not of these arguments."""
-    function = SPECS.get(call.operator.kind)
-    if function is None or not call.outputs:
+def reshape(call: ShapedCall) -> Spec:
+    """See :mod:`lightning_gpp.spmd.rules.views`."""
+    return reshape_spec(call.inputs[0], call.outputs[0])
+
+
+def permute(call: ShapedCall) -> Spec:
+    """Dimensions in another order."""
+    return call.moved([call.names[dim] for dim in call.dims("dims")])
+
+
+def transpose(call: ShapedCall) -> Spec:
+    """Two dimensions change places."""
+    names = call.names
+    if len(names) > 1:
+        one = call.dim("dim0", call.get("axis0", 0))
+        other = call.dim("dim1", call.get("axis1", 1))
+        names[one], names[other] = names[other], names[one]
+    return call.moved(names)
+
+
+def parts(call: ShapedCall) -> Spec:
+    """Of a dimension one index, some, every one, or several parts, each of a length of its own."""
+    kind, names = call.operator.kind, call.names
+    if kind in ("slice", "narrow") and call.inputs == call.outputs:
+        return call.moved(names)
+    dim = call.dim(default=-1 if kind == "topk" else 0)
+    if kind in ("select", "unbind"):
+        return call.moved(*[_put(names, dim)] * len(call.outputs), whole={names[dim]})
+    new = ["part"] * len(call.outputs) if kind == "topk" else _numbered(len(call.outputs))
+    linear = [] if kind == "topk" else [{0}]
+    rights = [_put(names, dim, each) for each in new]
+    return call.moved(*rights, whole={names[dim], *new}, linear=linear)
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"part{number}" for number in range(count)]
+
+
+def cat(call: ShapedCall) -> Spec:
+    """Tensors one after the other along a dimension, or along a new one (``stack``)."""
+    names, together = call.names, [{*range(len(call.inputs))}]
+    if len({len(shape) for shape in call.inputs}) > 1:
         return None
-    return function(call)
+    if call.operator.kind == "stack":
+        lefts, dim = [names] * len(call.inputs), call.dim(default=0, more=1)
+        right = [*names[:dim], "all", *names[dim:]]
+    else:
+        dim = call.dim(default=0)
+        lefts = [_put(names, dim, each) for each in _numbered(len(call.inputs))]
+        right = _put(names, dim, "all")
+    text = f"{', '.join(map(' '.join, lefts))} -> {' '.join(right)}"
+    return call.spec(text, linear=together, whole={*_numbered(len(lefts)), "all"})
+
+
+def embedding(call: ShapedCall) -> Spec:
+    """``v e, … -> … e``: along the indices, the width, and the vocabulary (a sum)."""
+    if call.get("sparse", False) or call.get("scale_grad_by_freq", False):
+        return None
+    return call.by_argument(
+        {"weight": "v e", "indices": "…"},
+        "… e",
+        whole={"v"} if int(call.get("padding_idx", -1)) >= 0 else set(),
+        options={"v": Option.VOCABULARY},
+        linear=[call.index("weight")],
+    )
+
+
+def one_hot(call: ShapedCall) -> Spec:
+    """Indices with a new dimension of classes."""
+    return call.moved([*call.names, "classes"], whole={"classes"}, linear=())
+
+
+def look_up(call: ShapedCall) -> Spec:
+    """Look-ups along a dimension, where every tensor has all dimensions.
+
+    ``gather``: ``out[i][j] = self[index[i][j]][j]``, ``scatter``: ``self[index[i][j]][j] =
+    src[i][j]``. A dimension besides is only on its own where all tensors have its whole length (an
+    index may be of fewer rows than what it looks into).
+    """
+    dim, shapes = call.dim(), [*call.inputs, *call.outputs]
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    shared = [d != dim and len({*lengths}) == 1 for d, lengths in enumerate(zip(*shapes))]
+    looks = call.operator.kind == "gather"
+
+    def text(role: str) -> str:
+        letter = "s" if role == "self" or (role == "out" and not looks) else "i"
+        return " ".join(f"{'x' if same else letter}{d}" for d, same in enumerate(shared))
+
+    texts = {role: text(role) for role in ("self", "index", "src")}
+    spec = call.by_argument(texts, text("out"), linear=[{0}] if looks else [])
+    return replace(spec, whole={name for name in spec.sizes if not name.startswith("x")})
+
+
+def index_select(call: ShapedCall) -> Spec:
+    """Rows by number: along the other dimensions, and along the numbers."""
+    names, dim = call.names, call.dim(default=0)
+    texts = {"self": " ".join(names), "index": "row"}
+    right = " ".join(_put(names, dim, "row"))
+    return call.by_argument(texts, right, whole={names[dim]}, linear=[{0}])
+
+
+def index_add(call: ShapedCall) -> Spec:
+    """Rows added to rows by number: along the other dimensions, and along the rows (a sum)."""
+    names, dim = call.names, call.dim(default=0)
+    source = " ".join(_put(names, dim, "row"))
+    own, together = call.index("self"), [call.index("self", "source")]
+    texts = {"self": " ".join(names), "index": "row", "source": source}
+    return call.by_argument(texts, " ".join(names), whole={names[dim]}, added=own, linear=together)
+
+
+_TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
+    "alias clone contiguous neg detach lift_fresh expand": multiple,
+    "relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardswish hardsigmoid "
+    "softplus sigmoid log_sigmoid tanh erf exp expm1 log log1p log2 sqrt rsqrt reciprocal abs "
+    "sign sin cos floor ceil round square pow clamp clamp_min clamp_max maximum minimum where "
+    "masked_fill eq ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and "
+    "bitwise_or __or__ __and__ isnan isinf dropout native_dropout threshold zeros_like "
+    "ones_like full_like remainder floor_divide addcmul addcdiv lerp to _to_copy "
+    "type_as": elementwise,
+    "add sub rsub": addition,
+    "mul": product,
+    "div": quotient,
+    "softmax _softmax log_softmax _log_softmax _safe_softmax cumsum cumprod sort "
+    "argsort": along_whole_dim,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d "
+    "adaptive_max_pool2d": pooling,
+    "sum mean amax amin argmax argmin any all var std logsumexp": reduction,
+    "cross_entropy_loss nll_loss nll_loss_nd": cross_entropy,
+    "linear": linear,
+    "addmm": addmm,
+    "matmul mm bmm mv": matmul,
+    "bilinear": bilinear,
+    "einsum": einsum,
+    "conv1d conv2d conv3d convolution": convolution,
+    "scaled_dot_product_attention": attention,
+    "view reshape flatten unflatten unsqueeze squeeze _unsafe_view": reshape,
+    "permute": permute,
+    "transpose t swapaxes": transpose,
+    "select unbind slice narrow topk split split_with_sizes chunk tensor_split": parts,
+    "cat stack": cat,
+    "embedding": embedding,
+    "one_hot": one_hot,
+    "gather scatter scatter_add": look_up,
+    "index_select": index_select,
+    "index_add": index_add,
+}
+
+SPECS = {kind: function for kinds, function in _TABLE.items() for kind in kinds.split()}
+"""Kind -> what gives its factors; None where they are not known of these arguments."""

@@ -26,34 +26,17 @@ def reshape_spec(source: tuple[int, ...], target: tuple[int, ...]) -> FactorSpec
     >>> reshape_spec((5, 6, 4), (5, 4, 6)).inputs[0]
     (('1',), (), ())
     """
-    sizes: dict[str, int] = {}
-    if math.prod(source):
-        for start, end in _steps(_products(source), _products(target)):
-            sizes[str(start)] = end // start
-    linear = (frozenset({0}),)
-    return FactorSpec((_dims(source, sizes),), (_dims(target, sizes),), sizes, linear=linear)
-
-
-def _products(shape: tuple[int, ...]) -> set[int]:
-    """Products of the leading dimensions.
-
-    >>> sorted(_products((6, 4, 1)))
-    [1, 6, 24]
-    """
-    return {math.prod(shape[:count]) for count in range(len(shape) + 1)}
-
-
-def _steps(source: set[int], target: set[int]) -> list[tuple[int, int]]:
-    """Steps between products that both shapes can be cut at.
-
-    Between two products that both have, all are kept where each divides the next, else none.
-    """
-    common, found = sorted(source & target), []
-    for start, end in zip(common, common[1:]):
-        points = [start, *sorted(p for p in source | target if start < p < end), end]
-        if all(after % before == 0 for before, after in zip(points, points[1:])):
-            found += list(zip(points, points[1:]))
-    return found
+    one, other = (
+        {math.prod(shape[:n]) for n in range(len(shape) + 1)} for shape in (source, target)
+    )
+    common, sizes = sorted(one & other), dict[str, int]()
+    for start, end in zip(common, common[1:]) if common[0] else ():
+        # Between two products that both have, all are kept where each divides the next, else none.
+        points = [start, *sorted(p for p in one | other if start < p < end), end]
+        steps = [*zip(points, points[1:])]
+        if all(after % before == 0 for before, after in steps):
+            sizes |= {str(before): after // before for before, after in steps}
+    return FactorSpec((_dims(source, sizes),), (_dims(target, sizes),), sizes, linear=[{0}])
 
 
 def _dims(shape: tuple[int, ...], sizes: dict[str, int]) -> Dims:

@@ -112,61 +112,39 @@ def some_samples(
         assert slices is not None, "asked for when the number of pieces was chosen"
         return pieces_of(inputs, slices, 2)[0]
     chosen = torch.arange(count) * total // count
-    dims = captured.graph.batch_dims
-    return {name: _selected(t, dims[name][0], chosen, total) for name, t in inputs.items()}
+    return dict(at_rows(inputs, captured.graph.batch_dims, chosen, total))
 
 
-def in_reverse(values: Values, dims: Dims, num_samples: int) -> Values:
-    """The same with the samples in reverse order.
+def at_rows(values: Values, dims: Dims, rows: Tensor, num_samples: int) -> Values:
+    """The same of other samples: those of ``rows``, in this order.
 
     Args:
         values: arguments or outputs of a call, by name.
-        dims: of the samples, for every tensor.
+        dims: of the samples, for every tensor; without any a value stays as it is.
+        rows: numbers of samples.
         num_samples: of the call.
     """
-    order = torch.arange(num_samples).flip(0)
-    turned: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in values.items():
         leaves, structure = flatten(value)
         of_tensors = iter(dims.get(name, ()))
-        turned[name] = structure.unflatten(
+        found[name] = structure.unflatten(
             [
-                _selected(leaf, next(of_tensors, None), order, num_samples)
+                _selected(leaf, next(of_tensors, None), rows, num_samples)
                 if isinstance(leaf, Tensor)
                 else leaf
                 for leaf in leaves
             ]
         )
-    return turned
+    return found
 
 
-def _selected(tensor: Tensor, dim: int | None, chosen: Tensor, total: int) -> Tensor:
+def _selected(tensor: Tensor, dim: int | None, rows: Tensor, total: int) -> Tensor:
     if dim is None:
         return tensor
     entries = tensor.shape[dim] // total
-    index = chosen[:, None] * entries + torch.arange(entries)
+    index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
     return tensor.index_select(dim, index.flatten().to(tensor.device))
-
-
-def with_other_neighbours(
-    captured: CapturedModel, inputs: Mapping[str, Tensor], num_samples: int, num_first: int
-) -> dict[str, Tensor]:
-    """The arguments of a call in which the first samples stand in the place of the others, too.
-
-    Batches of graphs stay as they are: their shapes differ from sample to sample.
-    """
-    if captured.takes_graphs:
-        return dict(inputs)
-    dims = captured.graph.batch_dims
-    return {n: _repeated(t, dims[n][0], num_samples, num_first) for n, t in inputs.items()}
-
-
-def _repeated(tensor: Tensor, dim: int | None, num_samples: int, num_first: int) -> Tensor:
-    if dim is None:
-        return tensor
-    length = tensor.shape[dim]
-    index = torch.arange(length, device=tensor.device) % (length // num_samples * num_first)
-    return tensor.index_select(dim, index)
 
 
 def influence(
@@ -267,7 +245,7 @@ def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], nam
         return first
     if isinstance(first, Tensor) and dim is not None:
         per_sample = first.shape[dim] // sizes[0]
-        if all(t.shape[dim] == per_sample * size for t, size in zip(column, sizes, strict=True)):
+        if [t.shape[dim] for t in column] == [per_sample * size for size in sizes]:
             try:
                 return torch.cat(list(column), dim=dim)
             except RuntimeError as error:

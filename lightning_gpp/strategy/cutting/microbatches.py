@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_gpp.strategy.cutting.graphs import (
-    cut_graphs,
-    is_graph,
-    num_graphs,
-    refuse_single_graph,
-    repeated_graphs,
-)
+from lightning_gpp.strategy.cutting.graphs import is_graph, num_graphs, some_graphs
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
 _PER_SAMPLE = (Tensor, np.ndarray)
@@ -160,16 +154,7 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     if len(sizes) == 1:
         return [batch]
     starts = [0, *itertools.accumulate(sizes)]
-    return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
-
-
-def _part(batch: Any, part: slice, total: int) -> Any:
-    def cut(item: Any, place: str) -> Any:
-        if is_graph(item):
-            return cut_graphs(item, part, place)
-        return item if isinstance(item, _PER_SAMPLE) and not item.ndim else item[part]
-
-    return _walk(batch, "batch", total, cut)
+    return [_chosen(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
 
 
 def resized_batch(batch: Any, num_samples: int) -> Any:
@@ -180,34 +165,23 @@ def resized_batch(batch: Any, num_samples: int) -> Any:
         TypeError: the batch holds something that cannot be cut.
     """
     size = batch_size(batch)
-    if num_samples <= size:
-        return batch if num_samples == size else _part(batch, slice(num_samples), size)
+    if num_samples == size:
+        return batch
     indices = [index % size for index in range(num_samples)]
+    return _chosen(batch, slice(num_samples) if num_samples < size else indices, size)
 
-    def repeated(item: Any, place: str) -> Any:
+
+def _chosen(batch: Any, chosen: slice | list[int], total: int) -> Any:
+    """A batch of some of the samples of another, which has ``total``."""
+
+    def taken(item: Any, place: str) -> Any:
         if is_graph(item):
-            return repeated_graphs(item, num_samples)
+            return some_graphs(item, chosen, place)
         if isinstance(item, _PER_SAMPLE):
-            return item[indices] if item.ndim else item
-        return type(item)([item[index] for index in indices])
+            return item[chosen] if item.ndim else item
+        return item[chosen] if isinstance(chosen, slice) else [item[index] for index in chosen]
 
-    return _walk(batch, "batch", size, repeated)
-
-
-def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
-    """Refuses to train on one full graph, which cannot be cut, unless that was asked for.
-
-    Raises:
-        ValueError: the batch is or holds a graph that is no batch of graphs.
-    """
-
-    def check(item: Any, place: str) -> Any:
-        if is_graph(item):
-            refuse_single_graph(item, place)
-        return item
-
-    if num_microbatches != 1:
-        _walk(batch, "batch", None, check)
+    return _walk(batch, "batch", total, taken)
 
 
 def _walk(

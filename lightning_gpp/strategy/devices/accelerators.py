@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.accelerators import Accelerator
 
 
@@ -18,7 +19,8 @@ class OurAccelerator(Accelerator):
     kind: ClassVar[str]
     """Its name in Lightning's registry."""
 
-    description: ClassVar[str]
+    expected: ClassVar[str]
+    """What ``devices`` has to be."""
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Refuses other strategies.
@@ -44,6 +46,20 @@ class OurAccelerator(Accelerator):
         return cls.kind
 
     @classmethod
-    def register_accelerators(cls, accelerator_registry: Any) -> None:
-        """Registers the accelerator under its name."""
-        accelerator_registry.register(cls.kind, cls, description=cls.description)
+    def auto_device_count(cls) -> int:
+        """There is no default number.
+
+        Raises:
+            ValueError: always; the text says what to give.
+        """
+        raise ValueError(f"{cls.expected}; got none")
+
+    def setup_device(self, device: torch.device) -> None:
+        """Nothing: a CPU needs none."""
+
+    def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
+        """Nothing: a CPU has no counters."""
+        return {}
+
+    def teardown(self) -> None:
+        """Nothing."""

@@ -44,7 +44,7 @@ class EmulatedAccelerator(OurAccelerator):
     """
 
     kind = "emulated"
-    description = "Devices of a described cluster"
+    expected = _NUMBER
 
     def __init__(
         self,
@@ -95,16 +95,6 @@ class EmulatedAccelerator(OurAccelerator):
         cluster = resolve_cluster(cluster, num_devices)
         return replace(settings, cluster=cluster, emulated=emulated)
 
-    def setup_device(self, device: torch.device) -> None:
-        """Nothing: the real device is a CPU."""
-
-    def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
-        """Nothing: an emulated device has no counters."""
-        return {}
-
-    def teardown(self) -> None:
-        """Nothing."""
-
     @staticmethod
     def parse_devices(devices: Any) -> int:
         """The number of devices.
@@ -125,12 +115,3 @@ class EmulatedAccelerator(OurAccelerator):
     def get_parallel_devices(devices: int) -> list[torch.device]:
         """The CPU for every rank."""
         return [torch.device("cpu")] * devices
-
-    @staticmethod
-    def auto_device_count() -> int:
-        """There is no default number.
-
-        Raises:
-            ValueError: always; the text says what to give.
-        """
-        raise ValueError(f"{_NUMBER}; got none")

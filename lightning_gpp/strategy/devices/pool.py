@@ -7,7 +7,6 @@ come several times: every ``cpu`` is a process of its own, and two ranks may sha
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +88,7 @@ class PoolAccelerator(OurAccelerator):
     """Real devices of several types in one job; for the graphpipe strategies only."""
 
     kind = "pool"
-    description = "A mixed list of real devices"
+    expected = _EXPECTED
 
     def __init__(self) -> None:
         self._own: Accelerator | None = None
@@ -108,24 +107,9 @@ class PoolAccelerator(OurAccelerator):
         if self._own is not None:
             self._own.teardown()
 
-    @staticmethod
-    def parse_devices(devices: Any) -> list[torch.device]:
-        """See :func:`parse_pool`."""
-        return parse_pool(devices)
+    parse_devices = staticmethod(parse_pool)
 
     @staticmethod
     def get_parallel_devices(devices: list[torch.device]) -> list[torch.device]:
         """The devices by rank."""
-        if any(map(is_accelerator, devices)):
-            # Lightning takes every accelerator but its own for one without GPUs.
-            warnings.filterwarnings("ignore", message="GPU available but not used")
         return devices
-
-    @staticmethod
-    def auto_device_count() -> int:
-        """There is no default pool.
-
-        Raises:
-            ValueError: always; the text says what to give.
-        """
-        raise ValueError(f"{_EXPECTED}; got no devices")

@@ -2,7 +2,9 @@
 
 User code runs on rank 0. Its calls of ``self.log`` are made there as they come, noted, and made on
 the other ranks inside the same hook, so that progress bars, loggers, checkpoints and early stopping
-see on every rank what they would see on one device.
+see on every rank what they would see on one device. Of a metric its name travels: all ranks have
+it, and what changed in it travels with the results of the step
+(:mod:`~lightning_gpp.strategy.state.leader_state`).
 """
 
 from __future__ import annotations
@@ -20,13 +22,26 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.strategy.cutting.results import mean_over_samples
-from lightning_gpp.strategy.logging.metrics import MetricRef, reference
 from lightning_gpp.strategy.state.held_elsewhere import lifted
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRef:
+    """A metric of the module in a log call.
+
+    Attributes:
+        name: qualified name of the metric in the LightningModule.
+        last: its value for the last batch, for logging on step.
+    """
+
+    name: str
+    last: Any
 
 
 @dataclass(slots=True)
@@ -227,3 +242,42 @@ def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
             module.log(call.name, metric, **call.kwargs)
         else:
             module.log(call.name, number_of(value), **call.kwargs)
+
+
+def compute_alike(module: nn.Module, peers: Peers | None) -> None:
+    """Metrics sum over pipelines, and not over the ranks of one, which all hold the same state.
+
+    Args:
+        module: whose metrics.
+        peers: of this rank in the other pipelines; None if there is one pipeline.
+    """
+
+    def gathered(value: Tensor, group: Any = None) -> list[Tensor]:
+        assert peers is not None
+        found = peers.gather(value.cpu(), "summing the state of a metric")
+        return [each.to(value.device) for each in found]
+
+    for part in module.modules():
+        if not isinstance(part, Metric):
+            continue
+        if peers is None:
+            part.sync_on_compute = False
+            part._to_sync = False
+        else:
+            part.dist_sync_fn = gathered
+            part.distributed_available_fn = lambda: True
+
+
+def reference(module: nn.Module, metric: Metric) -> MetricRef:
+    """How a log call that travels names a metric.
+
+    Raises:
+        ValueError: the metric is not an attribute of the module.
+    """
+    for name, part in module.named_modules():
+        if part is metric:
+            return MetricRef(name, metric._forward_cache)
+    raise ValueError(
+        f"a {type(metric).__name__} was logged that is not an attribute of "
+        f"{type(module).__name__}; assign it to the module in __init__ so that every rank has it"
+    )

@@ -55,9 +55,13 @@ def example_of(
 
 
 def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict[str, Tensor]:
-    """The first part of every tensor, all of it where it is not cut."""
+    """The first part of every tensor, all of it where it is not cut; apart from autograd."""
     return {
-        name: _first(tensor, slices.get(name, Slices(None))) for name, tensor in tensors.items()
+        name: slices.get(name, Slices(None))
+        .cut(tensor.detach(), 1)[0]
+        .clone()
+        .requires_grad_(tensor.requires_grad)
+        for name, tensor in tensors.items()
     }
 
 
@@ -107,9 +111,3 @@ def _agree(tensors: Mapping[str, Tensor], total: int) -> bool:
         for tensor in tensors.values()
         if tensor.dim()
     )
-
-
-def _first(tensor: Tensor, slices: Slices) -> Tensor:
-    """The first part of a tensor, cut off from autograd."""
-    part = slices.cut(tensor.detach(), 1)[0].clone()
-    return part.requires_grad_(tensor.requires_grad)

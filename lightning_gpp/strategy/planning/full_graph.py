@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,25 +102,6 @@ class GraphCall:
             return cls(tuple(args), dict(kwargs), tensors, None)
         small_args, small_kwargs = arguments.rebuild(example)
         return cls(tuple(small_args), dict(small_kwargs), tensors, example)
-
-
-def check_masks(batch: Any) -> None:
-    """Checks that the masks of a graph have an entry per vertex, if the batch is a ``Data``.
-
-    Raises:
-        GraphTrainingError: one has not.
-    """
-    library = sys.modules.get("torch_geometric.data")
-    if library is None or not isinstance(batch, library.Data):
-        return
-    num_vertices = batch.num_nodes
-    for name, mask in batch:
-        is_mask = name.endswith("_mask") and isinstance(mask, Tensor)
-        if is_mask and mask.shape[:1] != (num_vertices,):
-            raise GraphTrainingError(
-                f"{name} has to have an entry per vertex, which are {num_vertices}, got shape "
-                f"{tuple(mask.shape)}"
-            )
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

@@ -11,11 +11,12 @@ import hashlib
 import logging
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,12 +25,12 @@ from lightning_gpp.capture import CapturedModel, device_kind, module_content
 from lightning_gpp.cluster import cluster_to_json
 from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.common.strict_json import JsonFormat
-from lightning_gpp.cost import Costs, costs_to_json
+from lightning_gpp.common.units_of_measure import number_text
+from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.strategy.planning.timed_costs import TimedCosts
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""
@@ -38,10 +39,16 @@ log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = " is of an earlier run"
 
+BUSY = 1.5
+"""Times as long as the measuring thread computed, which never sleeps: less than two thirds of a
+processor were left for it. Operators look slower then than they are, and nothing else shows it."""
+
 BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
-_measured_here: set[Path] = set()
-"""Profiles that this process has made: later loops of a Trainer plan with the same."""
+T = TypeVar("T")
+
+_of_busy_machine: dict[tuple[Path, str], Costs] = {}
+"""Measured by this process, and not kept: later loops of a Trainer plan with the same."""
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
@@ -58,93 +65,84 @@ class PlanCache:
 
     def __init__(self, given: CacheLike) -> None:
         folder = default_folder() if given is True else Path(given) if given else None
-        self._documents = None if folder is None else DocumentCache(folder)
+        self._documents = DocumentCache(folder)
 
     def costs(
         self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
     ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine.
-
-        Costs of a machine that was busy are measured again when a later process finds them; the
-        better remain.
-        """
-
-        def timed() -> TimedCosts:
-            return TimedCosts.measured(device, measure)
-
-        if self._documents is None:
-            made = timed()
-            return made.costs, made.notes
-        key = profile_key(captured, device)
-        path = self._documents.path("profile", key)
-        is_known = path in _measured_here
-        _measured_here.add(path)
-        found, notes = self._find("profile", key, TimedCosts.from_json, TimedCosts.to_json, timed)
-        if notes and found.is_of_busy_machine and not is_known:
-            again = timed()
-            if again.slowness < found.slowness:
-                found, notes = again, ()
-                self._documents.write("profile", key, found.to_json())
-        return found.costs, (*found.notes, *notes)
+        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine."""
+        folder = self._documents.folder
+        key = {} if folder is None else profile_key(captured, device)
+        found = self._found("profile", key, costs_from_json)
+        if found is not None:
+            return found
+        place = folder and (folder, content_hash(key))
+        if place in _of_busy_machine:
+            return _of_busy_machine[place], ()
+        start_s, computed_s = time.perf_counter(), time.thread_time()
+        costs = measure()
+        took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
+        slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
+        if slowness <= BUSY:
+            self._documents.write("profile", key, costs_to_json(costs))
+            return costs, ()
+        if place is not None:
+            _of_busy_machine[place] = costs
+        note = (
+            "This machine was busy: measuring the model took "
+            f"{number_text(round(slowness, 1))} times as long as it computed, so "
+            "predictions may be too long. A later run measures again."
+        )
+        return costs, (note,)
 
     def plan(
         self, request: PlanRequest, planner: str, search: Callable[[], Plan]
     ) -> tuple[Plan, tuple[str, ...]]:
         """The plan that answers a request, and a note where it is of an earlier run."""
-        if self._documents is None:
-            return search(), ()
 
         def valid(text: str) -> Plan:
             plan = plan_from_json(text)
             validate_plan(plan, request.graph, request.num_devices)
             return plan
 
-        return self._find("plan", plan_key(request, planner), valid, plan_to_json, search)
+        key = {} if self._documents.folder is None else plan_key(request, planner)
+        found = self._found("plan", key, valid)
+        if found is None:
+            found = search(), ()
+            self._documents.write("plan", key, plan_to_json(found[0]))
+        return found
 
     def refit(self, key: Mapping[str, Any]) -> Refit | None:
         """The refit that was kept last under a :func:`refit_key`; None where there is none."""
-        if self._documents is None:
-            return None
-        return self._documents.read("refit", key, Refit.from_json)
+        found = self._documents.read("refit", key, Refit.from_json)
+        return None if found is None else found[0]
 
     def keep_refit(self, key: Mapping[str, Any], found: Refit) -> None:
         """Keeps a refit in the place of the last one."""
-        if self._documents is not None:
-            self._documents.write("refit", key, found.to_json())
+        self._documents.write("refit", key, found.to_json())
 
     def batch_times(self, key: Mapping[str, Any]) -> BatchTimes | None:
         """What batches took when the plan of a :func:`plan_run_key` ran last; None: not known."""
-        if self._documents is None:
-            return None
-        return self._documents.read(
-            "batch_times", key, lambda text: BATCHES.loads(BatchTimes, text)
-        )
+        found = self._documents.read("batch_times", key, partial(BATCHES.loads, BatchTimes))
+        return None if found is None else found[0]
 
     def keep_batch_times(self, key: Mapping[str, Any], times: BatchTimes) -> None:
         """Keeps what batches took in the place of what is known."""
-        if self._documents is not None:
-            self._documents.write("batch_times", key, BATCHES.dumps(times))
+        self._documents.write("batch_times", key, BATCHES.dumps(times))
 
-    def _find(
-        self,
-        kind: str,
-        key: dict[str, Any],
-        parse: Callable[[str], Any],
-        write: Callable[[Any], str],
-        make: Callable[[], Any],
-    ) -> tuple[Any, tuple[str, ...]]:
-        assert self._documents is not None
+    def _found(
+        self, kind: str, key: dict[str, Any], parse: Callable[[str], T]
+    ) -> tuple[T, tuple[str, ...]] | None:
+        """What an earlier run made, and a note that says so."""
         found = self._documents.read(kind, key, parse)
-        if found is not None:
-            note = (
-                f"The {kind}{OF_EARLIER_RUN}: {self._documents.path(kind, key)}; delete the "
-                "file, or use GraphPipeStrategy(cache=False), to make it anew."
-            )
-            log.debug("%s", note)
-            return found, (note,)
-        made = make()
-        self._documents.write(kind, key, write(made))
-        return made, ()
+        if found is None:
+            return None
+        note = (
+            f"The {kind}{OF_EARLIER_RUN}: {found[1]}; delete the file, or use "
+            "GraphPipeStrategy(cache=False), to make it anew."
+        )
+        log.debug("%s", note)
+        return found[0], (note,)
 
 
 def plan_run_key(plan: Plan, request: PlanRequest, refit_key: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 
 from lightning_gpp.planner.plan.plan_json import save_plan
 
@@ -25,21 +25,12 @@ class PlanFile(Callback):
         self.is_written = False
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Writes the plan, once (the sanity check may come before training)."""
-        self._write(trainer)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Writes the plan, once."""
-        self._write(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the plan of a run without a batch."""
-        self._write(trainer)
-
-    def _write(self, trainer: Trainer) -> None:
+        """Writes the plan, once: a sanity check may come before training, or no batch at all."""
         plan = getattr(trainer.strategy, "plan", None)
         if self.is_written or plan is None or not trainer.is_global_zero:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_plan(plan, self.path)
         self.is_written = True
+
+    on_train_batch_end = on_fit_end = on_validation_batch_end

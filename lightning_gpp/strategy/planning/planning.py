@@ -107,52 +107,35 @@ def plan_pipeline(
     """
     if settings.overlaps:
         settings = replace(settings, use_all_devices=False)
-    num_devices = at_hand.num_devices
-    chosen = settings.cluster
+    num_devices, chosen, plan = at_hand.num_devices, settings.cluster, None
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
-    key = refit_key(captured, device)
-    costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
-    assert costs is not None, "the planner needs costs"
+    if measured is None:
+        assert isinstance(settings.costs, Costs), "the planner needs costs"
+        measured = Measured(settings.costs)
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
-        known = Measured(costs, notes)
-        return _by_hand(plan, settings, captured, example, cluster, known, key)
-    question = _request(settings, captured, example, cluster, costs, None)
+        if settings.is_asynchronous:
+            refuse_async_plan(plan.stages)
+        _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
+    key = refit_key(captured, device)
+    question = _request(settings, captured, example, cluster, measured.costs, plan)
     question, refit_notes, found = _refitted(settings, question, key)
-    asked = PlanQuestion(
-        question, settings.planner, settings.planned_schedule, settings.use_all_devices
-    )
+    notes = (*captured.kept_whole, *measured.notes, *refit_notes)
+    schedule = settings.planned_schedule
+    if plan is not None:  # its devices keep their numbers
+        question = with_devices_of(plan, question)
+        found_plan = plan_to_run(PlanQuestion(question, schedule=schedule, plan=plan))
+        notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
+        return Planned(plan, found_plan.request, notes, found, key)
+    asked = PlanQuestion(question, settings.planner, schedule, settings.use_all_devices)
     found_plan = plan_to_run(asked, _search(settings, ways), partial(fullest, settings))
     plan, request = found_plan.plan, found_plan.request
-    notes = captured.kept_whole + notes + refit_notes + found_plan.result.notes
+    notes += found_plan.result.notes
     notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
     if settings.emulated is None:
         warn_of_misplaced(cluster, found_plan.ranks)
     return Planned(plan, request, notes, found, key)
-
-
-def _by_hand(
-    plan: Plan,
-    settings: Settings,
-    captured: CapturedModel,
-    example: Example,
-    cluster: Cluster,
-    known: Measured,
-    key: Mapping[str, Any],
-) -> Planned:
-    """A plan that the user made, with the schedule that runs it; its devices keep their numbers."""
-    if settings.is_asynchronous:
-        refuse_async_plan(plan.stages)
-    num_devices = cluster.num_devices
-    _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
-    question = _request(settings, captured, example, cluster, known.costs, plan)
-    question, refit_notes, found = _refitted(settings, question, key)
-    question = with_devices_of(plan, question)
-    found_plan = plan_to_run(PlanQuestion(question, schedule=settings.planned_schedule, plan=plan))
-    notes = (*captured.kept_whole, *known.notes, *refit_notes, *found_plan.notes)
-    notes += note_of_ranks(plan, num_devices)
-    return Planned(plan, found_plan.request, notes, found, key)
 
 
 def _search(
@@ -180,11 +163,6 @@ def fullest(settings: Settings, plan: Plan, request: PlanRequest) -> Plan:
     question = f"{settings.planner}, on all devices"
     kept = PlanCache(settings.cache)
     return kept.plan(request, question, lambda: on_all_devices(plan, request))[0]
-
-
-def _given(settings: Settings) -> Costs | None:
-    """The costs that the user gave; None where there are none, or a refit of others."""
-    return settings.costs if isinstance(settings.costs, Costs) else None
 
 
 def _refitted(

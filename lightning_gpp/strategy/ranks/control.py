@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.strategy.ranks.aside import Aside
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
 _GATHER_ASIDE: Tag = (-4, 1, 0, 0)
 """What ranks sent to where rank 0 has not come yet stays apart."""
+
+
+@dataclass(frozen=True)
+class Aside:
+    """User code outside of steps needs the others; what follows belongs to it.
+
+    Attributes:
+        place: of that code.
+    """
+
+    place: str
 
 
 class Control:
@@ -24,68 +36,46 @@ class Control:
         timeout_s: limit of every wait.
 
     Attributes:
+        transport: likewise.
         rank: this rank.
         num_ranks: how many there are.
         is_leader: whether this is rank 0, which reads data and computes the loss.
+        alone_in: name of the user code that runs on rank 0 and nowhere else; None for none.
         on_aside: what other ranks do in an aside.
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self._transport = transport
+        self.transport = transport
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
-        self._alone: str | None = None
+        self.alone_in: str | None = None
         self._gather: Tag = _GATHER
         self.on_aside: Callable[[Aside], Any]
 
-    def go_on_with(self, transport: Transport) -> None:
-        """All ranks: messages go another way from now on."""
-        self._transport = transport
-
-    @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[None]:
+    def alone(self, what: str) -> AbstractContextManager[None]:
         """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
 
         They wait for what it does next.
         """
-        before, self._alone = self._alone, what
-        try:
-            yield
-        finally:
-            self._alone = before
+        return instance_attribute(self, "alone_in", what)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Rank 0: inside of user code, while the others have been told to take part."""
-        before, self._alone = self._alone, None
-        try:
-            yield
-        finally:
-            self._alone = before
+        return instance_attribute(self, "alone_in", None)
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """All ranks: what they do in an aside."""
-        before, self._gather = self._gather, _GATHER_ASIDE
-        try:
-            yield
-        finally:
-            self._gather = before
+        return instance_attribute(self, "_gather", _GATHER_ASIDE)
 
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
-        if self._alone is not None:
+        if self.alone_in is not None:
             raise RuntimeError(
-                f"{self._alone} runs on rank 0 only, so it cannot save checkpoints, wait at "
+                f"{self.alone_in} runs on rank 0 only, so it cannot save checkpoints, wait at "
                 "barriers or do anything else that all ranks do together. Do it in a callback or "
                 "in a hook that runs on every rank."
             )
-
-    @property
-    def alone_in(self) -> str | None:
-        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
-        return self._alone
 
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
@@ -93,7 +83,7 @@ class Control:
         payload = pack_object(obj) if others else None
         for rank in others:
             assert payload is not None
-            self._transport.send(payload, target=rank, tag=_STEP)
+            self.transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
         """Other ranks: the next object that rank 0 tells, beside asides, which are taken part in.
@@ -107,7 +97,7 @@ class Control:
 
     def hear_any(self, purpose: str) -> Any:
         """Other ranks: the next object that rank 0 tells."""
-        payload = self._transport.receive(
+        payload = self.transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
@@ -122,11 +112,11 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack_object(obj), target=rank, tag=self._gather)
+        self.transport.send(pack_object(obj), target=rank, tag=self._gather)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
-        payload = self._transport.receive(
+        payload = self.transport.receive(
             source=rank, tag=self._gather, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
@@ -142,7 +132,7 @@ class Control:
 
     def flush(self) -> None:
         """Waits until everything told so far has left."""
-        self._transport.flush()
+        self.transport.flush()
 
     def gather(
         self, obj: Any, purpose: str, store: Callable[[Any], Any] | None = None
@@ -161,7 +151,7 @@ class Control:
                 self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
                 self.receive_from(0, purpose)
             self.send_to(0, obj)
-            self._transport.flush()
+            self.flush()
             return []
         gathered = [obj]
         if store is not None:

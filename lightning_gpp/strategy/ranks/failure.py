@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes.heartbeats import Heartbeats
+from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
 from lightning_gpp.runtime.waits import TransportError
 from lightning_gpp.strategy.lightning_private import SIGTERMException
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
@@ -108,6 +108,7 @@ class _Report:
 
     def error(self) -> Exception:
         """To be raised on other ranks: of the same type, so that scripts handle it alike."""
+        _show_peer_errors_short()
         error = self._same() or PeerError(self.full_text)
         error.__dict__["of_other_rank"] = self.full_text
         if not isinstance(error, PeerError):
@@ -164,6 +165,7 @@ class FailureWatch:
         terminated: which rank was asked to end (SIGTERM), as rank 0 knows; it ends all of them at
             the end of the step.
         ends_with_step: whether it does; the watch leaves that run alone.
+        has_failed: whether this rank reported an error or saw one.
     """
 
     def __init__(
@@ -182,27 +184,21 @@ class FailureWatch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._ending: threading.Thread | None = None
-        self._has_reported = False
+        self.has_failed = False
         self._ended = threading.Event()
         self._met = threading.Event()
         self._apart: str | None = None
         self._states: dict[int, Mapping[str, Any]] = {}
         self._main = threading.get_ident()
-        _show_peer_errors_short()
         self._heartbeats = Heartbeats(self._hear, self._lose)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this rank reported an error or saw one."""
-        return self._has_reported
 
     def report(self, error: BaseException) -> None:
         """Tells the others of an error of this rank, unless it is one of theirs."""
         if self.is_in_order(error):
             return
-        is_known, self._has_reported = self._has_reported, True
+        is_known, self.has_failed = self.has_failed, True
         if not is_known and of_other_rank(error) is None:
-            self._tell(_Report.of(error, self._rank, self._pipeline))
+            self._to_leader(asdict(_Report.of(error, self._rank, self._pipeline)))
 
     def is_in_order(self, error: BaseException) -> bool:
         """Whether it ends the run of all ranks, which are still together, and is no failure."""
@@ -218,10 +214,7 @@ class FailureWatch:
             Why they do not have it; None if all are here.
         """
         self._ended.set()
-        if self._rank == 0:
-            self._come(0, state)
-        else:
-            self._heartbeats.send({"came": dict(state)})
+        self._to_leader({"came": dict(state)})
         if not self._met.wait(_MEET_S):
             missing = sorted({*range(dist.get_world_size())} - {*self._states})
             who = f"ranks {missing}" if self._rank == 0 else "some ranks"
@@ -241,10 +234,14 @@ class FailureWatch:
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
+        self._to_leader({"terminated": self._rank})
+
+    def _to_leader(self, message: dict[str, Any]) -> None:
+        """Rank 0 decides what was first, and whether all are here."""
         if self._rank == 0:
-            self._hear(0, {"terminated": 0})
+            self._hear(0, message)
         else:
-            self._heartbeats.send({"terminated": self._rank})
+            self._heartbeats.send(message)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -263,7 +260,7 @@ class FailureWatch:
         """Raises the error of another rank that ended the run."""
         first = self._first
         if first is not None and first.rank != self._rank:
-            self._has_reported = True
+            self.has_failed = True
             raise first.error()
 
     def origin(self, error: BaseException) -> Exception | None:
@@ -275,25 +272,18 @@ class FailureWatch:
             self._known.wait(_GRACE_S)
             first = self._first
             if first is not None and first.rank != self._rank:
-                self._has_reported = True
+                self.has_failed = True
                 return first.error()
-            if first is None and (heard := self._heard_of_other_pipeline()) is not None:
-                self._has_reported = True
-                self._tell(heard)
+            joined = self._joined
+            text = joined.heard_failure() if first is None and joined is not None else None
+            if text is not None:
+                summary = f"ends with another pipeline\n{text}"
+                heard = _Report(self._rank, summary, pipeline=self._pipeline)
+                self.has_failed = True
+                self._to_leader(asdict(heard))
                 return heard.error()
         self.report(error)
         return None
-
-    def _heard_of_other_pipeline(self) -> _Report | None:
-        """Why this pipeline ends with another one, if it does."""
-        text = None if self._joined is None else self._joined.heard_failure()
-        if text is None:
-            return None
-        return _Report(self._rank, f"ends with another pipeline\n{text}", pipeline=self._pipeline)
-
-    def _tell_other_pipelines(self, report: _Report) -> None:
-        if self._joined is not None and self._rank == 0:
-            self._joined.tell_failure(report.full_text)
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
@@ -302,10 +292,7 @@ class FailureWatch:
         self._ended.set()
         if self._ending is not None:
             self._ending.join()
-        if self.has_failed:
-            self._heartbeats.close(_LEAVE_FAILED_S)
-        else:
-            self._heartbeats.close()
+        self._heartbeats.close(_LEAVE_FAILED_S if self.has_failed else LEAVE_S)
 
     # In threads of the heartbeats ----------------------------------------------------------------
 
@@ -352,13 +339,6 @@ class FailureWatch:
             report = _Report(rank, summary, pipeline=self._pipeline)
             self._settle(report, also_here=True, lets_end=False)
 
-    def _tell(self, report: _Report) -> None:
-        """The way of an error of this rank: rank 0 decides which was the first."""
-        if self._rank == 0:
-            self._settle(report)
-        else:
-            self._heartbeats.send(asdict(report))
-
     def _settle(self, report: _Report, *, also_here: bool = False, lets_end: bool = True) -> None:
         """Takes a report for the first unless there was one; rank 0 passes it on.
 
@@ -380,7 +360,8 @@ class FailureWatch:
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
-            self._tell_other_pipelines(report)
+            if self._joined is not None:
+                self._joined.tell_failure(report.full_text)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
 

@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 LOOP_STATE = "state_dict"
 """Last part of the keys under which a loop keeps what is no progress."""
@@ -64,14 +65,8 @@ def take_back(trainer: pl.Trainer, data: bytes) -> None:
 
 def on_cpu(values: dict[str, Any]) -> dict[str, Any]:
     """Values, tensors among them and in their dicts on the CPU."""
-    return {
-        name: value.cpu()
-        if isinstance(value, Tensor)
-        else on_cpu(value)
-        if isinstance(value, dict)
-        else value
-        for name, value in values.items()
-    }
+    moved: dict[str, Any] = pytree.tree_map_only(Tensor, Tensor.cpu, values)
+    return moved
 
 
 def _checkpoint_callbacks(trainer: pl.Trainer) -> list[ModelCheckpoint]:

@@ -1,8 +1,9 @@
 """What rank 0 tells the others while it runs the user's code: they follow calls, not steps.
 
-A message is told together with :class:`News`, so that what user code changed before a call holds
-on all ranks when the call runs there. Several messages go out in every step, so their classes have
-no slots: a frozen dataclass with slots is pickled by Python code, one without in C.
+A message is told together with :class:`News` (as :class:`Told`), so that what user code changed
+before a call holds on all ranks when the call runs there. Several messages go out in every step, so
+their classes have no slots: a frozen dataclass with slots is pickled by Python code, one without
+in C.
 """
 
 from __future__ import annotations
@@ -33,6 +34,30 @@ class News:
     changes: Mapping[Any, Any] = field(default_factory=dict)
     dropped: Sequence[int] = ()
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A message, one of the classes below, and what happened before it."""
+
+    message: Any
+    news: News
+
+
+@dataclass(frozen=True)
+class BatchRead:
+    """A batch of the data loader, which rank 0 has.
+
+    Attributes:
+        num_samples: of it, where rank 0 could tell.
+    """
+
+    num_samples: int | None
+
+
+@dataclass(frozen=True)
+class DataEnd:
+    """The data loader has no more."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +115,6 @@ class Build:
     """The pipeline is built now."""
 
     autocast: Autocast
-
-
-@dataclass(frozen=True)
-class ReadBatch:
-    """The step reads the next batch by itself."""
-
-
-@dataclass(frozen=True)
-class StepPerMicrobatch:
-    """The plan that was made needs steps that run for every micro-batch; this one begins anew."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +183,16 @@ class BackwardEnd:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step has returned; its loss is told with it.
+    """A step has returned.
 
     Attributes:
         logs: calls of ``self.log``.
+        loss: of a training step.
         terminated: rank that was asked to end (SIGTERM), which all do after this step.
     """
 
     logs: list[LogCall]
+    loss: Tensor | None
     terminated: int | None
 
 
@@ -222,6 +239,8 @@ class ReadEnd:
 @dataclass(frozen=True)
 class ManualBackward:
     """``self.manual_backward`` was called."""
+
+    loss: Tensor
 
 
 @dataclass(frozen=True)

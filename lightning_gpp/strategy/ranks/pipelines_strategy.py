@@ -160,11 +160,11 @@ class PipelinesStrategy(ParallelStrategy):
         """
         if (peers := self._peers) is None or not isinstance(tensor, Tensor):
             return tensor
-        name = str(reduce_op).rpartition(".")[2].lower()
-        is_mean = name in ("mean", "avg")
-        op = dist.ReduceOp.SUM if is_mean or reduce_op is None else _OPS.get(name)
+        name = str(reduce_op or "sum").rpartition(".")[2].upper()
+        is_mean = name in ("MEAN", "AVG")
+        op = dist.ReduceOp.SUM if is_mean else getattr(dist.ReduceOp, name, None)
         if op is None:
-            known = ", ".join(["mean", *_OPS])
+            known = "mean, sum, min, max, product"
             raise ValueError(f"reduce_op={reduce_op!r} over pipelines; known: {known}")
         reduced = peers.reduced(tensor, op, "reducing a value over the pipelines")
         return reduced / self.num_pipelines if is_mean else reduced
@@ -200,11 +200,3 @@ class PipelinesStrategy(ParallelStrategy):
     @property
     def _peers(self) -> Peers | None:
         return None if self.joined is None else self.joined.peers
-
-
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}

@@ -46,14 +46,15 @@ class ProcessLauncher(MultiProcessingLauncher):
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
         """What rank 0 sends beside weights: how far training came, and the plan that was shown."""
-        own = {"handed_back": handed_back(trainer), "shown_plan": self._our_strategy.shown_plan}
+        shown = self._our_strategy.reports.shown_plan
+        own = {"handed_back": handed_back(trainer), "shown_plan": shown}
         return super().get_extra_results(trainer) | own
 
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
         """Takes it over in the starting process, from which the next loop's ranks are started."""
         super().update_main_process_results(trainer, extra)
         take_back(trainer, extra["handed_back"])
-        self._our_strategy.shown_plan = extra["shown_plan"]
+        self._our_strategy.reports.shown_plan = extra["shown_plan"]
 
     @property
     def _our_strategy(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 
 NUM_WARM_UP = 1
 """Batches that are not counted: building the pipeline, allocations, lazy optimizer state."""

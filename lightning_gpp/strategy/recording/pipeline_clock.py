@@ -27,7 +27,7 @@ class PipelineClock:
 
     def pipeline(self) -> AbstractContextManager[None]:
         """What counts runs in this, nested or not."""
-        return self._timing(True) if self._can_time() and not self._is_on else nullcontext()
+        return self._timing(True) if not self._is_on and self._can_time() else nullcontext()
 
     def user(self) -> AbstractContextManager[None]:
         """In the midst of what counts: user code, which one process runs as well."""

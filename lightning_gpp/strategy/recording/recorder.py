@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -37,9 +37,7 @@ class StepRecorder:
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.is_on = False
         self.is_cut = False
-        self._runs: list[RunRecord] = []
-        self._begun: list[Run] = []
-        self._programs: list[Program] = []
+        self._runs: list[tuple[Run, RunRecord]] = []
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
@@ -48,30 +46,21 @@ class StepRecorder:
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
-        self._runs, self._marks, self._open, self._begun = [], [], None, []
-        self._programs = []
-        self._window = 0
+        self._runs, self._marks, self._open, self._window = [], [], None, 0
         if self._last_read is not None:
             self._note_read(self._last_read)
         self._last_read = None
 
     def stop(self) -> RankRecord:
-        """Ends the step and returns what was recorded, in the stages of :attr:`program`."""
+        """Ends the step and returns what was recorded."""
         self.end()
         self.is_on = self.is_cut = False
-        runs = (
-            _in_stages_of(self.program, run, program)
-            for run, program in zip(self._runs, self._programs, strict=True)
-        )
-        return RankRecord(tuple(runs), tuple(self._marks))
+        return RankRecord(tuple(found for _, found in self._runs), tuple(self._marks))
 
     @property
-    def program(self) -> Program:
-        """Of what was recorded the program with most stages: mini-batches may be too small for it.
-
-        Those run on the first replicas alone, by a program that has no others.
-        """
-        return max(self._programs, key=lambda program: program.num_stages)
+    def programs(self) -> list[Program]:
+        """Of every mini-batch that was recorded; one too small for all replicas has another."""
+        return [run.program for run, _ in self._runs]
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
@@ -116,9 +105,18 @@ class StepRecorder:
         """
         with self._recording(run.executor) as records:
             yield
-        if self.is_on:
-            turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
-            self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
+        if not self.is_on:
+            return
+        end_ns = time.monotonic_ns()
+        same = (index for index, (other, _) in enumerate(self._runs) if other is run)
+        place = next(same, len(self._runs))
+        if place == len(self._runs):
+            self._runs.append((run, RunRecord(tuple(records), end_ns)))
+        else:
+            found = self._runs[place][1].followed_by(records, end_ns, still_ns)
+            self._runs[place] = run, found
+        turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
+        self._open = Mark(SpanKind.FINISH if is_second else turn, end_ns, end_ns, place)
 
     @contextlib.contextmanager
     def window(self, run: Run, number: int, found: WindowRecord) -> Iterator[None]:
@@ -146,34 +144,10 @@ class StepRecorder:
             return
         end_ns = time.monotonic_ns()
         is_paced = pace is not None and records
-        self._programs.append(run.program)
-        self._runs.append(
-            RunRecord(
-                tuple(_numbered(record, shift) for record in records),
-                records[-1].end_ns if is_paced else end_ns,
-                found,
-            )
-        )
+        numbered = tuple(_numbered(record, shift) for record in records)
+        over_ns = records[-1].end_ns if is_paced else end_ns
+        self._runs.append((run, RunRecord(numbered, over_ns, found)))
         self._open = Mark(SpanKind.FINISH, end_ns, end_ns, self._window)
-
-    def _note_run(
-        self,
-        run: Run,
-        records: Sequence[ActionRecord],
-        then: SpanKind,
-        still_ns: int = 0,
-    ) -> None:
-        """Actions were run, of a run that was begun before or not; what comes then begins."""
-        end_ns = time.monotonic_ns()
-        same = (i for i, other in enumerate(self._begun) if other is run)
-        place = next(same, len(self._runs))
-        if place == len(self._runs):
-            self._begun.append(run)
-            self._programs.append(run.program)
-            self._runs.append(RunRecord(tuple(records), end_ns))
-        else:
-            self._runs[place] = self._runs[place].followed_by(records, end_ns, still_ns)
-        self._open = Mark(then, end_ns, end_ns, place)
 
     @property
     def is_heard(self) -> bool:
@@ -208,27 +182,6 @@ class StepRecorder:
             if is_on:
                 executor.on_record = on_record
             yield records
-
-
-def _in_stages_of(shown: Program, run: RunRecord, program: Program) -> RunRecord:
-    """A run of a program, with the stages of another program of the same plan."""
-    if program.num_stages == shown.num_stages:
-        return run
-    first = {
-        replica.stage: stage
-        for stage in range(shown.num_stages)
-        if (replica := shown.replica(stage)).index == 0
-    }
-
-    def in_shown(stage: int) -> int:
-        return first.get(program.replica(stage).stage, stage)  # the feed has no place of its own
-
-    def moved(record: ActionRecord) -> ActionRecord:
-        action = record.action
-        peer = None if action.peer is None else in_shown(action.peer)
-        return replace(record, action=replace(action, stage=in_shown(action.stage), peer=peer))
-
-    return replace(run, actions=tuple(map(moved, run.actions)))
 
 
 def _numbered(record: ActionRecord, shift: int) -> ActionRecord:

@@ -1,24 +1,129 @@
-"""How recorded steps of a run compare with what was predicted of them."""
+"""Recorded steps beside what was predicted of them: from the plan's costs, and from a refit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from lightning_gpp.common.units_of_measure import seconds_text
-from lightning_gpp.planner import Plan
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import Timeline
+from lightning_gpp.simulate import (
+    StepCosts,
+    Timeline,
+    TimelineStage,
+    predicted_timeline,
+    program_costs,
+    simulate,
+)
 from lightning_gpp.simulate.refit.compare import Comparison
-from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
+from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS, refit
 from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.simulate.timeline.windows import pace_s
+from lightning_gpp.simulate.refit.windows import refit_windows
+from lightning_gpp.simulate.timeline.stages import plan_stages
+from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.recording.prediction import StepQuestion
-from lightning_gpp.strategy.recording.windows_prediction import WindowsQuestion
+
+MOST_BEFORE = 64
+"""Mini-batches that are simulated before recorded windows at most; by then a pipeline is full."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was run, and the question that its plan answers.
+
+    Attributes:
+        program: what was run; of windows the program of some mini-batches before, theirs, and more.
+        plan: what the program is of.
+        request: the question that it answers.
+        step: what a step is taken to cost besides, where that is known.
+        stages: what timelines show of them.
+        rank_of_device: rank of every device.
+        windows: numbers in the program of those that were run, if the pipeline does not drain.
+        updates: of the parameters before every one of them.
+    """
+
+    program: Program
+    plan: Plan
+    request: PlanRequest
+    step: StepCosts
+    stages: tuple[TimelineStage, ...]
+    rank_of_device: tuple[int, ...]
+    windows: range | None = None
+    updates: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, windows: Sequence[WindowRecord] = ()) -> Question | None:
+        """Rank 0: of the last step that a pipeline trained, or of the windows that it ran last.
+
+        Plan and request of a step have as many micro-batches and samples as it had. None where it
+        had fewer samples than the stages take at a time, for which another program was run than
+        the plan's.
+        """
+        planned, sizes = pipeline.planned, pipeline.last_sizes
+        assert planned is not None
+        plan, request, numbers = planned.plan, planned.request, None
+        if windows:
+            before = min(windows[0].since, MOST_BEFORE)
+            numbers = range(before, before + len(windows))
+            count = numbers.stop + windows[-1].remaining
+            program = pipeline.placed.program(count, schedule=pipeline.schedule, check=False)
+        else:
+            if len(sizes) % pipeline.placed.units_at_a_time:
+                return None
+            assert pipeline.last_trained is not None
+            program = pipeline.last_trained
+            plan = replace(pipeline.plan, num_microbatches=len(sizes))
+            request = replace(request, minibatch_size=sum(sizes), num_microbatches=None)
+        known = planned.refit
+        return cls(
+            program,
+            plan,
+            request,
+            StepCosts() if known is None else known.step_costs(plan, request.graph),
+            timeline_stages(pipeline, program),
+            pipeline.rank_of_device,
+            numbers,
+            tuple(window.updates for window in windows),
+        )
+
+    def predicted(self, found: Refit | None = None) -> Timeline:
+        """The program as it is simulated: with the costs of the plan, or refitted."""
+        request, step = self.request, self.step
+        if found is not None:
+            request = found.request(request)
+            step = found.step_costs(self.plan, request.graph, base=step)
+        simulated = simulate(self.program, program_costs(self.plan, request, step=step))
+        timeline = predicted_timeline(
+            simulated, stages=self.stages, rank_of_device=self.rank_of_device
+        )
+        if self.windows is None:
+            return timeline
+        return windows_of(timeline, self.program, self.windows, updates=self.updates)
+
+    def refit(self, timelines: Sequence[Timeline]) -> Refit:
+        """What recorded steps of the same program, or windows of the same plan, say."""
+        found = refit if self.windows is None else refit_windows
+        return found(timelines, self.program, self.plan, self.request)
+
+    def why_other(self, timeline: Timeline) -> str:
+        """Why this is not what was recorded; empty if it is."""
+        if self.windows is not None:
+            is_same = _actions(timeline) == _actions(self.predicted())
+            return "" if is_same else "other actions ran than those of the program."
+        try:
+            check_program(timeline, self.program)
+        except ValueError:
+            return "it did not go once forward and once backward."
+        return ""
+
+
+def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
+    """What a timeline shows of the stages of a program."""
+    return plan_stages(program, pipeline.plan, pipeline.captured.graph, pipeline.rank_of_device)
 
 
 @dataclass(frozen=True)
@@ -37,6 +142,12 @@ class StepReport:
     notes: tuple[str, ...]
     refit: Refit | None
 
+    @property
+    def source(self) -> str:
+        """What the prediction to show is from."""
+        found = self.comparison.predicted.items()
+        return next(name for name, predicted in found if predicted is self.predicted)
+
     def describe(self) -> str:
         """The table and what it shows."""
         return "\n".join((self.comparison.table(), *self.notes))
@@ -48,62 +159,48 @@ class StepReports:
     def __init__(self) -> None:
         self._recorded: list[tuple[Program | Plan, int, Timeline]] = []
 
-    def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
-        """The report on the step that was run last, or why there is none.
+    def report(
+        self, pipeline: Pipeline, timeline: Timeline, windows: Sequence[WindowRecord]
+    ) -> StepReport | str:
+        """The report on what was run last, or why there is none.
 
         Args:
             pipeline: that ran it.
-            timeline: of the step.
+            timeline: of the step, or of the windows.
+            windows: where the pipeline was in each of them, if it does not drain.
         """
-        assert timeline.step is not None
-        if any(span.minibatch for span in timeline.spans):
+        if not windows and any(span.minibatch for span in timeline.spans):
             return "Not compared with a prediction: it ran several mini-batches or calls."
-        question = StepQuestion.of(pipeline)
+        question = Question.of(pipeline, windows)
         if question is None:
             return "Not compared with a prediction: its mini-batch was too small for the plan."
-        try:
-            check_program(timeline, question.program)
-        except ValueError:
-            return "Not compared with a prediction: it did not go once forward and once backward."
+        if why := question.why_other(timeline):
+            return f"Not compared with a prediction: {why}"
         name, note = _name(pipeline)
         predicted, notes = {name: question.predicted()}, [note]
         last = None
-        if timeline.source != "emulated":  # there costs are known, they are those of the cluster
-            last = self._refit(question, question.program, timeline, predicted, notes)
-        return self._made(timeline, predicted, notes, last)
-
-    def report_windows(
-        self, pipeline: Pipeline, timeline: Timeline, windows: Sequence[WindowRecord]
-    ) -> StepReport | str:
-        """The report on windows of a pipeline that does not drain, or why there is none.
-
-        Args:
-            pipeline: that ran them last.
-            timeline: of the windows.
-            windows: where the pipeline was in each of them.
-        """
-        assert timeline.step is not None
-        question = WindowsQuestion.of(pipeline, windows, timeline.weights)
-        name, note = _name(pipeline)
-        predicted, notes = {name: question.predicted()}, [note]
-        if _actions(timeline) != _actions(predicted[name]):
-            return "Not compared with a prediction: other actions ran than those of the program."
-        last = self._refit(question, question.plan, timeline, predicted, notes)
-        if last is None:
-            return self._made(timeline, predicted, notes, None)
-        if pace_s(timeline) is not None:
-            paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
-            notes.append(f"From the end of a step to that of the next: {_pace(timeline)}{paces}.")
-        notes.append(
-            "In steps that overlap what a rank does between two of them is refitted as one number, "
-            "the optimizer's."
-        )
-        return self._made(timeline, predicted, notes, last)
+        # The costs of emulated devices are known: they are those of the cluster.
+        if windows or timeline.source != "emulated":
+            last = self._refit(question, timeline, predicted, notes)
+        if windows and last is not None:
+            if pace_s(timeline) is not None:
+                paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
+                notes.append(
+                    f"From the end of a step to that of the next: {_pace(timeline)}{paces}."
+                )
+            notes.append(
+                "In steps that overlap what a rank does between two of them is refitted as one "
+                "number, the optimizer's."
+            )
+        if windows:
+            weights = timeline.weights
+            predicted = {name: replace(each, weights=weights) for name, each in predicted.items()}
+        shown = predicted.get("refit", next(iter(predicted.values())))
+        return StepReport(Comparison(timeline, predicted), shown, tuple(notes), last)
 
     def _refit(
         self,
-        question: StepQuestion | WindowsQuestion,
-        same: Program | Plan,
+        question: Question,
         timeline: Timeline,
         predicted: dict[str, Timeline],
         notes: list[str],
@@ -112,7 +209,6 @@ class StepReports:
 
         Args:
             question: of what was recorded.
-            same: what recordings have in common that are refitted together.
             timeline: what was recorded.
             predicted: gets the prediction of a refit to what was recorded before, if there is any.
             notes: get what it is.
@@ -121,27 +217,19 @@ class StepReports:
         if timeline.step < WARM_UP_STEPS:
             notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
             return None
+        same = question.program if question.windows is None else question.plan
         key = same, question.request.minibatch_size
         earlier = [t for *known, t in self._recorded if tuple(known) == key]
         self._recorded.append((*key, timeline))
         last = question.refit([*earlier, timeline])
         if earlier:
             predicted["refit"] = question.predicted(question.refit(earlier))
-            notes.append(f"refit: of the steps recorded before ({_steps(earlier)}).")
+            steps = ", ".join(str(each.step) for each in earlier)
+            notes.append(f"refit: of the steps recorded before ({steps}).")
         else:
             predicted["fit"] = question.predicted(last)
             notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         return last
-
-    def _made(
-        self,
-        timeline: Timeline,
-        predicted: dict[str, Timeline],
-        notes: list[str],
-        found: Refit | None,
-    ) -> StepReport:
-        shown = predicted.get("refit", next(iter(predicted.values())))
-        return StepReport(Comparison(timeline, predicted), shown, tuple(notes), found)
 
 
 def _pace(timeline: Timeline) -> str:
@@ -166,18 +254,7 @@ def _name(pipeline: Pipeline) -> tuple[str, str]:
     if planned.refit is not None:
         return "known", f"known: costs {planned.refit.describe()}."
     if planned.request.is_estimated:
-        return (
-            "estimate",
-            "estimate: operators were not measured, their costs are those of data sheets.",
-        )
-    return (
-        "profile",
-        "profile: operators one by one; the user's step, data and optimizer are not in it.",
-    )
-
-
-def _steps(timelines: list[Timeline]) -> str:
-    """The steps, or how many there are."""
-    if len(timelines) <= 5:
-        return ", ".join(str(timeline.step) for timeline in timelines)
-    return f"{len(timelines)} steps"
+        note = "estimate: operators were not measured, their costs are those of data sheets."
+        return "estimate", note
+    note = "profile: operators one by one; the user's step, data and optimizer are not in it."
+    return "profile", note

@@ -10,16 +10,23 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_gpp.common.text_table import wrapped
+from lightning_gpp.common.units_of_measure import percent_text, seconds_text
+from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.clock import measure_offset
-from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
-from lightning_gpp.simulate import SpanKind, Timeline
+from lightning_gpp.runtime.measured import RankRecord, measured_timeline
+from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.recording.shown_steps import ShownSteps
-from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
-from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
-from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.recording.step_reports import (
+    StepReport,
+    StepReports,
+    timeline_stages,
+)
+from lightning_gpp.strategy.report import show, width
 
 TYPICAL_OF = (3, 6, 9, 12, 15)
 """Steps of which the median is shown: few, after the warm-up of allocators and optimizers, and with
@@ -98,15 +105,13 @@ class TimelineCallback(pl.Callback):
                 f"steps must name at least one optimizer step, counted from 0; got {steps}"
             )
         self.dirpath = None if dirpath is None else Path(dirpath)
-        self.picture = picture
-        self.page = page
-        self.trace = trace
+        self.writes = {"picture": picture, "page": page, "trace": trace}
         self.predict = predict
         self.timelines: dict[int, Timeline] = {}
         self.reports: dict[int, StepReport] = {}
         self._is_typical = steps is None
         self._reports = StepReports()
-        self._shown: ShownSteps | None = None
+        self._recorded: list[tuple[Timeline, StepReport | str, int]] = []
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
@@ -128,14 +133,6 @@ class TimelineCallback(pl.Callback):
             self.steps = tuple(trainer.global_step + step for step in chosen)
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
-        self._shown = ShownSteps(
-            trainer,
-            self._run,
-            self.dirpath,
-            {"picture": self.picture, "page": self.page, "trace": self.trace},
-            num_to_choose_from=len(self.steps) if self._is_typical else None,
-            are_in_one_timeline=self._are_in_one_timeline,
-        )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What was read before belongs to no step."""
@@ -189,30 +186,114 @@ class TimelineCallback(pl.Callback):
             if trainer.is_global_zero:
                 show(f"No timeline of step {self._step}: no gradient went through the forward.")
             return
+        if len({program.num_stages for program in run.recorder.programs}) > 1:
+            if trainer.is_global_zero:
+                show(f"No timeline of step {self._step}: a mini-batch was too small for the plan.")
+            return
         with run.failures.guard():
             timeline = _gather(run, record, self._step)
             if timeline is not None:
-                windows = [each.window for each in record.runs if each.window is not None]
-                self._take(run, timeline, windows)
+                self._take(run, timeline, record)
 
-    def _take(self, run: PipelinedRun, timeline: Timeline, windows: Sequence[WindowRecord]) -> None:
-        """Rank 0: keeps a timeline, and shows it beside its prediction.
+    def _take(self, run: PipelinedRun, timeline: Timeline, record: RankRecord) -> None:
+        """Rank 0: keeps the timeline of what was recorded, and shows it beside its prediction."""
+        windows = [each.window for each in record.runs if each.window is not None]
+        self.timelines[self._step] = timeline
+        report: StepReport | str = ""
+        if self.predict:
+            report = self._reports.report(run.built, timeline, windows)
+        if isinstance(report, StepReport):
+            self.reports[self._step] = report
+        if len(windows) > 1:
+            what = f"{len(windows)} mini-batches that overlap, from step {self._step} on,"
+            self._show(run, timeline, report, report, what)
+        elif windows or not self._is_typical:
+            self._show(run, timeline, report, report, f"Step {self._step}")
+        else:
+            self._recorded.append((timeline, report, sum(run.built.last_sizes)))
+            if len(self._recorded) == len(self.steps):
+                self._show_typical(run)
+
+    def _show_typical(self, run: PipelinedRun) -> None:
+        """Rank 0: the step of median length of those that were recorded.
+
+        It is one with a whole mini-batch, and with a refit of others, which the first has not.
+        """
+        recorded, self._recorded = self._recorded, []
+        most = max(num_samples for *_, num_samples in recorded)
+        whole = [(timeline, report) for timeline, report, count in recorded if count == most]
+        refitted = [
+            (timeline, report)
+            for timeline, report in whole
+            if isinstance(report, StepReport) and report.source == "refit"
+        ]
+        by_length = sorted(refitted or whole, key=lambda found: found[0].step_s)
+        timeline, report = by_length[len(by_length) // 2]
+        what = f"Step {timeline.step}, the median of {len(by_length)},"
+        self._show(run, timeline, report, whole[-1][1], what)
+
+    def _show(
+        self,
+        run: PipelinedRun,
+        timeline: Timeline,
+        report: StepReport | str,
+        last_report: StepReport | str,
+        what: str,
+    ) -> None:
+        """Rank 0: files, loggers, and a line on the console.
 
         Args:
             run: that was recorded.
             timeline: of the step.
-            windows: where the pipeline was, if it does not drain.
+            report: how it compares with its prediction, or why it does not.
+            last_report: of the last such step recorded, which has the refit to all of them.
+            what: the step in words.
         """
-        self.timelines[self._step] = timeline
-        report: StepReport | str = ""
-        if self.predict and windows:
-            report = self._reports.report_windows(run.built, timeline, windows)
-        elif self.predict:
-            report = self._reports.report(run.built, timeline)
+        assert self.dirpath is not None
+        self.dirpath.mkdir(parents=True, exist_ok=True)
+        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
+        is_only_one = self._is_typical or len(self.steps) == 1 or (self._overlaps and are_in_a_row)
+        suffix = "" if is_only_one else f"-step{timeline.step}"
+        timelines = [report.predicted, timeline] if isinstance(report, StepReport) else [timeline]
+        written = write_step(timelines, self.dirpath, suffix=suffix, **self.writes)
+        found = shares(timeline)
+        metrics = found.metrics()
+        if (one_s := pace_s(timeline)) is not None:
+            metrics["timeline/minibatch_s"] = one_s
+        predicted = ""
         if isinstance(report, StepReport):
-            self.reports[self._step] = report
-        assert self._shown is not None, "training has begun"
-        self._shown.take(timeline, report, len(windows))
+            metrics |= report.comparison.metrics()
+            predicted = f", {seconds_text(report.predicted.step_s)} by the {report.source}"
+        if isinstance(last_report, StepReport):
+            written += self._keep(run, last_report)
+        for logger in run.module.trainer.loggers:
+            logger.log_metrics(metrics, step=timeline.step)
+        line = wrapped(
+            [
+                f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+                f"{percent_text(found.bubble_share, 1)} of it bubble"
+            ],
+            width(),
+        )
+        if written:
+            line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
+        show(line)
+        if isinstance(report, str):
+            if report:
+                show(report)
+        elif run.settings.report == "full":
+            show(report.describe())
+
+    def _keep(self, run: PipelinedRun, report: StepReport) -> list[Path]:
+        """Keeps the refit for the next run of this model; on emulated devices none is kept."""
+        found, planned = report.refit, run.built.planned
+        if found is None or report.comparison.measured.source != "measured":
+            return []
+        assert planned is not None and self.dirpath is not None
+        PlanCache(run.settings.cache).keep_refit(planned.refit_key, found)
+        path = self.dirpath / "refit.json"
+        path.write_text(found.to_json(), encoding="utf-8")
+        return [path]
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
@@ -235,18 +316,14 @@ class TimelineCallback(pl.Callback):
             self._stop(self._run.recorder)
         if not trainer.is_global_zero:
             return
-        if self._shown is not None and self._shown.choose_typical():
+        if self._recorded:
+            self._show_typical(self._run)
             return
-        missing = [step for step in self.steps if step not in self._done]
-        if never := [str(step) for step in missing if step >= trainer.global_step]:
+        if missing := [str(step) for step in self.steps if step not in self._done]:
             show(
-                f"No timeline of step {', '.join(never)}: training ended after "
-                f"{trainer.global_step} steps, which are counted from 0."
-            )
-        if cut := [str(step) for step in missing if step < trainer.global_step]:
-            show(
-                f"No timeline of step {', '.join(cut)}: it came before this run, or the pipeline "
-                "began to fill anew in it while the steps before were recorded."
+                f"No timeline of step {', '.join(missing)}: training ended after "
+                f"{trainer.global_step} steps, which are counted from 0; it came before this run; "
+                "or the pipeline began to fill anew in it while the steps before were recorded."
             )
 
     def on_exception(
@@ -258,13 +335,8 @@ class TimelineCallback(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._run = self._shown = None
-
-    @property
-    def _are_in_one_timeline(self) -> bool:
-        """Whether all chosen steps are."""
-        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
-        return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
+        self._run = None
+        self._recorded.clear()
 
     def _stop(self, recorder: StepRecorder) -> RankRecord:
         for hook in self._hooks:
@@ -288,7 +360,7 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
         step=step,
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
-        stages=timeline_stages(run.pipeline, run.recorder.program),
+        stages=timeline_stages(run.pipeline, run.recorder.programs[0]),
         weights=run.settings.policy.name,
         time_scale=time_scale,
     )

@@ -176,11 +176,6 @@ class ShardedPartition(Partition):
         """Whether other ranks hold something that this one does not."""
         return bool(self.storage) or super().is_partial
 
-    def held_parameters(self) -> list[nn.Parameter]:
-        """Parameters that this rank holds, or has parts of, each once."""
-        tensors = (self.stored(name) for name in self.owners.held_by(self.rank))
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: parts on all, whole ones on one."""
         whole = [name for name in self.owners.counted_by(self.rank) if name not in self.storage]

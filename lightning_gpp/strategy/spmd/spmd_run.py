@@ -50,7 +50,7 @@ from lightning_gpp.strategy.spmd.spmd_model import (
 )
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
-from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 
 ProgramPlanner = Callable[[SpmdGraph, Sequence[float], Mapping[str, Placement] | None], SpmdProgram]
 """Graph, share of every device, and how parameters are stored (None: to be decided) -> program."""
@@ -251,7 +251,6 @@ class SpmdRun(PipelinedRun):
         partition.spread()
         for optimizer in optimizers:
             optimizer.place_state()
-        partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         self.own_gradients = OwnGradients(partition.held_with_others())
@@ -266,12 +265,12 @@ class SpmdRun(PipelinedRun):
 
     # Calls -----------------------------------------------------------------------------------
 
-    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+    def open_call(self, message: Forward, boundary: Boundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
         assert self.divided is not None
         stash = PartsStash(self._held, self.divided.partition)
-        return OpenCall(halves, stash, self._alone_in)
+        return RankCall(halves, stash, self._alone_in)
 
     @contextmanager
     def _alone_in(self, halves: SpmdHalves, is_second: bool) -> Iterator[None]:

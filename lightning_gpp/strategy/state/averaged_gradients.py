@@ -110,19 +110,14 @@ class AveragedGradients:
         self._peers.mean_([gradient for gradient in late if gradient is not None], _PURPOSE)
         if means is not None:
             means.finish(None, self._peers.timeout_s, _PURPOSE)
-            self._multiply(means.parameters, _only_factor(early))
+            factor = _only_factor(early)
+            for parameter in means.parameters if factor != 1 else ():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         for parameter, gradient in zip(held, late, strict=True):
             if gradient is not None:
                 add_gradient(parameter, gradient)
         return bool(ends)
-
-    @staticmethod
-    def _multiply(parameters: Sequence[Parameter], factor: float) -> None:
-        if factor == 1:
-            return
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
 
 
 def _only_factor(early: Tensor) -> float:

@@ -2,13 +2,14 @@
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
 forward tells. Batches are on rank 0's device by then, and ``self.device`` says a device on all
-ranks (the summary of a model calls it there). So a module that is called before, or a parameter
-that is read, moves there, and back before the model is captured. The pipelined module itself, and
-what it is part of, only have their forward called, and stay where they are.
+ranks (the summary of a model calls it there). So a module that is called before moves there, as do
+parameters and buffers of the LightningModule itself, and back before the model is captured. The
+pipelined module, and what it is part of, only have their forward called, and stay where they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from lightning_gpp.common.tensor_places import tensor_places
+from lightning_gpp.common.tensor_places import own_places
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 
@@ -32,48 +33,37 @@ class EarlyModules:
 
     def __init__(self, module: nn.Module, target: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
-        around = {id(part) for part in module.modules() if target in part.modules()}
-        self._members = {id(part) for part in module.modules()} - around
-        self._tensors: dict[int, Tensor] = {}
+        self._around = [part for part in module.modules() if target in part.modules()]
         self._moved: list[tuple[Tensor, Tensor]] = []
         self._hook: RemovableHandle | None = None
-        self._read = nn.Module.__getattr__
 
     def start(self) -> None:
         """From now on it moves, and ``self.device`` is that device."""
         if self._device.type in ("cpu", "meta"):
             return
         tell_device(self._module, self._device)
-        self._tensors = {id(place.tensor): place.tensor for place in tensor_places(self._module)}
+        self._members = set(self._module.modules()).difference(self._around)
         self._hook = register_module_forward_pre_hook(self._before)
-        read_attribute = self._read = nn.Module.__getattr__
-
-        def read(module: nn.Module, name: str) -> Any:
-            value: Any = read_attribute(module, name)
-            if id(value) in self._tensors:
-                self._move([value])
-            return value
-
-        nn.Module.__getattr__ = read  # type: ignore[method-assign]
+        for part in self._around:
+            self._move(place.tensor for place in own_places(part))
 
     def stop(self) -> None:
         """All is back on the CPU."""
         if self._hook is None:
             return
         self._hook.remove()
-        nn.Module.__getattr__ = self._read  # type: ignore[method-assign]
         with lifted(), torch.inference_mode(False), torch.no_grad():
             for tensor, before in self._moved:
                 tensor.data = before.copy_(tensor.data)
         torch.clear_autocast_cache()  # which has parameters cast where they were
-        self._hook, self._tensors, self._moved = None, {}, []
+        self._hook, self._moved = None, []
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if id(module) in self._members:
+        if module in self._members:
             # Layers may read the weights of modules in them without calling these.
             self._move([*module.parameters(), *module.buffers()])
 
-    def _move(self, tensors: list[Tensor]) -> None:
+    def _move(self, tensors: Iterable[Tensor]) -> None:
         with lifted(), torch.inference_mode(False):  # moving is no change of the user's
             for tensor in tensors:
                 if tensor.device.type == "cpu":

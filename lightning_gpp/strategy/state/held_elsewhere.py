@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from lightning_gpp.common.tensor_places import tensor_places
-from lightning_gpp.common.torch_device import is_accelerator
 from lightning_gpp.strategy.torch_private import innermost_function_mode
 
 _FACTORIES = frozenset(
@@ -44,25 +41,11 @@ _IS_TYPE = {
 }
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_FREEZING = frozenset(
-    {
-        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
-        Tensor.requires_grad_,
-        Tensor.detach_,
-    }
-)
 
 ONLY_SOME = (
     "backward(inputs=...) for parameters of the pipelined module does not work with the graphpipe "
     "strategy: its stages are on several ranks. Freeze the others (requires_grad_(False), "
     "toggle_optimizer)."
-)
-
-
-ONLY_OWN = (
-    "{} would read a parameter that rank 0, where this code runs, does not have: with graphpipe "
-    "a rank holds only its own stages. Do it in a hook that runs on every rank, for the "
-    "parameters that are not on the 'meta' device, or with a callback such as WeightAveraging."
 )
 
 
@@ -78,50 +61,6 @@ LACKS_VALUES = (
 )
 
 
-_UNMOVED = frozenset({"__get__", "__set__", "__deepcopy__", "__reduce_ex__", "detach"})
-"""Names of functions that take lent values as they lie: what comes of them is lent, too."""
-
-
-class LentValues:
-    """Values of other ranks in this rank's host memory, while user code reads the whole module.
-
-    To that code they are on the device of this rank, as on one device. They go there when they are
-    used, one by one, as there may be no room for all.
-
-    Args:
-        device: of this rank.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._storages: frozenset[int] = frozenset()
-
-    def __bool__(self) -> bool:
-        return bool(self._storages)
-
-    def __contains__(self, value: object) -> bool:
-        if not isinstance(value, Tensor) or value.device.type != "cpu":
-            return False
-        return value.untyped_storage().data_ptr() in self._storages
-
-    def lend(self, module: nn.Module) -> None:
-        """What the module has in host memory is lent; of a rank without an accelerator nothing."""
-        if is_accelerator(self.device):
-            near = (place.tensor for place in tensor_places(module))
-            pointers = {t.untyped_storage().data_ptr() for t in near if t.device.type == "cpu"}
-            self._storages = frozenset(pointers - {0})
-
-    def take_back(self) -> None:
-        """Nothing is lent any more."""
-        self._storages = frozenset()
-
-    def on_device(self, values: Any) -> Any:
-        """Arguments of a function with what is lent on the device."""
-        return pytree.tree_map_only(
-            Tensor, lambda each: each.to(self.device) if each in self else each, values
-        )
-
-
 class HeldElsewhere(TorchFunctionMode):
     """While active, tensors on the ``meta`` device answer as if they were on ``device``.
 
@@ -130,25 +69,15 @@ class HeldElsewhere(TorchFunctionMode):
 
     Args:
         device: of this rank; None for code of every rank, which may look for what is on ``meta``.
-        lent: what this rank has of others for a while.
         of_stages: the ``id`` of every parameter that this rank's stages hold.
-
-    Attributes:
-        may_have_frozen: whether a call may have changed if a parameter requires a gradient. What
-            functions of torch in Python call in turn (a backward its hooks, say) is not seen.
     """
 
     def __init__(
-        self,
-        device: torch.device | None,
-        lent: LentValues,
-        of_stages: frozenset[int] = frozenset(),
+        self, device: torch.device | None, of_stages: frozenset[int] = frozenset()
     ) -> None:
         super().__init__()
         self.device = device
-        self._lent = lent
         self._of_stages = of_stages
-        self.may_have_frozen = False
 
     def __torch_function__(
         self,
@@ -158,22 +87,14 @@ class HeldElsewhere(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _FREEZING or isinstance(func, FunctionType):
-            self.may_have_frozen = True
-        is_away = args and isinstance(args[0], Tensor) and args[0].is_meta
-        is_lent = bool(self._lent and args and args[0] in self._lent)
-        device = self._lent.device if is_lent else self.device
-        if (is_away or is_lent) and device is not None:
+        device = self.device
+        if device is not None and args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func == _DEVICE:
                 return device
             if (kind := _IS_TYPE.get(func)) is not None:
                 return device.type == kind
             if func in _FACTORIES and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": device}
-        if self._lent and getattr(func, "__name__", "") not in _UNMOVED:
-            kept = args[:1] if _is_in_place(func) else ()
-            args, kwargs = self._lent.on_device((args[len(kept) :], kwargs))
-            args = (*kept, *args)
         if func in (_GET_DATA, _SET_DATA) and (args[0].is_meta or isinstance(args[0], Parameter)):
             alias: Tensor = args[0].detach()  # has its version in common with the original
             if func == _GET_DATA:
@@ -182,7 +103,7 @@ class HeldElsewhere(TorchFunctionMode):
             alias.add_(0)
             return None
         if _is_in_place(func) and _has_meta(args[1:]) and not _has_meta(args[:1]):
-            raise NotImplementedError(ONLY_OWN.format(func.__name__))
+            raise NotImplementedError(LACKS_VALUES)
         if func is Tensor.backward and kwargs.get("inputs") is not None:
             self._check_inputs(kwargs["inputs"])
         return func(*args, **kwargs)

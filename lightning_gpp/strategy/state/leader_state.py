@@ -1,45 +1,77 @@
 """What user code on rank 0 changes beside its results, made known to the other ranks.
 
 The user's steps, and hooks that look at data or results, run on rank 0 only. They may set a
-learning rate, freeze a layer, stop the training, or change a plain attribute or append a number to
-a list that another hook reads on every rank. Such changes travel with the results. Weights changed
-there cannot: the other ranks hold most of them.
+learning rate, freeze a layer, stop the training, update a metric, change a plain attribute or
+append a number to a list that another hook reads on every rank. Such changes travel with the
+results. Weights changed there cannot: the other ranks hold most of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
-from lightning_gpp.common.host_copies import KnownNumbers
-from lightning_gpp.strategy.logging.metrics import MetricStates
-from lightning_gpp.strategy.state.attribute_watch import AttributeWatch
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
+from lightning_gpp.common.host_copies import KnownNumbers, to_device
+from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.tensor_places import TensorPlace, own_places
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
-
-_MAX_GROUPS = 1 << 20
 _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 """Attributes that Lightning sets on each rank by itself."""
 
-_NO_TENSOR = torch.empty(0)
+_METRICS_OWN = frozenset(
+    {"training", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_should_unsync"}
+)
+_MISSING = object()
+
 # Versions are read tensor by tensor, and nothing tells when they change: extensions and compiled
-# functions write without Python. So all are looked at, in C: once before user code, once after.
+# functions write without Python. So all are looked at, in C, as attributes are.
 _requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
 
-_Place = tuple[Mapping[str, Tensor | None], str]
-Key = tuple[str, str | int, str]
+Key = tuple[str, Any, str]
+"""Kind of a change, the place of what changed, its name."""
+
 State = dict[Key, Any]
+
+
+class _Seen(NamedTuple):
+    """A value, and what tells that it has changed: the entries of a list, a tensor's version."""
+
+    value: Any
+    mark: Any
+
+    @classmethod
+    def of(cls, value: Any) -> _Seen:
+        if isinstance(value, Tensor):
+            return cls(value, num_changes(value))
+        return cls(value, tuple(value) if isinstance(value, list) else None)
+
+    def is_as(self, old: _Seen) -> bool:
+        """Of values that are no lists; a tensor whose changes nobody counts is taken as changed."""
+        if isinstance(self.value, Tensor):
+            return self.value is old.value and self.mark == old.mark is not None
+        return type(self.value) is type(old.value) and bool(self.value == old.value)
+
+    def filled(self, old: _Seen) -> tuple[bool, int, tuple[Any, ...]] | None:
+        """Of a list: whether it is another one, entries that stay, those after; None: the same."""
+        before = old.mark if isinstance(old.value, list) else ()
+        stays = len(before) <= len(self.mark) and all(map(operator.is_, before, self.mark))
+        kept, is_new = len(before) if stays else 0, old.value is not self.value
+        if not is_new and kept == len(self.mark) == len(before):
+            return None
+        return is_new, kept, self.mark[kept:]
+
+
+_NOTHING = _Seen(_MISSING, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,65 +79,44 @@ class _Watched:
     """The parts of a module that are looked at.
 
     Attributes:
-        parameters: all, by name: the table of the module that holds each, and its key there
-            (the tensor itself changes when a checkpoint makes the module whole for a moment).
-        buffers: those that must not change, likewise.
-        modules: the user's own, with their paths, by ``id``.
+        places: of all parameters, then of buffers that must not change (the tensor in them changes
+            when a checkpoint makes the module whole for a moment).
+        flags: keys of the changes of which parameters require gradients.
+        modules: the user's own, with their paths.
+        metrics: likewise; all of their state counts.
     """
 
-    parameters: dict[str, _Place]
-    buffers: dict[str, _Place]
-    modules: dict[int, tuple[str, nn.Module]]
+    places: list[TensorPlace]
+    flags: list[Key]
+    modules: list[tuple[str, nn.Module]]
+    metrics: list[tuple[str, Metric]]
 
     @classmethod
     def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
-        parts = dict(module.named_modules())
-        own = {
-            id(part): (path, part)
-            for path, part in parts.items()
-            if not type(part).__module__.startswith(_LIBRARIES)
-        }
-        parameters, buffers = {}, {}
-        for path, part in parts.items():
-            for key, _ in part._parameters.items():  # a scripted module's cannot be iterated over
-                parameters[f"{path}.{key}" if path else key] = part._parameters, key
-            for key, _ in part._buffers.items():
-                if (name := f"{path}.{key}" if path else key) in elsewhere:
-                    buffers[name] = part._buffers, key
-        return cls(parameters, buffers, own)
-
-    def tensors(self) -> list[Tensor]:
-        """Parameters, then buffers; something that never changes in the place of those left out."""
-        places = itertools.chain(self.parameters.values(), self.buffers.values())
-        found: list[Any] = list(itertools.starmap(operator.getitem, places))
-        if all(map(operator.is_not, found, itertools.repeat(None))):
-            return found
-        return [_NO_TENSOR if tensor is None else tensor for tensor in found]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensors:
-    """What the watched tensors were like at one moment: parameters, then buffers."""
-
-    tensors: list[Tensor]
-    requires_grad: bytes
-    versions: list[int]
-
-    @classmethod
-    def of(cls, tensors: list[Tensor], requires_grad: bytes | None = None) -> _Tensors:
-        """What they are like now; which of them require gradients may be known."""
-        versions = list(map(_version, tensors))
-        return cls(tensors, requires_grad or bytes(map(_requires_grad, tensors)), versions)
+        parts = list(module.named_modules())
+        places = [place for path, part in parts for place in own_places(part, path)]
+        metrics = [(path, part) for path, part in parts if isinstance(part, Metric)]
+        own = [each for each in parts if not type(each[1]).__module__.startswith(_LIBRARIES)]
+        parameters = [place for place in places if isinstance(place.tensor, nn.Parameter)]
+        buffers = [place for place in places if not isinstance(place.tensor, nn.Parameter)]
+        return cls(
+            [*parameters, *(place for place in buffers if place.name in elsewhere)],
+            [("requires_grad", "", place.name) for place in parameters],
+            [(path, part) for path, part in own if not isinstance(part, Metric)],
+            metrics,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What the watched parts were like at one moment; attributes have a watch of their own."""
+    """What the watched parts were like at one moment; metrics are remembered longer."""
 
-    tensors: _Tensors
-    should_stop: bool
-    groups: State
-    lists: dict[str, _Filling]
+    watched: _Watched
+    tensors: list[Tensor]
+    versions: list[int]
+    settings: State
+    attributes: list[dict[str, Any]]
+    lists: dict[str, _Seen]
 
 
 class LeaderState:
@@ -129,16 +140,9 @@ class LeaderState:
         self._changes: State = {}
         self._before: _Snapshot | None = None
         self._what = ""
-        self._attributes = AttributeWatch()
-        self._metrics = MetricStates(module)
         self._rates = KnownNumbers()
         self._settled: _Watched | None = None
-        self._requires_grad: bytes | None = None
-        self._seeing: HeldElsewhere | None = None
-
-    def close(self) -> None:
-        """Nothing is watched any more."""
-        self._attributes.remove()
+        self._metrics = self._metric_states()
 
     def settle(self, elsewhere: frozenset[str]) -> None:
         """The module has been captured: its parameters and sub-modules stay what they are.
@@ -146,206 +150,192 @@ class LeaderState:
         Args:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
         """
-        self._settled, self._requires_grad = _Watched.of(self._module, elsewhere), None
-        self._metrics.settle()
+        self._settled = _Watched.of(self._module, elsewhere)
 
     @contextlib.contextmanager
-    def watching(self, what: str, seeing: HeldElsewhere | None = None) -> Iterator[None]:
+    def watching(self, what: str) -> Iterator[None]:
         """Rank 0: collects what its body changes, for :meth:`take_changes`.
-
-        What was frozen or unfrozen since the last body counts as changed in this one: that is the
-        same on all ranks already, and telling it costs less than looking twice.
 
         Args:
             what: the user code that runs in it, for errors.
-            seeing: sees what that code does with tensors, if anything does.
         """
         if not self._has_followers:  # one rank holds all and tells nobody
             yield
             return
-        self._what, self._seeing = what, seeing
-        self._before = self._snapshot(_Tensors.of(self._watched().tensors(), self._requires_grad))
+        self._what, self._before = what, self._snapshot()
         try:
-            with self._attributes.on():
-                yield
+            yield
             self._note_changes()
         finally:
-            self._before = self._seeing = None
-        for (path, name), change in self._metrics.take_changes().items():
-            self._changes["metric", path, name] = change
+            self._before = None
+        metrics = self._metric_states()
+        for (path, name), now in metrics.items():
+            before = self._metrics.get((path, name), _NOTHING)
+            if isinstance(now.value, list):
+                if (filled := now.filled(before)) is not None:
+                    self._changes["list", path, name] = *filled[:2], list(map(_copy, filled[2]))
+            elif not now.is_as(before):
+                self._changes["attribute", path, name] = _copy(now.value)
+        self._metrics = metrics
 
-    def take_changes(self, *, before_forward: bool = False) -> State:
+    def take_changes(self) -> State:
         """Rank 0: what changed in :meth:`watching` and was not taken yet; to be sent.
 
         Metrics come when it has ended: nothing looks at them on other ranks before.
-
-        Args:
-            before_forward: whether stages run next. The first time only user code has run, and
-                where that has frozen nothing, as was seen, looking at parameters can wait.
 
         Raises:
             RuntimeError: a parameter changed.
         """
         if self._before is not None:
-            can_wait = before_forward and self._seeing and not self._seeing.may_have_frozen
-            self._note_changes(looks_at_tensors=not can_wait)
-            self._seeing = None
+            self._note_changes()
         changes, self._changes = self._changes, {}
         return changes
 
-    def _note_changes(self, *, looks_at_tensors: bool = True) -> None:
+    def _note_changes(self) -> None:
         assert self._before is not None
-        watched, before, tensors = self._watched(), self._before, self._before.tensors
-        if looks_at_tensors:  # once settled, a step does not exchange parameters for others
-            tensors = _Tensors.of(tensors.tensors if self._settled else watched.tensors())
-            self._requires_grad = tensors.requires_grad if self._settled else None
-        after = self._before = self._snapshot(tensors)
-        if (versions := before.tensors.versions) != tensors.versions:
-            names = itertools.chain(watched.parameters, watched.buffers)
-            same = map(operator.eq, versions, tensors.versions)
-            name = next(name for name, is_same in zip(names, same) if not is_same)
+        before, after = self._before, self._snapshot(self._before)
+        if before.versions != after.versions:
+            same = map(operator.eq, before.versions, after.versions)
+            places = zip(before.watched.places, same, strict=True)
+            name = next(place.name for place, is_same in places if not is_same)
             raise RuntimeError(
                 f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
                 "only, which does not hold all of the model. Change weights in a hook that "
                 "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
             )
-        self._changes |= _differences(watched, before, after)
-        self._changes |= _set_attributes(self._attributes.changed(watched.modules))
-        self._attributes.forget()
+        self._before = after
+        self._changes |= _differences(before, after)
 
     def look_again(self) -> None:
         """Rank 0: what has just changed, has changed on all ranks."""
         if self._before is not None:
             self._before = self._snapshot()
-            self._attributes.forget()
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
         """Rank 0: takes back what its body changes; for a step that begins anew."""
-        watched, before, attributes = self._watched(), self._snapshot(), AttributeWatch()
+        before = self._snapshot()
         try:
-            with attributes.on():
-                yield
+            yield
         finally:
-            attributes.remove()
-            changes = _differences(watched, self._snapshot(), before)
-            changes |= _set_attributes(
-                (path, name, now, former)
-                for path, name, former, now in attributes.changed(watched.modules)
-            )
-            self.apply(changes)
+            self.apply(_differences(self._snapshot(before), before))
 
     def apply(self, changes: Mapping[Key, Any]) -> None:
         """Other ranks: makes rank 0's changes."""
         for (kind, place, name), value in changes.items():
             if kind == "group":
-                optimizer, number = divmod(int(place), _MAX_GROUPS)
-                group = self._optimizers[optimizer].param_groups[number]
+                group = self._optimizers[place[0]].param_groups[place[1]]
                 if isinstance(group.get(name), Tensor):
                     group[name].fill_(value)
                 else:
                     group[name] = value
             elif kind == "requires_grad":
                 self._module.get_parameter(name).requires_grad_(value)
-            elif kind == "metric":
-                self._metrics.apply((str(place), name), value)
             elif kind == "should_stop":
                 self._module.trainer.should_stop = value
-            elif kind == "list":
-                is_new, kept, entries = value
-                if is_new or name not in vars(self._module):
-                    setattr(self._module, name, [])
-                getattr(self._module, name)[kept:] = entries
             else:
-                setattr(self._module.get_submodule(str(place)), name, value)
+                _set(self._module.get_submodule(place), name, value, is_list=kind == "list")
+
+    def _snapshot(self, earlier: _Snapshot | None = None) -> _Snapshot:
+        """What is now; of the same parts and tensors as an earlier one, if that is given.
+
+        A step does not exchange parameters for others, but reading the whole module does.
+        """
+        watched = self._watched() if earlier is None else earlier.watched
+        tensors = [p.tensor for p in watched.places] if earlier is None else earlier.tensors
+        own = vars(self._module).items()
+        return _Snapshot(
+            watched,
+            tensors,
+            list(map(_version, tensors)),
+            self._settings() | dict(zip(watched.flags, map(_requires_grad, tensors))),
+            [dict(vars(part)) for _, part in watched.modules],
+            {name: _Seen.of(value) for name, value in own if type(value) is list},
+        )
 
     def _watched(self) -> _Watched:
         return self._settled or _Watched.of(self._module, frozenset())
 
-    def _snapshot(self, tensors: _Tensors | None = None) -> _Snapshot:
-        return _Snapshot(
-            tensors or _Tensors.of(self._watched().tensors()),
-            should_stop=bool(self._module.trainer.should_stop),
-            groups=self._groups(),
-            lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
-        )
-
-    def _groups(self) -> State:
-        groups: State = {}
+    def _settings(self) -> State:
+        found: State = {("should_stop", "", ""): bool(self._module.trainer.should_stop)}
         for index, optimizer in enumerate(self._optimizers):
             for number, group in enumerate(optimizer.param_groups):
                 for name, value in group.items():
+                    key = "group", (index, number), name
                     if isinstance(value, (*_PLAIN, tuple)):
-                        groups["group", index * _MAX_GROUPS + number, name] = value
+                        found[key] = value
                     elif isinstance(value, Tensor):  # a capturable learning rate
-                        key = "group", index * _MAX_GROUPS + number, name
-                        groups[key] = self._rates.of(key, value)
-        return groups
+                        found[key] = self._rates.of(key, value)
+        return found
+
+    def _metric_states(self) -> dict[tuple[str, str], _Seen]:
+        return {
+            (path, name): _Seen.of(value)
+            for path, metric in self._watched().metrics
+            for name, value in vars(metric).items()
+            if name not in _METRICS_OWN and _is_state(value)
+        }
 
 
-def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
+def _differences(old: _Snapshot, new: _Snapshot) -> State:
     """The new values of what is not as it was."""
     changes: State = {}
-    if new.groups != old.groups:
-        changes |= {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
-    if new.should_stop != old.should_stop:
-        changes["should_stop", "", ""] = new.should_stop
-    flags, new_flags = old.tensors.requires_grad, new.tensors.requires_grad
-    if flags != new_flags:
-        for name, was, now in zip(watched.parameters, flags, new_flags):
-            if was != now:
-                changes["requires_grad", "", name] = bool(now)
-    return changes | _filled(old.lists, new.lists)
-
-
-def _set_attributes(found: Iterable[tuple[str, str, Any, Any]]) -> State:
-    """The new values of plain attributes: (path, name, old value, new one)."""
-    return {
-        ("attribute", path, name): new
-        for path, name, old, new in found
-        if isinstance(new, _PLAIN)
-        and name not in _RANKS_OWN
-        and (not isinstance(old, _PLAIN) or old != new)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """How far a list was filled at one moment; its ends tell whether it was refilled since."""
-
-    values: list[Any]
-    length: int
-    first: Any
-    last: Any
-
-    @classmethod
-    def of(cls, values: list[Any]) -> _Filling:
-        first, last = (values[0], values[-1]) if values else (None, None)
-        return cls(values, len(values), first, last)
-
-    def kept_by(self, new: _Filling) -> int:
-        """How many of its entries are still there, from the first on."""
-        is_same = new.values is self.values and (new.first is self.first or not self.length)
-        grows = new.length > self.length or (new.length == self.length and new.last is self.last)
-        return self.length if is_same and grows else 0
-
-
-def _filled(old: Mapping[str, _Filling], new: Mapping[str, _Filling]) -> State:
-    """Lists of the LightningModule that were assigned, emptied, or that numbers were appended to.
-
-    A change is (whether it is another list, entries that stay, the entries after these).
-    """
-    changes: State = {}
-    for name, now in new.items():
-        before = old.get(name, _Filling.of([]))
-        is_new = before.values is not now.values
-        kept = before.kept_by(now)
-        entries = now.values[kept : now.length]
-        if (is_new or entries or now.length < before.length) and all(map(_is_number, entries)):
-            numbers = [e.detach() if isinstance(e, Tensor) else e for e in entries]
-            changes["list", "", name] = is_new, kept, numbers
+    if new.settings != old.settings:
+        changes |= {k: v for k, v in new.settings.items() if old.settings.get(k) != v}
+    for (path, _), was, now in zip(new.watched.modules, old.attributes, new.attributes):
+        if len(was) == len(now) and all(map(operator.is_, was.values(), now.values())):
+            continue
+        for name, value in now.items():
+            before = was.get(name, _MISSING)
+            if value is before or not isinstance(value, _PLAIN) or name in _RANKS_OWN:
+                continue
+            if not isinstance(before, _PLAIN) or before != value:
+                changes["attribute", path, name] = value
+    for name, seen in new.lists.items():
+        filled = seen.filled(old.lists.get(name, _NOTHING))
+        if filled is not None and all(map(_is_number, filled[2])):
+            changes["list", "", name] = *filled[:2], list(map(_copy, filled[2]))
     return changes
+
+
+def _set(part: Any, name: str, value: Any, *, is_list: bool) -> None:
+    """Sets an attribute of a module; of a list that was filled, the entries after those kept."""
+    values = vars(part)
+    if is_list:
+        is_new, kept, entries = value
+        now = values.get(name)
+        now = now if isinstance(now, list) else []
+        if len(now) < kept:
+            raise RuntimeError(
+                f"the list {name!r} of a {type(part).__name__} has other entries on this rank than "
+                "on rank 0; do not update or reset metrics on some ranks only"
+            )
+        entries = [_on_device_of(part, each) for each in entries]
+        if is_new:
+            values[name] = [*now[:kept], *entries]
+        else:
+            now[kept:] = entries
+            values[name] = now
+    else:
+        values[name] = _on_device_of(part, value)
+    if isinstance(part, Metric):
+        values["_computed"] = None
+
+
+def _on_device_of(part: Any, value: Any) -> Any:
+    return to_device(value, part.device) if isinstance(value, Tensor) else value
 
 
 def _is_number(value: Any) -> bool:
     return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, _PLAIN)
+
+
+def _is_state(value: Any) -> bool:
+    """Whether a value of a metric can be told."""
+    if isinstance(value, list):
+        return all(isinstance(item, Tensor) for item in value)
+    return isinstance(value, (Tensor, *_PLAIN))
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -43,18 +43,13 @@ class AgreedScaler(GradScaler):
                 none.
             device: of this rank.
         """
-        kind = "cpu" if device.type == "meta" else device.type
-        if not scaler.is_enabled():
-            was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
-            return cls(kind, enabled=was_meant and device.type != "meta")
-        return cls(
-            kind,
-            init_scale=scaler.get_scale(),
-            growth_factor=scaler.get_growth_factor(),
-            backoff_factor=scaler.get_backoff_factor(),
-            growth_interval=scaler.get_growth_interval(),
-            enabled=device.type != "meta",  # without numbers all of them are finite
-        )
+        was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
+        has_numbers = device.type != "meta"  # without them all gradients are finite
+        kind = device.type if has_numbers else "cpu"
+        made = cls(kind, enabled=has_numbers and (scaler.is_enabled() or was_meant))
+        if scaler.is_enabled():
+            made.load_state_dict(scaler.state_dict())
+        return made
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

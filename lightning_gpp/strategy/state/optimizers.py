@@ -117,17 +117,38 @@ class PartialOptimizer:
             group["params"] = [p for p in group["params"] if id(p) in held_ids]
         return dropped
 
-    def state_by_index(self) -> dict[int, dict[str, Any]]:
-        """State of the parameters of this rank by their index on one device, on the CPU."""
-        state: dict[int, dict[str, Any]] = {}
-        for offset, kept, group in self._kept_by_group():
-            for position, parameter in zip(kept, group["params"], strict=True):
-                if parameter in self.optimizer.state:
-                    state[offset + position] = pytree.tree_map(
-                        lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf,
-                        dict(self.optimizer.state[parameter]),
-                    )
-        return state
+    def _held(self) -> dict[int, nn.Parameter]:
+        """The parameters that this rank keeps, by their indices on one device."""
+        found: dict[int, nn.Parameter] = {}
+        offset = 0
+        for group, names, kept in self._groups():
+            found |= {offset + i: p for i, p in zip(kept, group["params"], strict=True)}
+            offset += len(names)
+        return found
+
+    def _groups(self) -> Iterator[tuple[dict[str, Any], list[str], list[int]]]:
+        return zip(self.optimizer.param_groups, self.names, self.kept, strict=True)
+
+    def kept_indices(self) -> list[int]:
+        """Indices on one device of the parameters that this rank keeps."""
+        return list(self._held())
+
+    def state_by_index(
+        self, counted: Iterable[nn.Parameter] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """State of the parameters of this rank by their index on one device, on the CPU.
+
+        Args:
+            counted: of these only; by default of all.
+        """
+        ids = None if counted is None else {id(parameter) for parameter in counted}
+        return {
+            index: pytree.tree_map_only(
+                Tensor, lambda leaf: leaf.detach().cpu(), dict(self.optimizer.state[parameter])
+            )
+            for index, parameter in self._held().items()
+            if parameter in self.optimizer.state and (ids is None or id(parameter) in ids)
+        }
 
     def whole_state_dict(
         self, control: Control, store: Callable[[Tensor], Tensor]
@@ -143,56 +164,27 @@ class PartialOptimizer:
             "gathering the optimizer state on rank 0",
             partial(pytree.tree_map_only, Tensor, store),
         )
-        state = self.merged(gathered)
         if not control.is_leader:
             return self.optimizer.state_dict()
-        return {"state": dict(sorted(state.items())), "param_groups": self._whole_group_dicts()}
+        return self._state_dict(self.merged(gathered))
 
     def counted_state_dict(self, counted: Iterable[nn.Parameter]) -> dict[str, Any]:
         """What one device would write, with the state of these parameters of this rank only."""
-        ids = {id(parameter) for parameter in counted}
-        kept = (
-            offset + position
-            for offset, kept, group in self._kept_by_group()
-            for position, parameter in zip(kept, group["params"], strict=True)
-            if id(parameter) in ids
-        )
-        state = self.state_by_index()
-        return {
-            "state": {index: state[index] for index in kept if index in state},
-            "param_groups": self._whole_group_dicts(),
-        }
+        return self._state_dict(self.state_by_index(counted))
 
-    def kept_indices(self) -> list[int]:
-        """Indices on one device of the parameters that this rank keeps."""
-        return [offset + each for offset, kept, _ in self._kept_by_group() for each in kept]
-
-    def _kept_by_group(self) -> Iterator[tuple[int, list[int], dict[str, Any]]]:
-        """For every group its first index on one device, the positions kept, and the group."""
-        offset = 0
-        for group, names, kept in zip(
-            self.optimizer.param_groups, self.names, self.kept, strict=True
-        ):
-            yield offset, kept, group
+    def _state_dict(self, state: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """As one device would write it."""
+        groups, offset = [], 0
+        for group, names, _ in self._groups():
+            indices = list(range(offset, offset + len(names)))
+            groups.append({key: v for key, v in group.items() if key != "params"})
+            groups[-1]["params"] = indices
             offset += len(names)
-
-    def _whole_group_dicts(self) -> list[dict[str, Any]]:
-        """Groups as in a state dict of one device."""
-        groups = []
-        offset = 0
-        for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
-            packed = {key: value for key, value in group.items() if key != "params"}
-            packed["params"] = list(range(offset, offset + len(names)))
-            groups.append(packed)
-            offset += len(names)
-        return groups
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
         """State by index on one device, of that of all ranks; copies are those of the first."""
-        state: dict[int, dict[str, Any]] = {}
-        for part in reversed(gathered):
-            state |= part
-        return state
+        return dict(pair for part in reversed(gathered) for pair in part.items())
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""
@@ -202,10 +194,6 @@ class PartialOptimizer:
     def _fill_groups(self, module: NamesParameters) -> None:
         """Groups get all parameters that they have on one device."""
         parameters = dict(module.named_parameters())
-        for group, names, kept in zip(
-            self.optimizer.param_groups, self.names, self.kept, strict=True
-        ):
+        for group, names, kept in self._groups():
             own = dict(zip(kept, group["params"], strict=True))
-            group["params"] = [
-                own[index] if index in own else parameters[name] for index, name in enumerate(names)
-            ]
+            group["params"] = [own.get(i, parameters[name]) for i, name in enumerate(names)]

@@ -8,7 +8,6 @@ stages that share it), theirs has to be the same before the optimizer steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from weakref import ref
 
 from torch import Tensor
@@ -24,25 +23,28 @@ class OwnGradients:
 
     def __init__(self, shared: Mapping[str, Parameter]) -> None:
         self._shared = shared
-        self._known: dict[str, _SeenGradient | None] = {}
         self._touched: set[str] = set()
         self.note()
 
     def note(self) -> None:
         """What the gradients are now, they are on all ranks; but for those seen to differ."""
-        self._known = {
-            name: None if p.grad is None else _SeenGradient(ref(p.grad), p.grad._version)
-            for name, p in self._shared.items()
-        }
+        self._known = self._now()
 
     def look(self) -> None:
         """Sees which gradients have changed since they were noted; a cleared one is so on all."""
-        for name, parameter in self._shared.items():
-            gradient, known = parameter.grad, self._known[name]
-            if gradient is None:
+        for name, now in self._now().items():
+            known = self._known[name]
+            if now is None:
                 self._touched.discard(name)
-            elif known is None or not known.is_now(gradient):
+            elif known is None or now[0] is not known[0] or now[1] != known[1]:
                 self._touched.add(name)
+
+    def _now(self) -> dict[str, tuple[ref[Tensor], int] | None]:
+        """The gradients, which this does not keep, and how often they have changed."""
+        return {
+            name: None if p.grad is None else (ref(p.grad), p.grad._version)
+            for name, p in self._shared.items()
+        }
 
     def take(self) -> dict[str, Tensor]:
         """The gradients that others have to take over."""
@@ -51,14 +53,3 @@ class OwnGradients:
         self.note()
         found = {name: self._shared[name].grad for name in sorted(touched)}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _SeenGradient:
-    """A gradient, to notice when it changes."""
-
-    gradient: ref[Tensor]
-    version: int
-
-    def is_now(self, gradient: Tensor) -> bool:
-        return self.gradient() is gradient and self.version == gradient._version

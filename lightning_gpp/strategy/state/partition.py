@@ -85,8 +85,8 @@ class Partition:
         self.rank = control.rank
         self._device = device
         self._places = _places(module)
+        self._held = owners.held_by(self.rank)
         self._mapped = {name for name in self._places if is_mapped(self._tensor(name))}
-        self._lacks_some = any(self.rank not in ranks for ranks in owners.holders.values())
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
@@ -95,7 +95,7 @@ class Partition:
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
-        for name in self.owners.held_by(self.rank):
+        for name in self._held:
             _move(self._tensor(name), device)
 
     @contextmanager
@@ -111,6 +111,14 @@ class Partition:
         if on_all_ranks:
             self.share_all()
 
+    def read_all(self, *, on_all_ranks: bool) -> None:
+        """All ranks: the same for user code that reads weights, which finds them on the device."""
+        self.reunite(on_all_ranks=on_all_ranks)
+        for name in self._places:
+            tensor = self._tensor(name)
+            if tensor.device.type == "cpu" != self._device.type:
+                self._replace(name, tensor.detach().to(self._device))
+
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
@@ -120,17 +128,14 @@ class Partition:
                     self._control.send_to(rank, tensors[piece])
                     self._control.flush()  # one rank's, and of these a few, at a time
         else:
-            names = self.owners.held_by(self.rank)
+            names = self._held
             while names:
                 values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
                 self._fill(names[: len(values)], values)
                 names = names[len(values) :]
-        held = set(self.owners.held_by(self.rank))
-        for name in self._places:
-            if name in held:
-                self._keep(name)
-            else:
-                self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+        for name in self._held:
+            self._keep(name)
+        Partition.make_partial(self)
 
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
@@ -138,24 +143,6 @@ class Partition:
         _move(tensor, self._device)
         if is_mapped(tensor):
             tensor.data = in_memory(tensor.data)
-
-    def check_copies(self) -> None:
-        """All ranks: compares the copies of what several ranks hold (replicas, shared parameters).
-
-        Raises:
-            RuntimeError: on rank 0, when two differ; the text names the first.
-        """
-        shared = self.copies()
-        held = set(self.owners.held_by(self.rank))
-        own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
-        found = self._control.gather(own, "comparing the weights of replicas")
-        for name in shared if found else ():
-            sums = {rank: found[rank][name] for rank in self.owners.holders[name]}
-            if len(set(sums.values())) > 1:
-                raise RuntimeError(
-                    f"{name!r} starts from different values on ranks {sorted(sums)}, which hold "
-                    "copies of it; does something change weights before the first step?"
-                )
 
     def copies(self) -> list[str]:
         """Names of what several ranks hold."""
@@ -202,33 +189,28 @@ class Partition:
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds none; user code may have put its own there."""
-        held = set(self.owners.held_by(self.rank))
+        held = set(self._held)
         for name, value in values.items():
             if self._tensor(name).is_meta or name not in held:
                 self._replace(name, value)
 
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
-        held = set(self.owners.held_by(self.rank))
-        for name in self._places:
-            if name not in held:
-                self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+        for name in self._places.keys() - set(self._held):
+            self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
 
     @property
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
-        return self._lacks_some
+        return len(self._held) < len(self.owners.holders)
 
     def stage_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank's stages read, each once."""
-        names = self.owners.held_by(self.rank)
-        tensors = (self._tensor(name) for name in names if name in self.owners.read)
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        return self._parameters(name for name in self._held if name in self.owners.read)
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
-        tensors = (self._tensor(name) for name in self.owners.held_by(self.rank))
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        return self._parameters(self._held)
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
         """Parameters and buffers that this rank holds, each once, in an order that all know.
@@ -236,22 +218,24 @@ class Partition:
         Args:
             among: names to look for; None for all.
         """
-        names = self.owners.held_by(self.rank)
-        return [self._tensor(name) for name in names if among is None or name in among]
+        return [self._tensor(name) for name in self._held if among is None or name in among]
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""
-        found = {}
-        for name in self.copies():
-            tensor = self._tensor(name)
-            if self.rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
-                found[name] = tensor
-        return found
+        tensors = {name: self._tensor(name) for name in self.copies() if name in self._held}
+        return {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
-        tensors = (self._tensor(name) for name in self.owners.counted_by(self.rank))
+        return self._parameters(self.owners.counted_by(self.rank))
+
+    def _parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
+        tensors = map(self.stored, names)
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def stored(self, name: str) -> Tensor:
+        """What this rank has of a parameter or buffer."""
+        return self._tensor(name)
 
     def _tensor(self, name: str) -> Tensor:
         return self._places[name][0].tensor
@@ -283,15 +267,6 @@ def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
     for place in tensor_places(module):
         found.setdefault(id(place.tensor), []).append(place)
     return {places[0].name: places for places in found.values()}
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-
-
-def _checksum(tensor: Tensor) -> int:
-    """The sum of the bits of a tensor taken as integers: equal for equal values."""
-    bits = tensor.detach().contiguous().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    return int(bits.sum(dtype=torch.int64))
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from lightning.pytorch.plugins import (
-    DoublePrecision,
-    HalfPrecision,
-    MixedPrecision,
-    Precision,
-)
+from lightning.pytorch import plugins
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,7 +37,9 @@ class HoldsParameters(Protocol):
         """Gradients of this rank are there, and nobody has seen them yet."""
 
 
-def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
+def pipeline_precision(
+    plugin: plugins.Precision | None, strategy: HoldsParameters
+) -> plugins.Precision | None:
     """The plug-in with norm clipping and one loss scale over all ranks; None stays None.
 
     Raises:
@@ -64,7 +61,7 @@ def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> P
 
 
 def place_precision(
-    plugin: Precision, device: torch.device, total: Callable[[Tensor], Tensor]
+    plugin: plugins.Precision, device: torch.device, total: Callable[[Tensor], Tensor]
 ) -> None:
     """Mixed precision is that of the device of this rank, whatever Lightning took it for.
 
@@ -73,7 +70,7 @@ def place_precision(
         device: of this rank; ``meta`` where tensors have no numbers.
         total: of a number on all ranks.
     """
-    if isinstance(plugin, MixedPrecision):
+    if isinstance(plugin, plugins.MixedPrecision):
         plugin.device = "cpu" if device.type == "meta" else device.type
         if plugin.scaler is not None and not isinstance(plugin.scaler, AgreedScaler):
             plugin.scaler = AgreedScaler.like(plugin.scaler, device)
@@ -81,9 +78,9 @@ def place_precision(
             plugin.scaler.total = total
 
 
-def loss_scale(plugin: Precision) -> float:
+def loss_scale(plugin: plugins.Precision) -> float:
     """What the loss is multiplied by before it goes backward."""
-    scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+    scaler = plugin.scaler if isinstance(plugin, plugins.MixedPrecision) else None
     return 1.0 if scaler is None else scaler.get_scale()
 
 
@@ -141,35 +138,28 @@ def _squares(gradients: list[Tensor]) -> Tensor:
     return squares
 
 
-class PipelinePrecision(_ClipsOverRanks, Precision):
+# A checkpoint has the state of a plug-in under the name of its class: that of one device.
+
+
+class Precision(_ClipsOverRanks, plugins.Precision):
     """32-bit precision."""
 
 
-class PipelineDoublePrecision(_ClipsOverRanks, DoublePrecision):
+class DoublePrecision(_ClipsOverRanks, plugins.DoublePrecision):
     """64-bit precision."""
 
 
-class PipelineHalfPrecision(_ClipsOverRanks, HalfPrecision):
+class HalfPrecision(_ClipsOverRanks, plugins.HalfPrecision):
     """16-bit precision without autocast."""
 
 
-class PipelineMixedPrecision(_ClipsOverRanks, MixedPrecision):
-    """Autocast, for float16 with one loss scale; checkpoints are those of one device."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The state of the scaler stands under the name that one device looks for."""
-        if (state := checkpoint.pop(type(self).__qualname__, None)) is not None:
-            checkpoint[MixedPrecision.__qualname__] = state
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """And back again."""
-        if (state := checkpoint.get(MixedPrecision.__qualname__)) is not None:
-            checkpoint[type(self).__qualname__] = state
+class MixedPrecision(_ClipsOverRanks, plugins.MixedPrecision):
+    """Autocast, for float16 with one loss scale."""
 
 
-_CLASSES: dict[type[Precision], Any] = {
-    Precision: PipelinePrecision,
-    DoublePrecision: PipelineDoublePrecision,
-    HalfPrecision: PipelineHalfPrecision,
-    MixedPrecision: PipelineMixedPrecision,
+_CLASSES: dict[type[plugins.Precision], Any] = {
+    plugins.Precision: Precision,
+    plugins.DoublePrecision: DoublePrecision,
+    plugins.HalfPrecision: HalfPrecision,
+    plugins.MixedPrecision: MixedPrecision,
 }

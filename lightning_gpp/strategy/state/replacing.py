@@ -21,6 +21,14 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 log = logging.getLogger(__name__)
 
 
+def write_through(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a file, until all of it is on the disk."""
+    with path.open("wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def being_written(path: Path) -> Path:
     """Where a checkpoint is while it is written."""
     return path.with_name(f".{path.name}.part")
@@ -87,8 +95,5 @@ class ReplacingCheckpointIO(TorchCheckpointIO):
             return
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with being_written(path).open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        write_through(checkpoint, being_written(path))
         put_in_place(path)

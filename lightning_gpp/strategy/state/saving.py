@@ -28,7 +28,6 @@ from lightning_gpp.strategy.state.sharded_checkpoint import (
     is_sharded,
     write,
 )
-from lightning_gpp.strategy.step.hooks import HookRelay
 
 StateDictType = Literal["full", "sharded"]
 
@@ -41,8 +40,9 @@ class SavingStrategy(PipelinesStrategy):
     """Whether a rank reads the state of its optimizers out of a folder once it knows its part."""
 
     _session: Session | None
-    _hooks: HookRelay | None
     _saved: ShardedCheckpoint | None = None
+    _doomed: tuple[str | Path, ...] = ()
+    """Checkpoints that one on its way makes superfluous."""
 
     @property
     def is_shape_only(self) -> bool:
@@ -127,33 +127,24 @@ class SavingStrategy(PipelinesStrategy):
                         "storage_options are for the plug-in that writes a file; "
                         f'state_dict_type="sharded" writes a folder, got {storage_options!r}'
                     )
-                self._save_sharded(checkpoint, Path(self.broadcast(filepath)))
+                path, session = Path(self.broadcast(filepath)), self._open_session()
+                is_first = self.joined is None or self.joined.peers.pipeline == 0
+                if session is not None and is_first:  # all pipelines have the same
+                    session.save_sharded(checkpoint, path, self._saves_in_background)
+                elif session is None and self.is_global_zero:  # the run is over: rank 0 has all
+                    write(checkpoint, path, None)
             else:
                 super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         finally:
             if hooks is not None:
                 hooks.install()
 
-    def _save_sharded(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        session = self._open_session()
-        if session is not None:
-            if self.joined is None or self.joined.peers.pipeline == 0:  # all have the same
-                session.save_sharded(checkpoint, path, self._saves_in_background)
-        elif self.is_global_zero:  # the run is over: rank 0 has all
-            write(checkpoint, path, None)
-
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Removes a checkpoint, at the latest when the next one or the run is complete."""
         if self._saves_in_background:
-            self._doomed.append(filepath)
+            self._doomed += (filepath,)
         else:
             super().remove_checkpoint(filepath)
-
-    @property
-    def _doomed(self) -> list[str | Path]:
-        """Checkpoints that one on its way makes superfluous."""
-        found: list[str | Path] = self.__dict__.setdefault("_doomed_checkpoints", [])
-        return found
 
     def _finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, then removes those before."""
@@ -162,8 +153,7 @@ class SavingStrategy(PipelinesStrategy):
             session.finish_saving()
         if self._saves_in_background:
             self.checkpoint_io.teardown()  # waits, and raises what went wrong
-        doomed = list(self._doomed)
-        self._doomed.clear()
+        doomed, self._doomed = self._doomed, ()
         for path in doomed:
             super().remove_checkpoint(path)
 

@@ -39,6 +39,7 @@ from lightning_gpp.strategy.state.replacing import (
     being_written,
     last_good,
     put_in_place,
+    write_through,
 )
 
 REST = "meta.pt"
@@ -139,10 +140,7 @@ class _FolderWriter(FileSystemWriter):
     def finish(self, metadata: Metadata, results: Any) -> None:
         """Rank 0, when all have written."""
         super().finish(metadata, results)
-        with (self._part / REST).open("wb") as file:
-            torch.save(dict(self._rest), file)
-            file.flush()
-            os.fsync(file.fileno())
+        write_through(dict(self._rest), self._part / REST)
         put_in_place(self._target)
 
 

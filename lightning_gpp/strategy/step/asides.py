@@ -20,14 +20,11 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
 
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.aside import Aside
+from lightning_gpp.strategy.ranks.control import Aside
 from lightning_gpp.strategy.ranks.messages import AsideEnd, ReadAll, ReadEnd
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.step.followers import Follower
@@ -36,16 +33,6 @@ from lightning_gpp.strategy.torch_private import innermost_function_mode
 
 _READERS = ("named_parameters", "state_dict")
 _PASSED_OVER = ("torch", "lightning_gpp", "contextlib", "functools")
-_OF_PARTS = (BaseFinetuning, StochasticWeightAveraging, WeightAveraging)
-"""Callbacks that work on what each rank holds."""
-
-_STAGES = ("validation", "test", "predict")
-ON_EVERY_RANK = (
-    *(f"on_{stage}_{when}" for stage in ("fit", "train", *_STAGES) for when in ("start", "end")),
-    *(f"on_{stage}_epoch_start" for stage in ("train", *_STAGES)),
-    *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
-)
-"""Hooks of the module that run on every rank."""
 
 
 class Asides:
@@ -80,7 +67,7 @@ class Asides:
             instance_attribute(run.target, "forward", forward),
             instance_attribute(run.target, "_compiled_call_impl", None),
             self.reading(hook),
-            HeldElsewhere(None, run.lent),
+            HeldElsewhere(None),
         ):
             yield
 
@@ -129,17 +116,12 @@ class Asides:
 
     def _read_all(self, message: ReadAll) -> None:
         """All ranks: the module is whole on rank 0, or everywhere."""
-        partition = self._run.partition
         with lifted():
-            partition.make_whole(partition.whole_values())
-            if message.is_everywhere:
-                partition.share_all()
-            self._run.lent.lend(self._run.module)
+            self._run.partition.read_all(on_all_ranks=message.is_everywhere)
         self._is_whole = True
 
     def _end_reading(self) -> None:
         self._is_whole = False
-        self._run.lent.take_back()
         with lifted():
             self._run.partition.make_partial()
 
@@ -191,33 +173,6 @@ NOT_ON_RANK_0 = (
     "{} calls the model, or reads all of its weights, on rank {} and not on rank 0, which leads "
     "what the pipeline does. Do it on all ranks, or on rank 0 (trainer.is_global_zero)."
 )
-
-
-@contextmanager
-def aside_hooks(trainer: pl.Trainer, asides: Asides) -> Iterator[None]:
-    """In this the hooks of the user's own callbacks run as asides."""
-    with ExitStack() as stack:
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            is_ours = type(callback).__module__.startswith(("lightning.", "lightning_gpp."))
-            if is_ours or isinstance(callback, _OF_PARTS):
-                continue
-            for name in dir(pl.Callback):
-                is_hook = name.startswith("on_") and name.endswith(("_start", "_end", "_step"))
-                if is_hook and is_overridden(name, callback, pl.Callback):
-                    relayed = as_aside(name, getattr(callback, name), asides)
-                    stack.enter_context(instance_attribute(callback, name, relayed))
-        yield
-
-
-def as_aside(name: str, hook: Callable[..., Any], asides: Asides) -> Callable[..., Any]:
-    """The hook, which may call the model and read its weights."""
-
-    @functools.wraps(hook)
-    def relayed(*args: Any, **kwargs: Any) -> Any:
-        with asides.around(name):
-            return hook(*args, **kwargs)
-
-    return relayed
 
 
 def _place() -> str:

@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
@@ -27,12 +26,12 @@ from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import AsyncMinibatch, StepEnd
+from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
+from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
 from lightning_gpp.strategy.step.weight_versions import WeightVersions
 
 
@@ -60,18 +59,17 @@ class _OpenSteps(Boundary):
             self.steps.pop(number).abandon()
 
 
-class AsyncSteps:
+class AsyncSteps(SuspendedSteps):
     """How rank 0 leads the steps of an asynchronous pipeline, and how the others follow.
 
     Args:
         run: whose pipeline runs them.
-        follower: what other ranks do.
+        follower: does the same on other ranks.
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
-        self._run = run
-        self._follower = follower
-        self._boundaries = StepBoundaries(run)
+        super().__init__(run)
+        follower.window = lambda message: self._perform(message, None)
         self._open = _OpenSteps()
         self._state = RunState()
         self._windows: Windows | None = None
@@ -88,13 +86,14 @@ class AsyncSteps:
         run = self._run
         is_epoch = self._take_up(run.train_batches)
         if run.pipeline is None:
-            step = self._boundaries.step(name, args, kwargs)
-            self._boundaries.build(name, step, batch, batch_size(batch))
+            self._build(name, self._step(name, args, kwargs), batch, batch_size(batch))
         run.built.captured.check_reads()
         ahead = self._ahead()
         for lead, other in enumerate([batch, *ahead]):
             if self._number + lead not in self._open.steps:
-                self._begin_step(name, self._number + lead, other, _later(args, lead), kwargs)
+                step = self._step(name, _later(args, lead), kwargs)
+                boundary = self._boundary(step, [other], [batch_size(other)])
+                self._open.steps[self._number + lead] = boundary
         own = self._open.steps[self._number]
         with run.control.alone(name), run.leader_state.watching(name), own.intercepting():
             needs = own.needs()
@@ -107,7 +106,7 @@ class AsyncSteps:
             run.lead(message)
             stash = self._perform(message, self._open)
         del self._open.steps[self._number - 1]
-        return self._boundaries.returned(own, batch, stash)
+        return self._returned(own, batch, stash)
 
     def _take_up(self, batches: LeadingBatches) -> bool:
         """A new iteration of the data begins with an empty pipeline; whether one does."""
@@ -151,23 +150,7 @@ class AsyncSteps:
         batch = self._run.module._on_before_batch_transfer(batch, dataloader_idx=0)
         return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-    def _begin_step(
-        self, name: str, number: int, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        step = self._boundaries.step(name, args, kwargs)
-        boundary = self._boundaries.of(step, [batch], [batch_size(batch)])
-        boundary.captured = self._run.built.captured
-        self._open.steps[number] = boundary
-
     # All ranks -------------------------------------------------------------------------------
-
-    def follow(self, name: str) -> Tensor:
-        """Other ranks: the loss."""
-        run, follower = self._run, self._follower
-        message = follower.until(AsyncMinibatch, doing=name)
-        stash = self._perform(message, None)
-        run.follow_end(follower.until(StepEnd, doing=f"result of {name}"))
-        return stash.loss(to_device(follower.value, run.device))
 
     def begin_anew(self) -> None:
         """The next step forgets what is in flight, as a run does that is resumed from here."""
@@ -179,7 +162,7 @@ class AsyncSteps:
         for watched in self._run.last_steps:
             watched.close()
         self._open.abandon(list(self._open.steps))
-        self._boundaries.close()
+        super().close()
         self._batches = self._run.train_batches = None  # worker processes of a loader end
 
     def _perform(self, message: AsyncMinibatch, boundary: _OpenSteps | None) -> GradientStash:
@@ -194,16 +177,14 @@ class AsyncSteps:
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.programs.drop_ahead(self._last, self._state, shift)
+            run.built.drop_ahead(self._last, self._state, shift)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
-        stash = run.programs.window(
-            window, self._state, shift, boundary, record, message.resumption
-        )
+        stash = run.built.window(window, self._state, shift, boundary, record, message.resumption)
         self._last = window
         self._number += 1
         self._since = message.since + 1

@@ -1,4 +1,4 @@
-"""What the other ranks do while rank 0 runs the user's code: they follow its calls."""
+"""What the other ranks do while rank 0 runs the user's code: they follow its messages."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lightning_gpp.runtime.gradients import loss_that_calls
+from lightning_gpp.runtime.gradients import GradientStash, loss_that_calls
+from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import (
+    AsyncMinibatch,
     Backward,
     BackwardEnd,
     Build,
     Forward,
-    News,
+    HookEnd,
+    Minibatch,
     ReadAll,
-    ReadBatch,
     ReadEnd,
+    StepEnd,
+    Told,
     Trial,
 )
-from lightning_gpp.strategy.step.loaders import read_on
-from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import RankCall
 from lightning_gpp.strategy.step.trials import take_part
 
 M = TypeVar("M")
@@ -34,8 +37,7 @@ class Follower:
         run: of this rank.
 
     Attributes:
-        value: what was told with the message at which :meth:`until` ended.
-        batches: what a step that reads by itself reads from.
+        window: runs a window of a pipeline that does not drain.
         read_all: makes the module whole for a while.
         end_reading: undoes that.
         manual: does what manual optimization does on rank 0; None in automatic optimization.
@@ -43,31 +45,49 @@ class Follower:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._calls: dict[int, OpenCall] = {}
-        self.value: Any = None
-        self.batches: Any = None
+        self._calls: dict[int, RankCall] = {}
+        self._stash: GradientStash | None = None
         self.manual: Callable[[Any], None] | None = None
+        self.window: Callable[[AsyncMinibatch], GradientStash]
         self.read_all: Callable[[ReadAll], None]
         self.end_reading: Callable[[], None]
 
-    def until(self, *ends: type[M], doing: str) -> M:
-        """Does what rank 0 does, up to a message of one of these types, which is returned.
+    def step(self, name: str) -> Tensor | None:
+        """A loss whose backward follows rank 0's; None if the step has none."""
+        run = self._run
+        end = self.until(StepEnd, doing=name)
+        run.follow_end(end)
+        stash, self._stash = self._stash, None
+        if end.loss is None:
+            return None
+        value: Tensor = run.on_device(end.loss)
+        if stash is not None:
+            return stash.loss(value)
+        return self.loss(value) if run.module.automatic_optimization else value
 
-        What was told with that message is in :attr:`value`.
-        """
+    def hook(self, name: str) -> Any:
+        """What a hook of the user's returned."""
+        end = self.until(HookEnd, doing=name)
+        replay(self._run.module, end.logs)
+        return self._run.on_device(end.answer)
+
+    def loss(self, value: Tensor) -> Tensor:
+        """A loss with this value whose backward follows rank 0's."""
+        return loss_that_calls(value, lambda _: self.until(BackwardEnd, doing="backward"))
+
+    def until(self, end: type[M], *, doing: str) -> M:
+        """Does what rank 0 does, up to a message of this type, which is returned."""
         while True:
-            message, news, self.value = self._run.control.hear(f"waiting for rank 0's {doing}")
-            self._apply(news)
-            if isinstance(message, ends):
-                return message
-            self._follow(message)
-
-    def _apply(self, news: News) -> None:
-        if news.changes:
-            self._run.leader_state.apply(news.changes)
-        for number in news.dropped:
-            self._calls.pop(number, None)
-        self._run.take_gradients(news.gradients)
+            told: Told = self._run.control.hear(f"waiting for rank 0's {doing}")
+            news = told.news
+            if news.changes:
+                self._run.leader_state.apply(news.changes)
+            for number in news.dropped:
+                self._calls.pop(number, None)
+            self._run.take_gradients(news.gradients)
+            if isinstance(told.message, end):
+                return told.message
+            self._follow(told.message)
 
     def _follow(self, message: Any) -> None:
         run = self._run
@@ -79,8 +99,6 @@ class Follower:
                 self.read_all(message)
             case ReadEnd():
                 self.end_reading()
-            case ReadBatch():
-                read_on(self.batches)
             case Trial():
                 with message.autocast.on(run.device):
                     take_part(run, message)
@@ -96,10 +114,10 @@ class Follower:
                 if not message.retain:
                     del self._calls[message.call]
                 call.backward(retain=message.retain, hands_out=message.hands_out)
+            case Minibatch():
+                self._stash = run.built.train(message, None)
+            case AsyncMinibatch():
+                self._stash = self.window(message)
             case _:
                 assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
                 self.manual(message)
-
-    def loss(self, value: Tensor) -> Tensor:
-        """A loss with this value whose backward follows rank 0's."""
-        return loss_that_calls(value, lambda _: self.until(BackwardEnd, doing="backward"))

@@ -1,7 +1,7 @@
 """Rank 0: what stands in for the pipelined forward while the user's step runs.
 
 A call cuts its *arguments* into micro-batches, runs them through the stages of all ranks and
-returns the joined outputs; see :mod:`lightning_gpp.strategy.step.pipelined_call` for its backward.
+returns the joined outputs; the call is one node of the user's autograd graph (:class:`LedCall`).
 
 Cutting is right only for a forward that treats every sample by itself. Whether it does is found
 out, not assumed: before the first call in each mode, and again where samples differ in a new way,
@@ -14,32 +14,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.values.structure import Structure, flatten
 from lightning_gpp.common.instance_attribute import taken_away
-from lightning_gpp.gnn import ChunkedModel
+from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
+from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
-from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
+from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
+from lightning_gpp.strategy.settings import FullGraph
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.step.chunk_calls import (
-    back_in_place,
-    check_size,
-    chunk_order,
-    in_order,
-    sizes_in_order,
-)
 from lightning_gpp.strategy.step.counted_entries import CountedEntries
-from lightning_gpp.strategy.step.open_call import OpenCall
-from lightning_gpp.strategy.step.pipelined_call import CallBoundary, PipelinedCall
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 from lightning_gpp.strategy.step.trials import find_out, holds_for
+from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 
 class BeginAnewError(BaseException):
@@ -71,53 +66,40 @@ class ForwardCalls:
         """What forward returns."""
         run = self._run
         self.before()
-        with lifted():
+        with lifted(), run.clock.pipeline():
             if run.pipeline is None:
                 self._build(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            with run.clock.pipeline():
-                return captured.output(self._values(captured, captured.inputs(args, kwargs)))
+            inputs = captured.inputs(args, kwargs)
+            is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            if (chunked := run.built.chunked) is not None:
+                _check_size(captured, inputs, chunked.chunks)
+                if is_trained and captured.module.training:
+                    return captured.output(self._in_chunks(captured, chunked, inputs))
+            units = self._units(captured, inputs, is_trained)
+            if (only := run.built.only_stage(units)) is not None:
+                call = StageCall(training=captured.module.training)
+                flight = run_forward(only, inputs, call, has_backward=is_trained)
+                return captured.output(flight.inputs | flight.outputs)
+            return captured.output(self._called(captured, inputs, units, is_trained=is_trained))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
         run.stop_early_modules()
-        target = run.target
         autocast = Autocast.current(run.device)
         with (
-            taken_away(target, "forward", self.inner),
+            taken_away(run.target, "forward", self.inner),
             run.control.together(),
             autocast.while_building(run.device),
         ):
-            example = example_of(target, args, kwargs, run.unit_sizes)
+            example = example_of(run.target, args, kwargs, run.unit_sizes)
             run.lead(Build(autocast))
             run.build(example)
         run.leader_state.look_again()
         if run.steps_per_microbatch and run.control.alone_in == "training_step":
             raise BeginAnewError
-
-    def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
-        is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        chunked = self._run.built.chunked
-        if chunked is not None:
-            check_size(captured, inputs, chunked.chunks)
-            if is_trained and captured.module.training:
-                return self._in_chunks(captured, chunked, inputs)
-        units = self._units(captured, inputs, is_trained)
-        only = self._run.only_stage(units)
-        if only is not None:
-            call = StageCall(training=captured.module.training)
-            flight = run_forward(only, inputs, call, has_backward=is_trained)
-            return flight.inputs | flight.outputs
-        if is_trained:
-            return self._differentiable(captured, inputs, units)
-        sizes = self._run.built.call_sizes(units, is_trained=False)
-        boundary = CallBoundary.of(captured, inputs, sizes)
-        message = self._forward(captured, None, units, frozenset())
-        self._run.lead(message)
-        self._run.run_forward(message, boundary)
-        return boundary.take_outputs()
 
     def _units(
         self, captured: CapturedModel, inputs: Mapping[str, Tensor], is_trained: bool
@@ -175,48 +157,67 @@ class ForwardCalls:
     def _in_chunks(
         self, captured: CapturedModel, chunked: ChunkedModel, inputs: Mapping[str, Tensor]
     ) -> Values:
-        """One epoch of one graph."""
-        run, asked = self._run, self._run.settings.full_graph
+        """One epoch of one graph, whose vertices go in in the order of the chunks."""
+        asked, chunks, graph = self._run.settings.full_graph, chunked.chunks, captured.graph
         assert asked is not None
+        count = chunks.num_vertices
         if asked.begins_exact and not self._num_calls:
-            units = [chunked.chunks.num_vertices]
-            fill = replace(self._forward(captured, None, units, frozenset()), fills=True)
-            run.lead(fill)
-            run.run_forward(fill, CallBoundary.of(captured, inputs, units))
-        order = chunk_order(asked, chunked.chunks, run.module.global_step)
-        rows = chunked.chunks.order_of(order)
-        ordered = in_order(captured, inputs, rows)
-        sizes = sizes_in_order(chunked, order)
-        values = self._differentiable(captured, ordered, sizes, order)
-        return back_in_place(captured, values, rows)
+            self._called(captured, inputs, [count], is_trained=False, fills=True)
+        order = chunk_order(asked, chunks, self._run.module.global_step)
+        rows = chunks.order_of(order)
+        dims = {n: d for n, d in graph.batch_dims.items() if n not in graph.staying}
+        ordered = at_rows(inputs, dims, rows, count)
+        sizes = [chunks.sizes[chunk] for chunk in order]
+        values = self._called(captured, ordered, sizes, is_trained=True, chunks=order)
+        return at_rows(values, graph.batch_dims, rows.argsort(), count)
 
-    def _forward(
-        self, captured: CapturedModel, call: int | None, units: list[int], needs: frozenset[str]
-    ) -> Forward:
-        autocast = Autocast.current(self._run.device)
-        return Forward(call, units, captured.module.training, needs, autocast)
-
-    def _differentiable(
+    def _called(
         self,
         captured: CapturedModel,
         inputs: Mapping[str, Tensor],
         units: list[int],
+        *,
+        is_trained: bool,
         chunks: tuple[int, ...] = (),
+        fills: bool = False,
     ) -> Values:
-        needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
-        sizes = self._run.built.step_sizes(units)
+        """Calls the forward on all ranks; its outputs by name.
+
+        Args:
+            captured: the forward.
+            inputs: its arguments by name.
+            units: samples of each of the smallest micro-batches.
+            is_trained: whether a backward may follow.
+            chunks: which part of one graph every micro-batch is, where they are that.
+            fills: whether the histories of one graph are filled.
+        """
+        run = self._run
+        needs = frozenset(n for n, t in inputs.items() if is_trained and t.requires_grad)
+        sizes = run.built.call_sizes(units, is_trained=is_trained)
         boundary = CallBoundary.of(captured, inputs, sizes, needs)
-        message = replace(self._forward(captured, self._num_calls, units, needs), chunks=chunks)
+        message = Forward(
+            self._num_calls if is_trained else None,
+            units,
+            captured.module.training,
+            needs,
+            Autocast.current(run.device),
+            chunks,
+            fills,
+        )
         return self._led(message, boundary, inputs)
 
     def _led(
         self, message: Forward, boundary: CallBoundary, inputs: Mapping[str, Tensor]
     ) -> Values:
-        """Runs a call that backwards may follow, on all ranks; its outputs by name."""
-        number, self._num_calls = self._num_calls, self._num_calls + 1
-        self._run.lead(message)
-        call = LedCall(self._run, number, self._run.open_call(message, boundary))
-        return PipelinedCall(boundary, tuple(inputs), call.forward, call.backward)(inputs)
+        """Runs a call on all ranks."""
+        run = self._run
+        run.lead(message)
+        if message.call is None:
+            run.run_forward(message, boundary)
+            return boundary.take_outputs()
+        self._num_calls += 1
+        call = run.open_call(message, boundary)
+        return LedCall(run, message.call, call, boundary, tuple(inputs)).outputs(inputs)
 
 
 def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
@@ -224,37 +225,136 @@ def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
     return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
 
 
+def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
+    """The order of the chunks in a step, which depends on nothing but the seed and the step."""
+    if not asked.techniques.shuffle:
+        return tuple(range(len(chunks)))
+    seed = torch.initial_seed() if asked.seed is None else asked.seed
+    generator = torch.Generator().manual_seed((seed + step) % 2**63)
+    return tuple(torch.randperm(len(chunks), generator=generator).tolist())
+
+
+def _check_size(captured: CapturedModel, inputs: Mapping[str, Tensor], chunks: Chunks) -> None:
+    """Raises GraphTrainingError where a call is not of a graph of the size that was divided."""
+    found = call_size(captured, inputs)
+    if found != chunks.num_vertices:
+        raise GraphTrainingError(
+            f"the first call of forward had a graph of {chunks.num_vertices} vertices, this one "
+            f"has {'other inputs' if found is None else found}; full-graph training has one graph, "
+            'use strategy="graphpipe" for several'
+        )
+
+
+_TENSOR = object()
+"""Stands for a tensor among the leaves of an output."""
+
+
 class LedCall:
-    """A differentiable call, whose parts run on all ranks.
+    """A differentiable call on rank 0, whose halves run on all ranks: a node of the user's graph.
+
+    So whatever the user makes of the outputs is differentiated by autograd as on one device.
 
     Args:
         run: of this rank.
         number: of the call.
         call: this rank's part of it.
+        boundary: arguments and outputs.
+        names: of the arguments, in the order in which autograd has them.
+
+    Attributes:
+        anchor: stands for the parameters in the user's autograd graph.
     """
 
-    def __init__(self, run: PipelinedRun, number: int, call: OpenCall) -> None:
+    def __init__(
+        self,
+        run: PipelinedRun,
+        number: int,
+        call: RankCall,
+        boundary: CallBoundary,
+        names: tuple[str, ...],
+    ) -> None:
         self._run, self._number, self._call, self._dropped = run, number, call, run.dropped
+        self._boundary, self._names = boundary, names
+        self._forms: dict[str, tuple[Structure, list[Any]]] = {}
         self._is_over = False
+        self.anchor = torch.zeros((), requires_grad=True)
 
     def __del__(self) -> None:
         if not self._is_over:  # autograd has let go of it
             self._dropped.append(self._number)
 
-    def forward(self) -> None:
-        """Runs the forward half."""
-        self._call.forward()
+    def outputs(self, inputs: Mapping[str, Tensor]) -> Values:
+        """Runs the forward half; its outputs by name, for the arguments by name."""
+        arguments = [inputs[name] for name in self._names]
+        tensors = iter(_Node.apply(self, *arguments, self.anchor))  # type: ignore[no-untyped-call]
+        return {
+            name: structure.unflatten(
+                [next(tensors) if leaf is _TENSOR else leaf for leaf in leaves]
+            )
+            for name, (structure, leaves) in self._forms.items()
+        }
 
-    def backward(self, retain: bool, hands_out: bool) -> None:
-        """Runs the backward half, on all ranks."""
+    def forward(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of the outputs, and those that take no gradient."""
+        self._call.forward()
+        first = self._boundary.outputs[0]
+        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
+        tensors: list[Tensor] = []
+        with torch.no_grad():
+            values = self._boundary.take_outputs()
+        for name, value in values.items():
+            leaves, structure = flatten(value)
+            tensors += [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self._forms[name] = structure, others
+        return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
+
+    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Runs the backward half; the gradients of the arguments.
+
+        Raises:
+            RuntimeError: second derivatives were asked for, or the forward is gone.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True asks for second derivatives, which a pipelined forward does not "
+                "have: its backward runs on other ranks. Compute a gradient penalty on a module "
+                "that is not pipelined, or train it on one device."
+            )
         if self._is_over:
             raise RuntimeError(
                 "backward went through one call of the pipelined forward a second time, but its "
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
+        run, boundary, given = self._run, self._boundary, iter(gradients)
+        boundary.put_gradients(
+            {
+                name: [next(given) for leaf in leaves if leaf is _TENSOR]
+                for name, (_, leaves) in self._forms.items()
+            }
+        )
+        retain, hands_out = keeps_graph(), will_reach(self.anchor)
         self._is_over = not retain
-        with self._run.failures.guard(), self._run.clock.pipeline():
-            self._run.lead(Backward(self._number, retain, hands_out))
-            self._run.own_gradients.look()
+        with run.failures.guard(), run.clock.pipeline():
+            run.lead(Backward(self._number, retain, hands_out))
+            run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)
-            self._run.own_gradients.note()
+            run.own_gradients.note()
+        return [
+            boundary.take_input_gradients(name) if boundary.pieces[0][name].requires_grad else None
+            for name in self._names
+        ]
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: LedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        tensors, constant = call.forward()
+        ctx.mark_non_differentiable(*constant)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.call.backward(gradients), None)

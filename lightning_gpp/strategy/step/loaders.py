@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,15 +22,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lightning_gpp.strategy.cutting.microbatches import size_or_none
-from lightning_gpp.strategy.lightning_private import (
-    DataloaderIter,
-    IndexBatchSampler,
-    loaders_of_loops,
-)
+from lightning_gpp.strategy.lightning_private import IndexBatchSampler, loaders_of_loops
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.ranks.failure import EndOfDataError
-from lightning_gpp.strategy.ranks.messages import ReadBatch
+from lightning_gpp.strategy.ranks.messages import BatchRead, DataEnd
 
 
 class RemoteBatch:
@@ -104,9 +100,8 @@ _LENGTH = "waiting for the length of rank 0's data loader"
 
 
 def _readers(loaders: Sequence[Any], run: PipelinedRun) -> list[_Reader]:
-    kind = _LeadingReader if run.control.is_leader else _FollowingReader
     lengths = run.control.share([sized_len(loader) for loader in loaders], _LENGTH)
-    return [kind(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
+    return [_Reader(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
 
 
 class _Length:
@@ -141,27 +136,19 @@ class _Reader(_Length):
     def __reduce__(self) -> Any:
         return list, ()
 
-
-class _LeadingReader(_Reader):
-    """Rank 0: reads the user's loader and tells the others whether there is another batch."""
-
     def __iter__(self) -> Iterator[Any]:
-        with self._run.alone(_READING):
+        run = self._run
+        if not run.control.is_leader:
+            sampler = getattr(self._loader, "batch_sampler", None)
+            if isinstance(sampler, IndexBatchSampler):
+                sampler.seen_batch_indices = []  # as before its first batch; nothing is read here
+            return _FollowingBatches(run)
+        with run.alone(_READING):
             batches = iter(self._loader)
-        led = LeadingBatches(batches, self._run)
-        if self._run.settings.is_asynchronous and self._run.module.trainer.training:
-            self._run.train_batches = led
+        led = LeadingBatches(batches, run)
+        if run.settings.is_asynchronous and run.module.trainer.training:
+            run.train_batches = led
         return led
-
-
-class _FollowingReader(_Reader):
-    """Other ranks: a placeholder for every batch that rank 0 reads."""
-
-    def __iter__(self) -> Iterator[Any]:
-        sampler = getattr(self._loader, "batch_sampler", None)
-        if isinstance(sampler, IndexBatchSampler):
-            sampler.seen_batch_indices = []  # as it is before its first batch; nothing is read here
-        return _FollowingBatches(self._run)
 
 
 class _Batches(Iterator[Any]):
@@ -171,15 +158,11 @@ class _Batches(Iterator[Any]):
         return iter, ((),)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """Rank 0: a batch that was read ahead, converted and moved to the device already.
+    """Rank 0: a batch that was read ahead, converted and moved to the device already."""
 
-    Attributes:
-        batch: what the step takes.
-    """
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+    batch: Any
 
 
 class LeadingBatches(_Batches):
@@ -201,8 +184,7 @@ class LeadingBatches(_Batches):
             if not run.is_alone:
                 with run.clock.pipeline():
                     raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-                    size = None if batch is _END else size_or_none(raw)
-                    run.control.tell((batch is not _END, size))
+                    run.control.tell(DataEnd() if raw is _END else BatchRead(size_or_none(raw)))
         if batch is _END:
             raise StopIteration
         return batch
@@ -232,44 +214,14 @@ _END = object()
 
 
 class _FollowingBatches(_Batches):
+    """Other ranks: a placeholder for every batch that rank 0 reads."""
+
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
 
     def __next__(self) -> RemoteBatch:
         with self._run.failures.guard():
-            more, num_samples = self._run.control.hear("waiting for rank 0 to read the next batch")
-        if not more:
+            told = self._run.control.hear("waiting for rank 0 to read the next batch")
+        if isinstance(told, DataEnd):
             raise StopIteration
-        return RemoteBatch(num_samples)
-
-
-class LedDataloaderIter(Iterator[Any]):
-    """Rank 0: the ``dataloader_iter`` of a step; the others read on as it does.
-
-    Args:
-        batches: Lightning's.
-        run: of this rank.
-    """
-
-    def __init__(self, batches: DataloaderIter, run: PipelinedRun) -> None:
-        self._batches, self._run = batches, run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_batches"], name)  # done, fetched, length
-
-    def __next__(self) -> Any:
-        self._run.lead(ReadBatch())
-        with self._run.control.together():
-            return read_on(self._batches)
-
-
-def read_on(batches: DataloaderIter) -> Any:
-    """All ranks: the next batch, its number and that of its loader.
-
-    Raises:
-        EndOfDataError: there is none.
-    """
-    try:
-        return next(batches)
-    except StopIteration:
-        raise EndOfDataError from None
+        return RemoteBatch(told.num_samples)

@@ -45,13 +45,11 @@ class ManualOptimization:
         self._run = run
         self._follower = follower
         self._wrapped = wrapped
-        self._is_told = False
-        self._installed = contextlib.ExitStack()
 
     @property
     def _is_everywhere(self) -> bool:
         """Whether what runs now runs on all ranks."""
-        return self._is_told or self._run.control.alone_in is None
+        return self._run.control.alone_in is None
 
     @property
     def _optimizers(self) -> list[Optimizer]:
@@ -59,30 +57,28 @@ class ManualOptimization:
 
     # Rank 0 ----------------------------------------------------------------------------------
 
-    def install(self) -> None:
-        """Rank 0: what user code here does with optimizers, the others do too, from now on."""
-        module, stack = self._run.module, self._installed
+    @contextlib.contextmanager
+    def relaying(self) -> Iterator[None]:
+        """Rank 0: what user code here does in this with optimizers, the others do too."""
+        with contextlib.ExitStack() as stack:
 
-        def put(obj: Any, method: str, owner: str | int) -> None:
-            relay = self._relay(getattr(obj, method), owner, method)
-            stack.enter_context(instance_attribute(obj, method, relay))
+            def put(obj: Any, method: str, owner: str | int) -> None:
+                relay = self._relay(getattr(obj, method), owner, method)
+                stack.enter_context(instance_attribute(obj, method, relay))
 
-        for name in _MODULE_METHODS:
-            put(module, name, "")
-        for name, part in module.named_modules():
-            put(part, "zero_grad", name)
-        for index, each in enumerate(self._wrapped):
-            put(each.optimizer, "zero_grad", index)
-            stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
-            for hook in (
-                each.optimizer.register_step_pre_hook(self._before_step),
-                each.optimizer.register_step_post_hook(self._after_step),
-            ):
-                stack.callback(hook.remove)
-
-    def remove(self) -> None:
-        """Takes everything away again."""
-        self._installed.close()
+            for name in _MODULE_METHODS:
+                put(self._run.module, name, "")
+            for name, part in self._run.module.named_modules():
+                put(part, "zero_grad", name)
+            for index, each in enumerate(self._wrapped):
+                put(each.optimizer, "zero_grad", index)
+                stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
+                for hook in (
+                    each.optimizer.register_step_pre_hook(self._before_step),
+                    each.optimizer.register_step_post_hook(self._after_step),
+                ):
+                    stack.callback(hook.remove)
+            yield
 
     def _relay(self, call: Callable[..., Any], owner: str | int, method: str) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -92,7 +88,7 @@ class ManualOptimization:
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
             self._run.lead(RelayedCall(owner, method, refs, named))
-            with self._all_ranks(), self._groups(method):
+            with self._run.control.together(), self._groups(method):
                 result = call(*args, **kwargs)
             self._run.leader_state.look_again()
             return result
@@ -102,16 +98,6 @@ class ManualOptimization:
     def _groups(self, method: str) -> contextlib.AbstractContextManager[None]:
         """Toggling sees the groups of one device: what it freezes shows on every rank."""
         return self._run.whole_optimizers() if "toggle" in method else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _all_ranks(self) -> Iterator[None]:
-        """The body runs on all ranks."""
-        before, self._is_told = self._is_told, True
-        try:
-            with self._run.control.together():
-                yield
-        finally:
-            self._is_told = before
 
     def _reference(self, value: Any) -> Any:
         plain = value.optimizer if isinstance(value, LightningOptimizer) else value
@@ -140,7 +126,7 @@ class ManualOptimization:
         self._run.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
         if has_closure:
             closure = self._told(closure)
-        with self._all_ranks():
+        with self._run.control.together():
             yield closure
         self._run.leader_state.look_again()
 
@@ -150,8 +136,8 @@ class ManualOptimization:
         if self._is_everywhere:
             yield loss
             return
-        self._run.lead(ManualBackward(), loss.detach())
-        with self._all_ranks():
+        self._run.lead(ManualBackward(loss.detach()))
+        with self._run.control.together():
             yield led_backward(loss, self._run)
 
     def _told(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -160,12 +146,8 @@ class ManualOptimization:
         assert name is not None
 
         def told() -> Any:
-            before, self._is_told = self._is_told, False
-            try:
-                with self._run.control.alone(name):
-                    result = closure()
-            finally:
-                self._is_told = before
+            with self._run.control.alone(name):
+                result = closure()
             self._run.lead(ClosureEnd())
             return result
 
@@ -191,7 +173,7 @@ class ManualOptimization:
         """Other ranks: does what rank 0 does."""
         match message:
             case ManualBackward():
-                loss = self._follower.loss(self._run.on_device(self._follower.value))
+                loss = self._follower.loss(self._run.on_device(message.loss))
                 self._run.module.manual_backward(loss)
             case OptimizerStep():
                 self._follow_step(message)

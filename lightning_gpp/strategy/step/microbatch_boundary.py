@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
@@ -32,11 +31,10 @@ from lightning_gpp.runtime.suspend import (
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast
 from lightning_gpp.strategy.step.loss_check import OutputGradients
 from lightning_gpp.strategy.step.losses import OR_ONCE, microbatch_loss
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +49,30 @@ class MicrobatchBoundary(Boundary):
     """Runs the user's step for every micro-batch and joins it to the pipeline.
 
     Args:
-        module: the LightningModule.
-        target: the module whose forward is pipelined.
+        run: of this rank.
         step: the user's step with everything bound but the batch.
         microbatches: the batches to call it with.
         sizes: samples of each.
         threads: where the steps run.
-        device: of this rank; ``meta`` where tensors have no numbers.
 
     Attributes:
-        captured: the captured forward, once there is one.
         loss_scale: what losses are multiplied by before they go backward.
         seen: notes what the losses are differentiated to, where they are looked at.
     """
 
     def __init__(
         self,
-        module: pl.LightningModule,
-        target: nn.Module,
+        run: PipelinedRun,
         step: Callable[[Any], Any],
-        *,
         microbatches: Sequence[Any],
         sizes: Sequence[int],
         threads: StepThreads,
-        device: torch.device = CPU,
     ) -> None:
-        self.captured: CapturedModel | None = None
         self.seen: Sequence[OutputGradients] = ()
-        self._module = module
-        self._target = target
-        self._sizes = sizes
         self.loss_scale = 1.0
-        self._is_shape_only = device.type == "meta"
-        self._device, self._autocast = device, Autocast.current(device)
-        self._log = MicrobatchLog(module)
+        self._run, self._sizes = run, sizes
+        self._autocast = Autocast.current(run.device)
+        self._log = MicrobatchLog(run.module)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
         self._results: dict[int, Any] = {}
@@ -103,16 +91,21 @@ class MicrobatchBoundary(Boundary):
         for step in self._steps:
             step.abandon()
 
+    @property
+    def _captured(self) -> CapturedModel:
+        return self._run.built.captured
+
     @contextlib.contextmanager
     def intercepting(self) -> Iterator[None]:
         """Intercepts the forward and ``self.log`` of steps that run in the body."""
-        forward = self._target.forward
+        target, device = self._run.target, self._run.device
+        forward = target.forward
 
         @functools.wraps(forward)
         def pause(*args: Any, **kwargs: Any) -> Any:
             if not in_suspended_call():
                 return forward(*args, **kwargs)
-            if Autocast.current(self._device).dtype_in_use != self._autocast.dtype_in_use:
+            if Autocast.current(device).dtype_in_use != self._autocast.dtype_in_use:
                 raise NotImplementedError(
                     "the pipelined forward was called under another torch.autocast than the "
                     "Trainer's precision has, which would not reach its stages with the schedule "
@@ -121,8 +114,8 @@ class MicrobatchBoundary(Boundary):
             return ask(ForwardCall(args, kwargs))
 
         with (
-            instance_attribute(self._target, "forward", pause),
-            recording(self._module, self._log),
+            instance_attribute(target, "forward", pause),
+            recording(self._run.module, self._log),
         ):
             yield
 
@@ -138,8 +131,8 @@ class MicrobatchBoundary(Boundary):
             if isinstance(event, Returned):
                 raise RuntimeError(
                     "training_step returned without calling the pipelined forward of "
-                    f"{type(self._target).__name__}. With the schedule '1f1b' it has to call it "
-                    "(self(...)); name the sub-module that it calls (GraphPipeStrategy("
+                    f"{type(self._run.target).__name__}. With the schedule '1f1b' it has to call "
+                    "it (self(...)); name the sub-module that it calls (GraphPipeStrategy("
                     f"module='...')), {OR_ONCE}"
                 )
             assert isinstance(event.question, ForwardCall)
@@ -149,27 +142,24 @@ class MicrobatchBoundary(Boundary):
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of the pipelined forward, by value name."""
         call = self.call(microbatch)
-        assert self.captured is not None
-        return self.captured.inputs(call.args, call.kwargs)
+        return self._captured.inputs(call.args, call.kwargs)
 
     def inputs(self) -> Values:
         """The arguments of all micro-batches' forwards, joined."""
-        assert self.captured is not None
         pieces = [self.start(index) for index in range(len(self._sizes))]
-        return join_values(pieces, self.captured.graph.batch_dims, self._sizes)
+        return join_values(pieces, self._captured.graph.batch_dims, self._sizes)
 
     def is_call_of(self, inputs: Mapping[str, Tensor], microbatches: Sequence[int]) -> bool:
         """Whether these arguments are those of some micro-batches' forwards, one after the other.
 
         Batches of graphs are taken for that: their numbers of vertices are counted anew.
         """
-        assert self.captured is not None
-        if self.captured.takes_graphs:
+        if self._captured.takes_graphs:
             return True
         pieces = [self.start(index) for index in microbatches]
         sizes = [self._sizes[index] for index in microbatches]
         try:
-            joined = join_values(pieces, self.captured.graph.batch_dims, sizes)
+            joined = join_values(pieces, self._captured.graph.batch_dims, sizes)
         except CannotJoinError:
             return False
         return inputs.keys() == joined.keys() and all(
@@ -182,9 +172,8 @@ class MicrobatchBoundary(Boundary):
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with the step; returns its loss times the share of its samples, scaled."""
-        assert self.captured is not None
         self._log.size = self._sizes[microbatch]
-        event = self._steps[microbatch].resume(self.captured.output(outputs))
+        event = self._steps[microbatch].resume(self._captured.output(outputs))
         if isinstance(event, Paused):
             raise RuntimeError(
                 "training_step called the pipelined forward a second time. With the schedule "
@@ -192,7 +181,7 @@ class MicrobatchBoundary(Boundary):
             )
         # A result with its graph would keep what the last stage read and its gradients.
         self._results[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, event.value)
-        loss = microbatch_loss(event.value, is_shape_only=self._is_shape_only)
+        loss = microbatch_loss(event.value, is_shape_only=self._run.is_shape_only)
         total = sum(self._sizes)
         loss = loss * (self._sizes[microbatch] / total) if total else loss
         for seen in self.seen:

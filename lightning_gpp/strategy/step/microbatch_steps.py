@@ -11,25 +11,21 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     copy_tensors,
     cut_batch,
-    refuse_full_graph,
 )
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
+from lightning_gpp.strategy.ranks.messages import Minibatch
 from lightning_gpp.strategy.state.precision import loss_scale
-from lightning_gpp.strategy.step.followers import Follower
-from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
 from lightning_gpp.strategy.step.losses import microbatch_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
+from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
 from lightning_gpp.strategy.step.trials import why_not_cut
 
 DRAWS = (
@@ -40,26 +36,23 @@ DRAWS = (
 )
 
 
-class MicrobatchSteps:
-    """How rank 0 leads a training step, and how the others follow.
+class MicrobatchSteps(SuspendedSteps):
+    """How rank 0 leads a training step.
 
     Args:
         run: whose pipeline runs them.
-        follower: what other ranks do.
     """
 
-    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
-        self._run = run
-        self._follower = follower
-        self._boundaries = StepBoundaries(run)
+    def __init__(self, run: PipelinedRun) -> None:
+        super().__init__(run)
         self._looked_at = Cadence()
         self._has_drawn = False
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Rank 0: runs the user's step; returns what it returns.
+        """Runs the user's step; returns what it returns.
 
         Raises:
-            NotImplementedError: the module optimizes by hand, or reads its batches by itself.
+            NotImplementedError: the module optimizes by hand.
         """
         run = self._run
         if not run.module.automatic_optimization:
@@ -67,23 +60,16 @@ class MicrobatchSteps:
                 "manual optimization needs a training_step that runs once per batch; with the "
                 "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
             )
-        if isinstance(batch, LedDataloaderIter):
-            raise NotImplementedError(
-                "a training_step that takes `dataloader_iter` reads whole batches; with the "
-                "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
-            )
         num_samples = batch_size(batch)
-        refuse_full_graph(batch, run.settings.num_microbatches)
-        step = self._boundaries.step(name, args, kwargs)
+        step = self._step(name, args, kwargs)
         if run.pipeline is None:
-            self._boundaries.build(name, step, batch, num_samples)
+            self._build(name, step, batch, num_samples)
         run.full_batch = run.full_batch or num_samples
         run.built.captured.check_reads()
         units = run.unit_sizes(num_samples)
         run.show_state(len(units))
         sizes = run.built.step_sizes(units)
-        boundary = self._boundaries.of(step, cut_batch(batch, sizes), sizes)
-        boundary.captured = run.built.captured
+        boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
         pairs: list[int] = []
         is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
         if min(sizes) > 0 and len(units) > 1 and not run.is_shape_only:
@@ -95,25 +81,12 @@ class MicrobatchSteps:
             boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
             minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
             run.lead(minibatch)
-            stash = run.programs.train(minibatch, boundary)
+            stash = run.built.train(minibatch, boundary)
             for seen in boundary.seen:
                 self._check_loss(step, batch, boundary, units, seen)
             if pairs and is_once:
                 _refuse(self._why_not_cut(boundary, units, None))
-        return self._boundaries.returned(boundary, batch, stash)
-
-    def follow(self, name: str) -> Tensor:
-        """Other ranks: the loss."""
-        run, follower = self._run, self._follower
-        minibatch = follower.until(Minibatch, doing=name)
-        stash = run.programs.train(minibatch, None)  # which are built by now
-        end = follower.until(StepEnd, doing=f"result of {name}")
-        run.follow_end(end)
-        return stash.loss(to_device(follower.value, run.device))
-
-    def close(self) -> None:
-        """Ends the threads of the steps."""
-        self._boundaries.close()
+        return self._returned(boundary, batch, stash)
 
     def _check_loss(
         self,

@@ -1,21 +1,18 @@
-"""The pipelined forward as one node of the user's autograd graph.
-
-Its forward runs the forward part of a program on all ranks and its backward the backward part, so
-whatever the user makes of the outputs is differentiated by autograd as on one device.
-"""
+"""One call of the pipelined forward: what a rank keeps of it, and where rank 0's meets the step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import repeat
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.values.structure import Structure, flatten
-from lightning_gpp.runtime.payload import tensors_in
+from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.pieces import Slices, cut
 from lightning_gpp.strategy.cutting.cutting import (
     Dims,
@@ -24,9 +21,56 @@ from lightning_gpp.strategy.cutting.cutting import (
     join_values,
     pieces_of,
 )
-from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 Column = Sequence[Tensor | None]
+
+
+class Halves(Protocol):
+    """What runs in two halves."""
+
+    def forward_half(self) -> None:
+        """Everything before the loss."""
+
+    def backward_half(self, *, retain: bool) -> None:
+        """Everything after it."""
+
+
+@dataclass(slots=True)
+class RankCall:
+    """What a rank keeps of a call until its last backward.
+
+    Attributes:
+        run: of the program.
+        stash: keeps gradients apart that parameters have already.
+        part: what each half runs in; whether it is the backward one.
+        before_backward: before backwards that are run once and give parameters gradients.
+    """
+
+    run: Halves
+    stash: GradientStash
+    part: Callable[[Any, bool], AbstractContextManager[None]]
+    before_backward: Callable[[Any, GradientStash], None] = lambda run, stash: None
+
+    def forward(self) -> None:
+        """Runs all forwards."""
+        with torch.enable_grad(), self.part(self.run, False):
+            self.run.forward_half()
+
+    def backward(self, *, retain: bool, hands_out: bool) -> None:
+        """Runs all backwards.
+
+        Args:
+            retain: whether they can be run again.
+            hands_out: whether the parameters get their gradients.
+        """
+        if hands_out and not retain:
+            self.before_backward(self.run, self.stash)
+        with self.stash, torch.enable_grad(), self.part(self.run, True):
+            self.run.backward_half(retain=retain)
+        if hands_out:
+            self.stash.hand_out()
+        else:
+            self.stash.discard()
 
 
 @dataclass(slots=True)
@@ -67,12 +111,12 @@ class CallBoundary:
         """
         slices = input_slices(captured, inputs, sizes)
         assert slices is not None, "asked for when the number of pieces was chosen"
-        pieces = pieces_of(inputs, slices, len(sizes))
-        leaves = [
-            {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
-            for piece in pieces
-        ]
-        return cls(leaves, sizes, slices, captured.graph.batch_dims)
+        detached = {name: tensor.detach() for name, tensor in inputs.items()}
+        pieces = pieces_of(detached, slices, len(sizes))
+        for piece in pieces:
+            for name in needs:
+                piece[name] = piece[name].detach().requires_grad_()
+        return cls(pieces, sizes, slices, captured.graph.batch_dims)
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of a piece."""
@@ -104,8 +148,9 @@ class CallBoundary:
                 self._cut(gradient, dim, name)
                 for gradient, dim in zip(column, dims[: len(column)], strict=True)
             ]
-            for index, piece in enumerate(self.gradients):
-                piece[name] = [parts[index] for parts in cuts]
+            parts: Iterable[Column] = zip(*cuts, strict=True) if cuts else repeat(())
+            for piece, part in zip(self.gradients, parts, strict=False):
+                piece[name] = part
 
     def _cut(self, gradient: Tensor | None, dim: int | None, name: str) -> Column:
         """Of an output that is the same for all pieces the first takes it all."""
@@ -121,110 +166,3 @@ class CallBoundary:
         for leaf in leaves:
             leaf.grad = None
         return self.slices[name].joined(parts)
-
-
-_TENSOR = object()
-"""Stands for a tensor among the leaves of an output."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """An output without its tensors."""
-
-    structure: Structure
-    leaves: list[Any]
-    num_tensors: int
-
-    @classmethod
-    def of(cls, value: Any) -> tuple[_Form, list[Tensor]]:
-        """The form of an output, and its tensors."""
-        leaves, structure = flatten(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return cls(structure, others, len(tensors)), tensors
-
-    def filled(self, tensors: Iterator[Tensor]) -> Any:
-        """The output with the next of the tensors."""
-        return self.structure.unflatten(
-            [next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves]
-        )
-
-
-@dataclass(slots=True)
-class PipelinedCall:
-    """One differentiable call of the pipelined forward.
-
-    Attributes:
-        boundary: its arguments and outputs.
-        names: of the arguments, in the order in which autograd has them.
-        run_forward: runs the forward part on all ranks.
-        run_backward: runs the backward part on all ranks: (retain, hands out).
-        forms: of the outputs, once there are any.
-        anchor: stands for the parameters in the user's autograd graph.
-    """
-
-    boundary: CallBoundary
-    names: tuple[str, ...]
-    run_forward: Callable[[], None]
-    run_backward: Callable[[bool, bool], None]
-    forms: dict[str, _Form] = field(default_factory=dict)
-    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Values:
-        """The outputs by name, for the arguments by name."""
-        arguments = [inputs[name] for name in self.names]
-        tensors = iter(_Node.apply(self, self.anchor, *arguments))  # type: ignore[no-untyped-call]
-        return {name: form.filled(tensors) for name, form in self.forms.items()}
-
-    def outputs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Runs the forward; the tensors of the outputs, and those that take no gradient."""
-        self.run_forward()
-        first = self.boundary.outputs[0]
-        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
-        tensors: list[Tensor] = []
-        with torch.no_grad():
-            values = self.boundary.take_outputs()
-        for name, value in values.items():
-            self.forms[name], found = _Form.of(value)
-            tensors += [tensor.detach() for tensor in found]
-        return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
-
-    def differentiate(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Runs the backward; the gradients of the arguments.
-
-        Raises:
-            RuntimeError: second derivatives were asked for, or the forward is gone.
-        """
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True asks for second derivatives, which a pipelined forward does not "
-                "have: its backward runs on other ranks. Compute a gradient penalty on a module "
-                "that is not pipelined, or train it on one device."
-            )
-        given = iter(gradients)
-        self.boundary.put_gradients(
-            {n: [next(given) for _ in range(form.num_tensors)] for n, form in self.forms.items()}
-        )
-        self.run_backward(keeps_graph(), will_reach(self.anchor))
-        return [
-            self.boundary.take_input_gradients(name)
-            if self.boundary.pieces[0][name].requires_grad
-            else None
-            for name in self.names
-        ]
-
-
-class _Node(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, call: PipelinedCall, anchor: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        tensors, constant = call.outputs()
-        ctx.mark_non_differentiable(*constant)
-        return tuple(tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.call.differentiate(gradients))

@@ -1,4 +1,4 @@
-"""Boundaries of steps that are suspended at their forward; the pipeline is built from the first."""
+"""Steps that are suspended at their forward, which the pipeline is built from and runs in."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 Step = Callable[[Any], Any]
 
 
-class StepBoundaries:
-    """Makes the boundaries of one run, on rank 0.
+class SuspendedSteps:
+    """Rank 0: what all steps have in common that run in the midst of a schedule.
 
     Args:
-        run: whose user code they run.
+        run: whose pipeline they run in.
     """
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._threads = StepThreads()
 
-    def step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+    def _step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The user's step as a function of its batch alone."""
         run = self._run
         method = getattr(run.module, name)
@@ -44,34 +44,19 @@ class StepBoundaries:
 
         return step
 
-    def of(self, step: Step, parts: Sequence[Any], sizes: Sequence[int]) -> MicrobatchBoundary:
-        """The boundary of the steps on some batches.
+    def _boundary(
+        self, step: Step, parts: Sequence[Any], sizes: Sequence[int]
+    ) -> MicrobatchBoundary:
+        return MicrobatchBoundary(self._run, step, parts, sizes, self._threads)
 
-        Args:
-            step: the user's.
-            parts: the batches.
-            sizes: samples of each.
-        """
-        run = self._run
-        return MicrobatchBoundary(
-            run.module,
-            run.target,
-            step,
-            microbatches=parts,
-            sizes=sizes,
-            threads=self._threads,
-            device=run.device,
-        )
-
-    def build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
+    def _build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
         """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
 
         It leaves no trace: random states, buffers and plain attributes of the module are put back.
         """
         run = self._run
         units = run.unit_sizes(num_samples)
-        parts = cut_batch(copy_tensors(batch), units)
-        boundary = self.of(step, parts, units)
+        boundary = self._boundary(step, cut_batch(copy_tensors(batch), units), units)
         with (
             run.control.alone(name),
             run.leader_state.preserved(),
@@ -87,7 +72,7 @@ class StepBoundaries:
         with autocast.while_building(run.device):
             run.build(Example(call.args, call.kwargs, num_samples, len(units)))
 
-    def returned(self, boundary: MicrobatchBoundary, batch: Any, stash: GradientStash) -> Any:
+    def _returned(self, boundary: MicrobatchBoundary, batch: Any, stash: GradientStash) -> Any:
         """What a step returns that is over, as is its backward; the others know it, too.
 
         Args:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import evaluate_plan
@@ -26,13 +25,11 @@ from lightning_gpp.runtime.executor import NothingCameError
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
     Values,
+    at_rows,
     difference,
-    in_reverse,
     influence,
     some_samples,
-    with_other_neighbours,
 )
-from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Trial
 from lightning_gpp.strategy.report import show, waiting_for
@@ -108,7 +105,8 @@ def why_not_cut(
         met = captured.where_samples_meet(training and not normalizes, averaged)
     if known := captured.decision or met:
         return known
-    first, few = few_of(captured, inputs, units)
+    few = [2 if min(units) > 1 else 1] * len(units)
+    first = some_samples(captured, inputs, sum(few), sum(units))
     # Of a random forward nothing can be compared: it is only seen whether its parts fail.
     num_whole = 0 if training and captured.is_random else 2
     trial = Trial(few, is_trained, training, Autocast.current(run.device), num_whole)
@@ -117,20 +115,6 @@ def why_not_cut(
     if training and is_open and not verdict.fails:
         verdict = _tried(run, first, replace(trial, training=False, num_whole=2), averaged)
     return verdict.why_not if verdict.is_sure else None
-
-
-def few_of(
-    captured: CapturedModel, inputs: Mapping[str, Tensor], units: Sequence[int]
-) -> tuple[dict[str, Tensor], list[int]]:
-    """The samples that are tried: their arguments, and how many each micro-batch has.
-
-    Args:
-        captured: the forward.
-        inputs: arguments of a call, by name.
-        units: samples of each of the smallest micro-batches if it is cut.
-    """
-    few = [2 if min(units) > 1 else 1] * len(units)
-    return some_samples(captured, inputs, sum(few), sum(units)), few
 
 
 def holds_for(run: PipelinedRun, units: Sequence[int], *, is_trained: bool) -> tuple[bool, ...]:
@@ -148,11 +132,16 @@ def _tried(
     averaged: frozenset[str] | None,
 ) -> Verdict:
     captured = run.built.captured
-    num_samples = sum(trial.units)
+    dims, num_samples = captured.graph.batch_dims, sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
-    others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
-    # in another order, as samples may look at those in front of them only
-    turned = _turned(captured, inputs, num_samples)
+
+    def at(values: Values, rows: Tensor) -> Values:
+        """Batches of graphs stay as they are: their shapes differ from sample to sample."""
+        return values if captured.takes_graphs else at_rows(values, dims, rows, num_samples)
+
+    rows = torch.arange(num_samples)
+    others = at(inputs, rows % (num_first or num_samples))
+    turned = at(inputs, rows.flip(0))  # samples may look at those in front of them only
     boundaries, errors = _ran(run, trial, [inputs, others][: trial.num_whole], turned, averaged)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
@@ -163,11 +152,13 @@ def _tried(
     def touched(again: Values) -> str | None:
         if not num_first:
             return None
-        dims = captured.graph.batch_dims
         return influence(whole, again, beside_others, dims, num_samples, num_first)
 
-    expected = _turned(captured, whole, num_samples)
-    why_not = _why_not(boundaries[-1], expected, averaged is not None)
+    try:
+        joined = boundaries[-1].take_outputs(averages=averaged is not None)
+        why_not = difference(joined, at(whole, rows.flip(0)))
+    except CannotJoinError as error:
+        why_not = str(error)
     if why_not is None and touched(whole) is None:
         return Verdict(True, None)
     repeated = replace(trial, is_cut=False)
@@ -175,13 +166,6 @@ def _tried(
     once, again = (boundary.take_outputs() for boundary in boundaries)
     is_sure = difference(again, once) is None
     return Verdict(is_sure, touched(again) if is_sure and why_not is None else why_not)
-
-
-def _turned(captured: CapturedModel, values: Values, num_samples: int) -> Values:
-    """With the samples in reverse order; batches of graphs stay as they are."""
-    if captured.takes_graphs:
-        return values
-    return in_reverse(values, captured.graph.batch_dims, num_samples)
 
 
 def _ran(
@@ -218,13 +202,6 @@ def _num_apart(units: Sequence[int], at_a_time: int) -> int:
     return sum(units[: len(units) // at_a_time // 2 * at_a_time])
 
 
-def _why_not(boundary: CallBoundary, whole: Values, averages: bool) -> str | None:
-    try:
-        return difference(boundary.take_outputs(averages=averages), whole)
-    except CannotJoinError as error:
-        return str(error)
-
-
 def take_part(
     run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = ()
 ) -> list[str]:
@@ -246,9 +223,14 @@ def take_part(
         run.module.train(trial.training)
         for boundary in boundaries[: trial.num_whole]:
             pipeline.run_forward(whole, training=trial.training, boundary=boundary, errors=errors)
-        try_cut = pipeline.try_forward if trial.is_trained else pipeline.run_forward
         for boundary in boundaries[trial.num_whole :]:
-            try_cut(trial.units, training=trial.training, boundary=boundary, errors=errors)
+            pipeline.run_forward(
+                trial.units,
+                training=trial.training,
+                boundary=boundary,
+                errors=errors,
+                as_trained=trial.is_trained,
+            )
     found = run.control.gather(errors, "waiting for what a trial of the forward showed")
     return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
 
@@ -259,7 +241,12 @@ def _in_one_piece(run: PipelinedRun, why: str, num_samples: int) -> str:
     planned = run.built.planned
     if planned is not None:
         cut_s = evaluate_plan(planned.plan, planned.request).step_s
-        whole_s = one_piece_step_s(planned.plan, planned.request)
+        stages = tuple(  # every one on its first device, all samples at once
+            replace(stage, devices=stage.devices[:1], microbatch_multiple=1, shares=())
+            for stage in planned.plan.stages
+        )
+        whole = replace(planned.plan, stages=stages, num_microbatches=1)
+        whole_s = evaluate_plan(whole, replace(planned.request, num_microbatches=1)).step_s
         costs = f" ({seconds_text(whole_s)} per step instead of {seconds_text(cut_s)}, predicted)"
     return (
         f"Batches of {num_samples} samples run through the stages in one piece, as {why}. That is "

@@ -10,9 +10,9 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from conformance.case import Bench, Case, calls
+from conformance.case import Bench, Case
 from conformance.modules import CaseData, CaseModule
 
 
@@ -158,35 +158,6 @@ def invalid_logs(bench: Bench) -> None:
     bench.on_rank_0["errors"] = bench.module.errors
 
 
-class ReadingModule(CaseModule):
-    """Its steps read their batches by themselves."""
-
-    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
-        batch, _, _ = next(dataloader_iter)
-        loss = self.loss(self.moved(batch))
-        self.log("train_loss", loss, batch_size=len(batch[0]))
-        return loss
-
-    def validation_step(self, dataloader_iter: Any) -> None:  # type: ignore[override]
-        batch, batch_idx, _ = next(dataloader_iter)
-        self.log("val_loss", self.loss(self.moved(batch)) * batch_idx, batch_size=len(batch[0]))
-
-    def predict_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
-        batch, batch_idx, dataloader_idx = next(dataloader_iter)
-        return batch_idx, dataloader_idx, self(self.moved(batch)[0])
-
-    def moved(self, batch: Any) -> Any:
-        """What Lightning leaves to such steps."""
-        return [tensor.to(self.device) for tensor in batch]
-
-
-class Endless(IterableDataset[Any]):
-    """Has no length."""
-
-    def __iter__(self) -> Any:
-        return iter(CaseData().dataset(1, 21))
-
-
 class ListsModule(CaseModule):
     """Fills lists where rank 0 is alone, and looks at them where all are."""
 
@@ -257,19 +228,6 @@ CASES = [
     Case("signatures", module=SignaturesModule, script=signatures, only_whole=True),
     Case("copies of callbacks", callbacks=lambda: [Copies()]),
     Case("loaders before the environment", script=set_up_early),
-    Case(
-        "steps that read by themselves",
-        module=ReadingModule,
-        script=calls("fit", "validate", "predict"),
-        only_whole=True,
-    ),
-    Case(
-        "steps that read by themselves, without a length",
-        {"limit_val_batches": 0},
-        ReadingModule,
-        lambda: {"train_dataloaders": DataLoader(Endless(), batch_size=8)},
-        only_whole=True,
-    ),
     Case("lists that steps fill", module=ListsModule, script=lists, only_whole=True),
     Case("toggling", module=ToggledModule, script=toggled, only_whole=True),
     Case(

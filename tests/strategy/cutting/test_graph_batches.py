@@ -9,21 +9,18 @@ import pytest
 import torch
 from helpers.reference import weight_differences
 from helpers.training import Recording, Result, make_trainer, quiet, real_tensors
-from helpers.workers import WorkerError, WorkerPool
+from helpers.workers import WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("torch_geometric")
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
-from lightning_gpp.strategy.cutting.graphs import part_of
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,
-    refuse_full_graph,
     resized_batch,
 )
 
@@ -92,26 +89,13 @@ def plain(size: int) -> Data:
 def test_parts_in_one_piece_are_what_collating_makes(make: Any, parts: list[int]) -> None:
     whole = Batch.from_data_list([make(1 + number % 4) for number in range(sum(parts))])
     graphs, first = whole.to_data_list(), 0
-    for size in parts:
-        found = part_of(whole, first, first + size)
+    for size, found in zip(parts, cut_batch(whole, parts), strict=True):
         expected = Batch.from_data_list(graphs[first : first + size])
         assert type(found) is type(expected) and found.num_graphs == size
         assert_same(found.to_dict(), expected.to_dict())
         for one, other in zip(found.to_data_list(), expected.to_data_list(), strict=True):
             assert_same(one.to_dict(), other.to_dict())
         first += size
-
-
-@pytest.mark.parametrize("change", ["note", "later", "edges", "followed"])
-def test_what_is_no_tensor_of_the_graphs_is_left_to_torch_geometric(change: str) -> None:
-    graphs = [graph(3) if change == "note" else plain(3) for _ in range(3)]
-    if change == "edges":
-        for each in graphs:
-            each.edge_index = EdgeIndex(each.edge_index, sparse_size=(3, 3))
-    whole = Batch.from_data_list(graphs, follow_batch=["y"] if change == "followed" else [])
-    if change == "later":
-        whole.later = torch.ones(3)
-    assert part_of(whole, 0, 2) is None
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -128,10 +112,8 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_one_full_graph_counts_as_one_sample() -> None:
     batch = {"graph": graph(4)}
     assert batch_size(batch) == 1
-    refuse_full_graph(batch, 1)
-    for asked in (None, 4):
-        with pytest.raises(ValueError, match=r"not there yet\. Use num_microbatches=1"):
-            refuse_full_graph(batch, asked)
+    with pytest.raises(ValueError, match="use num_microbatches=1"):
+        cut_batch(batch, [1, 0])
 
 
 def test_a_batch_made_by_hand_is_refused() -> None:
@@ -287,11 +269,6 @@ def test_a_graph_that_changes_equals_one_device(pool: WorkerPool, schedule: str)
     assert_same_results(results, expected, 1e-9)
     unchanged = fit_full_graph(None)
     assert weight_differences(unchanged.weights, expected.weights, 1e-3)
-
-
-def test_one_full_graph_is_not_cut_for_1f1b(pool: WorkerPool) -> None:
-    with pytest.raises(WorkerError, match="Use num_microbatches=1"):
-        pool.run(fit_full_graph, {"schedule": "1f1b", "timeout": 30.0}, 2, num_ranks=2)
 
 
 def test_batches_of_other_sizes_have_the_first_graphs_over_and_over() -> None:

@@ -22,7 +22,7 @@ from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
 from lightning_gpp.emulation.clock import Slip
 from lightning_gpp.emulation.report import EmulatedStep, emulation_report
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.shape_only import refuse_decisions
+from lightning_gpp.strategy.refusals import SHAPE_ONLY, refuse_callbacks
 
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
 PLAN = [TOWERS, TOP]
@@ -89,8 +89,8 @@ def test_other_strategies_are_refused() -> None:
 @pytest.mark.parametrize("callback", [ModelCheckpoint(), EarlyStopping("val_loss")])
 def test_shapes_decide_nothing(callback: lp.Callback) -> None:
     trainer: Any = SimpleNamespace(callbacks=[lp.Callback(), callback])
-    with pytest.raises(NotImplementedError, match=f'{type(callback).__name__}: with tensors="shap'):
-        refuse_decisions(trainer)
+    with pytest.raises(NotImplementedError, match=f"{type(callback).__name__} has no .*shape_only"):
+        refuse_callbacks(trainer, SHAPE_ONLY)
 
 
 # Training ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lightning_gpp.gnn import Techniques, partition
 from lightning_gpp.strategy.settings import FullGraph
-from lightning_gpp.strategy.step.chunk_calls import chunk_order
+from lightning_gpp.strategy.step.forward_calls import chunk_order
 
 SEED = 7
 

@@ -75,7 +75,7 @@ CASES: list[tuple[Data, type[lp.LightningModule], dict[str, Any], str]] = [
         changed(train_mask=torch.ones(30, dtype=torch.bool)),
         NodeClassifier,
         {},
-        "GraphTrainingError: train_mask has to have an entry per vertex, which are 31, got shape",
+        "IndexError: The shape of the mask [30]",
     ),
 ]
 

@@ -205,7 +205,7 @@ def test_replicas_are_rows_of_their_own(pool: WorkerPool, tmp_path: Path) -> Non
     assert {span.rank for span in sums} == {0, 2}
 
 
-def test_a_mini_batch_too_small_for_the_replicas_runs_on_the_first_of_them(
+def test_a_step_with_a_mini_batch_too_small_for_the_replicas_is_not_shown(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     """Mini-batches of 8, 8 and 1 samples are one step; the last is a program of fewer stages."""
@@ -224,24 +224,7 @@ def test_a_mini_batch_too_small_for_the_replicas_runs_on_the_first_of_them(
         num_steps=1,
         num_ranks=3,
     )
-    timeline = runs[0].timelines[0]
-    assert [(stage.rank, stage.title) for stage in timeline.stages] == [
-        (1, "stage 0.0"),
-        (2, "stage 0.1"),
-        (0, "stage 1"),
-    ]
-    found = {
-        (span.minibatch, span.rank, span.stage)
-        for span in timeline.spans
-        if span.kind is SpanKind.FORWARD
-    }
-    both = {(1, 0), (2, 1), (0, 2)}
-    assert found == {
-        *((minibatch, *at) for minibatch in (0, 1) for at in both),
-        *((2, *at) for at in both - {(2, 1)}),
-    }
-    received = {s.action for s in timeline.of_rank(0) if s.minibatch == 2 and s.action}
-    assert "2RF0<0" in received
+    assert not runs[0].timelines and not list(tmp_path.iterdir())
 
 
 def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_path: Path) -> None:

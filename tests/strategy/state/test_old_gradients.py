@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
+from lightning_gpp.strategy.state.callbacks import clear_old_gradients
 
 
 class Watching(lp.LightningModule):

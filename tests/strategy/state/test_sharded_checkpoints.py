@@ -32,7 +32,7 @@ from lightning_gpp.strategy import (
     shard_checkpoint,
     unshard_checkpoint,
 )
-from lightning_gpp.strategy.refusals import refuse_for_sharded
+from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
 from lightning_gpp.strategy.state import replacing
 from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
@@ -255,7 +255,7 @@ def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
 def test_callbacks_with_weights_of_their_own_are_refused() -> None:
     trainer = lp.Trainer(callbacks=[WeightAveraging()], logger=False, accelerator="cpu")
     with pytest.raises(NotImplementedError, match="WeightAveraging keeps other weights"):
-        refuse_for_sharded(trainer)
+        refuse_callbacks(trainer, SHARDED)
 
 
 def assert_same(actual: Any, expected: Any, where: str = "checkpoint") -> None:

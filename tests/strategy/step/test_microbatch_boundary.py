@@ -42,18 +42,20 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> Mi
     """All steps up to the forward, then on to their ends, as a schedule with two in flight does."""
     module = Doubling()
     batch = torch.arange(float(sum(sizes)))
-    boundary = MicrobatchBoundary(
-        module,
-        module,
-        lambda part: step(module, part),
-        microbatches=batch.split(sizes),
-        sizes=sizes,
-        threads=threads,
-    )
     captured: Any = SimpleNamespace(
         inputs=lambda args, kwargs: {"x": args[0]}, output=lambda outputs: outputs["y"]
     )
-    boundary.captured = captured
+    device = torch.device("cpu")
+    of_rank: Any = SimpleNamespace(
+        module=module,
+        target=module,
+        device=device,
+        is_shape_only=False,
+        built=SimpleNamespace(captured=captured),
+    )
+    boundary = MicrobatchBoundary(
+        of_rank, lambda part: step(module, part), batch.split(sizes), sizes, threads
+    )
     with boundary.active():
         started = [boundary.start(index)["x"] for index in range(len(sizes))]
         read = [x.clone().requires_grad_() for x in started]

@@ -332,4 +332,4 @@ def test_blocks_given_by_the_user() -> None:
         Untraceable(), data(4, 3), data(4, 2), options={"blocks": blocks}
     )
     assert [operator.name for operator in captured.graph] == ["a", "b", "fuse"]
-    assert captured.method == "blocks"
+    assert captured.verified.method == "blocks"

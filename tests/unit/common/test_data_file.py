@@ -72,7 +72,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     [
         ("a:\n\t- b", r"mine.yaml, line 2: not YAML: found character '\\t'"),
         ("a: *b", "mine.yaml, line 1: not YAML: found undefined alias 'b'"),
-        ("a: 1\nb: {c: 1, c: 2}", "mine.yaml, line 2: not YAML: key 'c' is there twice"),
+        ("a: 1\nb: {c: 1, c: 2}", "mine.yaml, line 2: not YAML: found duplicate key c"),
         ("a: " + "9" * 5000, "mine.yaml: not YAML: Exceeds the limit"),
         ("a: !!python/object:os.system {}", "mine.yaml, line 1: not YAML: could not determine"),
         ("a: \x07", "mine.yaml: not YAML: unacceptable character"),

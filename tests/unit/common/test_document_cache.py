@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 from pathlib import Path
 
@@ -18,51 +16,41 @@ def cache(tmp_path: Path) -> DocumentCache:
     return DocumentCache(tmp_path / "cache")
 
 
+def found(cache: DocumentCache, kind: str, key: dict = KEY) -> str | None:
+    read = cache.read(kind, key, str)
+    return None if read is None else read[0]
+
+
 def test_what_was_written_is_read(cache: DocumentCache):
-    assert cache.read("profile", KEY, str) is None
+    assert found(cache, "profile") is None
     cache.write("profile", KEY, "text")
-    assert cache.read("profile", dict(reversed(KEY.items())), str) == "text"
-    assert [path.name for path in cache.folder.iterdir()] == [cache.path("profile", KEY).name]
+    read = cache.read("profile", dict(reversed(KEY.items())), str)
+    assert read is not None and read[0] == "text"
+    assert list(cache.folder.iterdir()) == [read[1]]
 
 
 @pytest.mark.parametrize("other", [{"model": "n", "size": 4}, {"model": "m"}, {}])
 def test_another_key_is_a_miss(cache: DocumentCache, other: dict):
     cache.write("profile", KEY, "text")
-    assert cache.read("profile", other, str) is None
-    assert cache.read("plan", KEY, str) is None
+    assert found(cache, "profile", other) is None
+    assert found(cache, "plan") is None
 
 
-def test_a_file_with_another_key_is_no_hit(cache: DocumentCache, caplog):
-    cache.write("profile", {"model": "n"}, "wrong")
-    os.replace(cache.path("profile", {"model": "n"}), cache.path("profile", KEY))
-    assert cache.read("profile", KEY, str) is None
-    assert "its key is another one" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("break_it", "reason"),
-    [
-        (lambda text: text[: len(text) // 2], "Unterminated string|Expecting"),
-        (lambda text: text.replace('"version": 1', '"version": 9'), 'expected "format"'),
-        (lambda text: text.replace('"text"', "3"), 'expected a text at "document"'),
-        (lambda text: text.replace('"text"', '"other"'), "no number"),
-        (lambda text: "[]", 'expected "format"'),
-    ],
-)
-def test_broken_files_are_reported_and_made_again(cache: DocumentCache, caplog, break_it, reason):
+def test_broken_files_are_reported_and_made_again(cache: DocumentCache, caplog):
     def parse(text: str) -> str:
         if text != "text":
             raise ValueError("no number")
         return text
 
+    cache.write("profile", KEY, "other")
+    (path,) = cache.folder.iterdir()
+    for broken in (b"other", b"\xff"):
+        path.write_bytes(broken)
+        assert cache.read("profile", KEY, parse) is None
+        assert f"the cached profile {path} is broken and is made again" in caplog.text
+        caplog.clear()
     cache.write("profile", KEY, "text")
-    path = cache.path("profile", KEY)
-    path.write_text(break_it(path.read_text()))
-    assert cache.read("profile", KEY, parse) is None
-    assert f"the cached profile {path} is broken and is made again" in caplog.text
-    assert any(part in caplog.text for part in reason.split("|"))
-    cache.write("profile", KEY, "text")
-    assert cache.read("profile", KEY, parse) == "text"
+    assert cache.read("profile", KEY, parse) == ("text", path)
 
 
 def test_readers_never_see_half_a_file(cache: DocumentCache):
@@ -77,7 +65,7 @@ def test_readers_never_see_half_a_file(cache: DocumentCache):
         writer.start()
     seen = set()
     while any(writer.is_alive() for writer in writers):
-        seen.add(cache.read("p", KEY, str))
+        seen.add(found(cache, "p"))
     for writer in writers:
         writer.join()
     assert seen - {None} <= set(texts)
@@ -90,12 +78,7 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path, caplog):
     with caplog.at_level(logging.WARNING):
         cache.write("profile", KEY, "text")
     assert "the profile cannot be kept in" in caplog.text
-    assert cache.read("profile", KEY, str) is None
-
-
-def test_the_key_can_be_read_by_a_person(cache: DocumentCache):
-    cache.write("profile", KEY, "text")
-    assert json.loads(cache.path("profile", KEY).read_text())["key"] == KEY
+    assert found(cache, "profile") is None
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

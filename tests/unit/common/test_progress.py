@@ -6,9 +6,11 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 
+from lightning_gpp.common import progress
 from lightning_gpp.common.progress import doing
 
 
@@ -23,6 +25,9 @@ class FakeClock:
         """Like ``threading.Timer``."""
         self.timers.append(FakeTimer(self, delay_s, call))
         return self.timers[-1]
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def work(self, seconds: float) -> None:
         """Time passes."""
@@ -63,12 +68,10 @@ class Terminal(io.StringIO):
 
 @contextmanager
 def measuring(clock: FakeClock, lines: list[str], *, may_pass: bool = True) -> Iterator[None]:
-    with doing(
-        "Measuring",
-        lines.append,
-        may_pass=may_pass,
-        now_s=lambda: clock.now_s,
-        timer=clock.timer,
+    with (
+        mock.patch.object(progress.time, "monotonic", clock.monotonic),
+        mock.patch.object(progress.threading, "Timer", clock.timer),
+        doing("Measuring", lines.append, may_pass=may_pass),
     ):
         yield
     assert [timer.state for timer in clock.timers] == ["over"]

@@ -28,7 +28,7 @@ from lightning_gpp.schedule import Action
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 
 CPU, META, XPU, MPS = map(torch.device, ("cpu", "meta", "xpu:1", "mps:0"))
 GIB = 1 << 30
@@ -180,6 +180,6 @@ def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", [CPU, XPU, MPS, torch.device("cuda:0")])
 def test_parameters_elsewhere_say_what_device_this_rank_has(device: torch.device) -> None:
     away = torch.empty(1, device="meta")
-    with HeldElsewhere(device, LentValues(device)):
+    with HeldElsewhere(device):
         kinds = [kind for kind in ("cpu", "cuda", "mps", "xpu") if getattr(away, f"is_{kind}")]
     assert kinds == [device.type]

@@ -57,8 +57,8 @@ def test_a_measured_profile_gives_the_flops_of_an_estimate():
         )
     )
     guessed = estimate_costs(GRAPH, cluster, 8).at(8, kind).operators["a"]
-    costs = estimate_costs(GRAPH, cluster, 8, measured=measured)
-    assert [profile.microbatch_size for profile in costs.profiles] == [1, 2, 4, 8]
+    costs = with_estimates(measured, GRAPH, cluster, 8)
+    assert [profile.microbatch_size for profile in costs.by_kind[kind]] == [1, 2, 4, 8]
     found = costs.at(8, kind).operators["a"]
     speed = cluster.device_kind(kind).flops_per_s("float32")
     assert found.forward_s == pytest.approx(8 * 5e15 / speed, rel=1e-3)

@@ -16,7 +16,7 @@ from lightning_gpp.graph import ModelGraph, Parameter, TensorSpec
 from lightning_gpp.planner import answer, evaluate_plan
 from lightning_gpp.planner.base import MOST_MICROBATCHES
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.workloads import WORKLOADS, mmt
 
 GRAPH = literal_graph({"a": "x", "b": "a"})

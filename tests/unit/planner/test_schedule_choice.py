@@ -36,7 +36,7 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, DoesNotFitError
 from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.schedule_choice import choose_schedule
-from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.describe import describe_plan
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))

@@ -284,7 +284,7 @@ def test_updates_of_several_batches(
 ) -> None:
     """The last update takes the batches that are left; versions are as many as are predicted."""
     most = assert_by_definition(shape, policy, optimizer, per_update)
-    assert_held(most, shape, policy, optimizer, per_update)
+    assert_held(most, shape, policy, per_update)
     if policy == "stash":  # not one per batch in flight, but one per update in flight
         assert most[0] == {2: 3, 4: 2}[per_update]
 
@@ -311,29 +311,22 @@ def test_versions_are_as_many_as_planners_expect(
     policy: str, optimizer: str, per_update: int
 ) -> None:
     most = assert_by_definition("chain", policy, optimizer, per_update)
-    assert_held(most, "chain", policy, optimizer, per_update)
+    assert_held(most, "chain", policy, per_update)
 
 
-def assert_held(
-    most: dict[int, int], shape: str, policy: str, optimizer: str, per_update: int
-) -> None:
-    """A first stage, whose input takes no gradient, does not need its weights for the backward.
-
-    Where predictions are kept, so is what was before the last update, but with momentum.
-    """
+def assert_held(most: dict[int, int], shape: str, policy: str, per_update: int) -> None:
+    """A first stage, whose input takes no gradient, does not need its weights for the backward."""
     versions = HeldVersions(*POLICIES[policy].held_versions(per_update))
-    is_less = versions.keeps_predictions and optimizer == "momentum"
     depths = in_flight_units(GRAPHS[shape], [1] * GRAPHS[shape].num_stages)
     for stage, depth in depths.items():
         if stage or not versions.keeps_predictions:
-            assert most[stage] == versions.of(depth) - (is_less and depth > 1)
+            assert most[stage] == versions.of(depth)
 
 
 def test_versions_that_are_alive() -> None:
     """PipeOptim needs two at most however deep the pipeline; stashing one per batch in flight."""
     assert assert_by_definition("chain", "pipeoptim", "adam") == {0: 2, 1: 2, 2: 2, 3: 1}
     assert assert_by_definition("chain", "stash", "adam") == {0: 4, 1: 3, 2: 2, 3: 1}
-    assert assert_by_definition("chain", "pipeoptim-at-predicted", "momentum")[1] == 4
     assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 5
     assert assert_by_definition("chain", "none", "adam") == dict.fromkeys(range(4), 1)
 

@@ -89,6 +89,13 @@ MEET: dict[str, Body] = {
     ),
     "shuffled": lambda s, ids, x: s.linear(x.mean(1) + x.mean(1)[torch.randperm(len(x))]),
     "in place": spread_mean,
+    "same group": lambda s, ids, x: s.linear(
+        (ids[:, None, 0] == ids[None, :, 0]).float() @ x.mean(1)
+    ),
+    "from the one before": lambda s, ids, x: s.linear(
+        torch.where((ids == 0)[..., None], x.roll(1, 0), x).mean(1)
+    ),
+    "so far": lambda s, ids, x: s.linear(x.mean(1)) * (ids == 0).cumsum(dim=0)[:, :1],
     "packed": packed,
 }
 APART: dict[str, Body] = {
@@ -107,6 +114,11 @@ APART: dict[str, Body] = {
     "flat": lambda s, ids, x: s.linear(x.flatten(0, 1)).view(*ids.shape, 6).mean(1),
     "positions": lambda s, ids, x: (x + torch.arange(ids.shape[1])[:, None].type_as(x)).mean(1),
     "shuffled tokens": lambda s, ids, x: s.linear(x[:, torch.randperm(x.shape[1])].mean(1)),
+    "tokens so far": lambda s, ids, x: s.linear(x.cumsum(1).roll(2, 1).softmax(-1).mean(1)),
+    "two views": lambda s, ids, x: sum(
+        s.linear(torch.cat([x, x.flip(1)]).flip(-1).mean(1)).chunk(2), torch.zeros(())
+    ),
+    "sorted and back": lambda s, ids, x: sorted_and_back(s, ids, x),
     "last token": lambda s, ids, x: s.linear(x[torch.arange(len(x)), (ids != 0).sum(1) - 1]),
     "new": lambda s, ids, x: s.linear(x.mean(1)) + x.new_ones(6),
     "classes given": lambda s, ids, x: s.linear(
@@ -117,6 +129,12 @@ APART: dict[str, Body] = {
         x.mean(1), torch.ones(6)
     ).rsample(),
 }
+
+
+def sorted_and_back(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+    order = (ids != 0).sum(1).argsort()
+    back: Tensor = sub.linear(tokens[order].mean(1))[order.argsort()]
+    return back
 
 
 def put_back(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.capture.checks import trace_checks
-from lightning_gpp.capture.checks.check import Result, in_float64, replay
-from lightning_gpp.capture.checks.large_gradients import Digest
+from lightning_gpp.capture.checks.check import Result, in_float64
+from lightning_gpp.capture.checks.rehearsal import Rehearsal
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.common import mapped_tensor
 
@@ -33,16 +32,14 @@ class Net(nn.Module):
 
 def off_by(relative: float, *precisions: torch.dtype) -> Any:
     """Replays whose gradients differ in some precisions."""
+    replayed = Rehearsal.replayed
 
     def other(gradient: Any) -> Any:
-        if gradient is None or gradient.dtype not in precisions:
-            return gradient
-        if isinstance(gradient, Digest):
-            return replace(gradient, parts=(b"other bits",))
-        return gradient * (1 + relative)
+        is_meant = gradient is not None and gradient.dtype in precisions
+        return gradient * (1 + relative) if is_meant else gradient
 
     def wrapped(*args: Any, **kwargs: Any) -> Result:
-        result = replay(*args, **kwargs)
+        result = replayed(*args, **kwargs)
         gradients = {name: other(value) for name, value in result.gradients.items()}
         return replace(result, gradients=gradients)
 
@@ -51,7 +48,7 @@ def off_by(relative: float, *precisions: torch.dtype) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["in memory", "in files"], autouse=True)
 def is_in_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Where the parameters of ``Net`` lie; of gradients of those in files digests come first."""
+    """Where the parameters of ``Net`` lie; of gradients of those in files sums are compared."""
     if request.param:
         monkeypatch.setattr(mapped_tensor, "LEAST_BYTES", 1)
     return bool(request.param)
@@ -65,22 +62,23 @@ def net(dtype: torch.dtype = torch.float32) -> Net:
 def test_gradients_in_files_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, is_in_files: bool
 ) -> None:
-    found = []
+    replayed, found = Rehearsal.replayed, []
 
     def noting(*args: Any, **kwargs: Any) -> Result:
-        found.append(replay(*args, **kwargs))
+        found.append(replayed(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(trace_checks, "replay", noting)
-    capture(net(), (torch.randn(4, 3),))
-    kinds = {type(result.gradients["layer.weight"]) for result in found if result.gradients}
-    assert kinds == {Digest if is_in_files else Tensor}
+    monkeypatch.setattr(Rehearsal, "replayed", noting)
+    module = net()
+    capture(module, (torch.randn(4, 3),))
+    shapes = {tuple(result.gradients["layer.weight"].shape) for result in found if result.gradients}
+    assert shapes == {(7,) if is_in_files else (2, 3)}
 
 
 def test_a_difference_that_a_higher_precision_has_not_is_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trace_checks, "replay", off_by(1e-3, torch.float32))
+    monkeypatch.setattr(Rehearsal, "replayed", off_by(1e-3, torch.float32))
     module = net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     capture(module, (torch.randn(4, 3),))
@@ -98,7 +96,7 @@ def test_a_difference_that_a_higher_precision_has_not_is_rounding(
 def test_other_differences_are_faults(
     monkeypatch: pytest.MonkeyPatch, relative: float, precisions: tuple[torch.dtype, ...]
 ) -> None:
-    monkeypatch.setattr(trace_checks, "replay", off_by(relative, *precisions))
+    monkeypatch.setattr(Rehearsal, "replayed", off_by(relative, *precisions))
     dtype = torch.float32 if torch.float32 in precisions else torch.float64
     module = net(dtype)
     with pytest.raises(CaptureError, match=r"the gradient of .* differs by"):

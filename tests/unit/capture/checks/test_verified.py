@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from test_references import Counted
+from test_rehearsal import Counted
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CaptureError, capture

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from unittest import mock
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
@@ -18,11 +16,12 @@ from lightning_gpp.planner import (
     resolve_plan,
 )
 from lightning_gpp.planner.step_time.device_time import device_times
-from lightning_gpp.reports import describe_plan
-from lightning_gpp.reports.plan import plan_picture
-from lightning_gpp.reports.plan.bounds import describe_bounds
-from lightning_gpp.reports.plan.describe import describe_source
-from lightning_gpp.reports.plan.describe_shares import shares_text
+from lightning_gpp.reports.plan.describe import (
+    describe_bounds,
+    describe_plan,
+    describe_source,
+    shares_text,
+)
 from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
@@ -30,6 +29,7 @@ from lightning_gpp.reports.plan.explain import (
     describe_devices,
     why_it_lost,
 )
+from lightning_gpp.reports.plan.picture import plan_figure
 
 GRAPH = literal_graph(
     {
@@ -87,19 +87,15 @@ def test_every_stage_that_sets_the_pace_is_named():
     assert [found.stage.id for found in FOUND.bottlenecks] == [3]
 
 
-def test_text_and_picture_say_alike_what_sets_the_pace(tmp_path: Path) -> None:
+def test_text_and_picture_say_alike_what_sets_the_pace() -> None:
     """Of the stages of the busiest device the first is held up by messages, the slowest is not."""
     stages = tuple(replace(stage, devices=(0,)) for stage in PLAN.stages)
     found = evaluate_plan(replace(PLAN, stages=stages), REQUEST)
     first = replace(found.stages[0], communication_s=4e-3)
     found = replace(found, stages=(first, *found.stages[1:]))
     assert found.bottlenecks[0].bound == "communication" and found.pacemaker.stage.id == 3
-    with (
-        mock.patch.object(plan_picture, "stage_graph_picture") as drawn,
-        mock.patch.object(plan_picture, "write_png"),
-    ):
-        plan_picture.write_plan_picture(tmp_path / "plan.png", found, REQUEST)
-    assert drawn.call_args.kwargs["subtitle"].endswith("; pace: stages 0-3 (compute)")
+    subtitle = plan_figure(found, REQUEST).texts[1].get_text()
+    assert subtitle.endswith("; pace: stages 0-3 (compute)")
     assert "Pace: stage 3 (device 0) sets it by compute" in describe_bounds(found)
 
 
@@ -129,26 +125,28 @@ def test_the_whole_text():
         Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
         Memory: parameters, gradients, optimizer state (Adam: 2 values per parameter) and
           activations in flight, on each device. r: activations are computed again.
-        Below, arrows have the bytes of a message, which is of one micro-batch.
+        Below, stages of one depth are side by side; → has the bytes of a message, of one
+          micro-batch.
 
-                ┌──────────────────────────┐
-                │    stage 0 · device 0    │
-                │           stem           │
-                │    4.3 kB · 50 % load    │
-                │        feed 256 B        │
-                └─┬──────────────────────┬─┘
-                  │ 256 B                │ 256 B
-        ┌─────────▼──────────┐ ┌─────────▼──────────┐
+        ┌────────────────────┐
+        │ stage 0 · device 0 │
+        │        stem        │
+        │ 4.3 kB · 50 % load │
+        │     feed 256 B     │
+        │     → 1: 256 B     │
+        │     → 2: 256 B     │
+        └────────────────────┘
+        ┌────────────────────┐ ┌────────────────────┐
         │ stage 1 · device 1 │ │ stage 2 · device 2 │
         │       enc.a        │ │       enc.b        │
         │ 4.2 kB · 50 % load │ │ 4.2 kB · 50 % load │
-        └─────────┬──────────┘ └─────────┬──────────┘
-                  │ 256 B                │ 256 B
-                ┌─▼──────────────────────▼─┐
-                │    stage 3 · device 3    │
-                │        head, cat         │
-                │   8.2 kB · 100 % load    │
-                └──────────────────────────┘
+        │     → 3: 256 B     │ │     → 3: 256 B     │
+        └────────────────────┘ └────────────────────┘
+        ┌─────────────────────┐
+        │ stage 3 · device 3  │
+        │      head, cat      │
+        │ 8.2 kB · 100 % load │
+        └─────────────────────┘
     """)
 
 

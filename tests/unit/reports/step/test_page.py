@@ -19,8 +19,7 @@ import helpers
 import pytest
 from helpers.steps import predicted_and_measured, simulated
 
-from lightning_gpp.reports.step.page import page_html, write_page
-from lightning_gpp.reports.step.page_data import page_data
+from lightning_gpp.reports.step.page import page_data, page_html, write_page
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, predicted_timeline
 from lightning_gpp.simulate.timeline.words import words_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gpp.reports import BatchTimes
+from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.recording import batch_clock
 from lightning_gpp.strategy.recording.batch_clock import (
     ENOUGH_S,

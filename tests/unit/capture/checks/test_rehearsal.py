@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CaptureError, capture
-from lightning_gpp.capture.checks.references import References
+from lightning_gpp.capture.checks.rehearsal import Rehearsal
 from lightning_gpp.capture.tracing.modes import mode_flags
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
@@ -28,12 +28,12 @@ class Counted(nn.Module):
         return self.layer(x)
 
 
-def references_of(module: nn.Module, num_samples: int) -> References:
+def rehearsal_of(module: nn.Module, num_samples: int) -> Rehearsal:
     args = (torch.randn(num_samples, 3),)
     arguments = Arguments.of(module, args, {})
     sample = first_sample(arguments.tensors(args, {}))
     weights = HostWeights(module, sample.device)
-    return References(module, arguments, sample, mode_flags(module, None), weights)
+    return Rehearsal(module, arguments, sample, mode_flags(module, None), weights)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,12 @@ def test_values_are_compared_on_all_sizes_and_gradients_on_the_smallest(
     num_samples: int, expected: list[str]
 ) -> None:
     module = Counted()
-    references = references_of(module, num_samples)
-    passes = list(references.passes(references.others[0], gradients=True))
+    rehearsal = rehearsal_of(module, num_samples)
+    rehearsal.begin()
+    passes = list(rehearsal.passes(rehearsal.others[0], gradients=True))
     assert [f"{run}{', backward' * run.backward}" for run in passes] == expected
     for run in passes:
-        assert bool(references.of(run).gradients) == run.backward
+        assert bool(rehearsal.of(run).gradients) == run.backward
     assert next(module.runs) == len(passes)  # each ran once
 
 

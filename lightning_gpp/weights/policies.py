@@ -1,10 +1,33 @@
-"""What a policy of weights says; each of them is a value in a file of its own."""
+"""Policies of weights: with which weights stages run in a pipeline that does not drain.
+
+- ``flush``: the synchronous reference; the pipeline drains after every mini-batch (GPipe).
+- ``stash``: weight stashing (PipeDream, SOSP 2019, 3.3): a backward meets the weights of its
+  forward. The gradient is exact for weights that are ``difference`` updates old by then.
+- ``2bw``: PipeDream-2BW (arXiv 2006.09503): every update is delayed by exactly one. An update takes
+  the gradients of as many mini-batches as the pipeline is deep, or more (accumulated), all at the
+  same version: ``W(t+1) = W(t) - f(W(t-1))``. The very first update has no delay, nor has the first
+  one after the pipeline was filled anew.
+- ``pipeoptim``: PipeOptim (arXiv 2312.00839, section 3): the forward runs with the weights
+  predicted for the version that its backward will meet, which meets the weights of the moment.
+- ``pipeoptim-release``: the same with the version difference of the authors' published code, one
+  more than the paper's, on the last stage, too.
+- ``pipeoptim-at-predicted``: another algorithm: the gradient *at* the predicted weights.
+- ``spectrain``: SpecTrain (Chen et al. 2018, arXiv 1809.02839): both passes are predicted. In a
+  chain of ``N`` stages stage ``k`` predicts ``k // 2 + N - k - 1`` updates ahead for its forward
+  and ``k // 2`` for its backward, so that all passes of a mini-batch aim at one version.
+- ``xpipe``: XPipe (Guan et al. 2019, arXiv 1911.04610) where a mini-batch is one micro-batch: as
+  SpecTrain with ``N - k // 2 - 1`` for the forward. The paper predicts with moments of its own;
+  here they are those of the optimizer in use.
+- ``none``: no remedy; shows what others cure. The backward's products use other weights than the
+  forward that it belongs to (PipeDream, 3.3, calls such gradients invalid).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +63,14 @@ class BackwardWeights(Enum):
 def nothing_ahead(place: Place) -> int:
     """No prediction."""
     return 0
+
+
+def _difference(place: Place) -> int:
+    return place.difference
+
+
+def _half_way(place: Place) -> int:
+    return place.rank // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +133,53 @@ class Policy:
                 f"{per_update}, expected at least {most_ahead}"
             )
         return None
+
+
+_MOMENT, _PREDICTED = BackwardWeights.OF_THE_MOMENT, BackwardWeights.PREDICTED
+
+PIPEOPTIM = Policy("pipeoptim", _difference, _MOMENT, most_versions=2)
+
+_POLICIES = (
+    PIPEOPTIM,
+    Policy("pipeoptim-at-predicted", _difference),
+    Policy(
+        "pipeoptim-release",
+        lambda place: place.difference + 1,
+        _MOMENT,
+        least_versions=2,
+        most_versions=2,
+    ),
+    Policy("stash"),
+    Policy("2bw", is_one_behind=True, least_versions=2, most_versions=2),
+    Policy(
+        "spectrain",
+        lambda place: place.rank // 2 + place.difference,
+        _PREDICTED,
+        _half_way,
+        least_versions=2,
+        most_versions=2,
+    ),
+    Policy(
+        "xpipe",
+        lambda place: place.difference + place.rank - place.rank // 2,
+        _PREDICTED,
+        _half_way,
+        least_versions=2,
+        most_versions=2,
+    ),
+    Policy("flush", drains=True, most_versions=1),
+    Policy("none", backward=_MOMENT, most_versions=1),
+)
+POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _POLICIES})
+"""Policies of weights by name."""
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name.
+
+    Raises:
+        ValueError: there is none; the text names the known ones.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy of weights {name!r}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]

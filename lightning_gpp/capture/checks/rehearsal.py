@@ -1,0 +1,340 @@
+"""Runs of a module, and of captured graphs of it, that leave no trace.
+
+A graph is compared with its module on every sample, in train and in eval mode, gradients on the
+smallest sample only: the operators of a graph are the same for all samples, autograd derives the
+backward from them, and a detached or doubled path shows at any size. Whatever the module computes,
+it computes once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.checks.check import Result
+from lightning_gpp.capture.checks.generators import Generators
+from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
+from lightning_gpp.capture.checks.rollback import Changes, rollback, seeded, training_flags
+from lightning_gpp.capture.checks.tape import Tape, can_be_taped
+from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operators.observe import Observation, Observer, observe
+from lightning_gpp.capture.tracing.reads import Read, watched_reads
+from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.host_weights import HostWeights
+from lightning_gpp.capture.values.samples import Sample, other_samples
+from lightning_gpp.capture.values.structure import flatten, map_tensors
+from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.common.mapped_tensor import is_mapped
+
+_logger = logging.getLogger(__name__)
+
+MODES = (True, False)
+"""Training flags."""
+
+_SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
+_NUM_SUMS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPass:
+    """One run of a module and of a graph of it.
+
+    Attributes:
+        sample: the inputs.
+        training: the mode.
+        backward: whether gradients are computed.
+        is_recorded: whether autograd records the forward.
+    """
+
+    sample: Sample
+    training: bool
+    backward: bool = False
+    is_recorded: bool = True
+
+    def __str__(self) -> str:
+        mode = "train" if self.training else "eval"
+        without = "" if self.is_recorded else ", without gradients"
+        return f"{mode} mode, {self.sample.num_samples} samples{without}"
+
+
+_Key = tuple[int, bool, bool, bool]
+
+
+class Rehearsal:
+    """What a module computes, and what graphs of it do.
+
+    Args:
+        module: whose forward.
+        arguments: of it.
+        sample: the given inputs.
+        flags: training flags of the sub-modules by mode.
+        weights: how the module's weights come to the device of the inputs.
+
+    Attributes:
+        others: candidates for inputs of another size.
+        reads: plain attributes that forward reads, from :meth:`begin` on.
+        given: what forward returns and changes in train mode with the given inputs; likewise.
+    """
+
+    reads: list[Read]
+    given: Result
+
+    def __init__(
+        self,
+        module: nn.Module,
+        arguments: Arguments,
+        sample: Sample,
+        flags: Mapping[bool, Mapping[str, bool]],
+        weights: HostWeights,
+    ) -> None:
+        self.module, self.arguments, self.sample = module, arguments, sample
+        self._flags, self._weights = flags, weights
+        self._results: dict[_Key, Result | None] = {}
+        self._runs: list[tuple[CheckedPass, Result]] = []
+        self.others = list(other_samples(sample))
+        self._unrecorded = CheckedPass(sample, False, is_recorded=False)
+
+    def begin(self) -> None:
+        """Finds out what the module computes, before anything is traced."""
+        sample = self.sample
+        is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
+        with watched_reads(self.module) as self.reads:
+            self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
+        if is_smallest or not self._is_there(self._unrecorded):
+            self.of(CheckedPass(sample, False, backward=is_smallest))
+
+    @contextmanager
+    def in_mode(self, training: bool, seed: int = 0) -> Iterator[Changes]:
+        """The module in a mode, whatever it does there taken back."""
+        flags = self._flags[training]
+        with rollback(self.module) as changes, training_flags(self.module, flags), seeded(seed):
+            yield changes
+
+    def traced(self, training: bool, trace: Callable[[Observer], Trace]) -> tuple[Trace, Observer]:
+        """What a tracer makes of the module in a mode."""
+        observer = Observer(self.module, self._weights.source)
+        with self.in_mode(training), self._weights.visiting():
+            return trace(observer), observer
+
+    def observed(
+        self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
+    ) -> dict[fx.Node, Observation]:
+        """What the nodes of a trace do with a sample."""
+        with self.in_mode(training), self._weights.visiting():
+            observer = observer or Observer(self.module, self._weights.source)
+            return observe(trace.graph, sample.fresh(), observer)
+
+    def of(self, run: CheckedPass) -> Result:
+        """What the module computes; raises what it raises."""
+        if run.is_recorded and not run.backward:
+            found = self._results.get(_key(replace(run, backward=True)))
+            if found is not None:  # it has the values, too
+                return replace(found, gradients={})
+        found = self._results.get(_key(run))
+        if found is None:
+            found = self._results[_key(run)] = self.again(run)
+            self._runs.append((run, found))
+        return found
+
+    def again(self, run: CheckedPass) -> Result:
+        """What the module computes, computed once more; without gradients where it has none.
+
+        In evaluation mode a forward that takes a gradient inside frees the graph, for example.
+        """
+
+        def forward(tensors: dict[str, Tensor]) -> Any:
+            args, kwargs = self.arguments.rebuild(tensors)
+            return withhold(self.module.forward(*args, **kwargs))
+
+        try:
+            return self._result(run, forward, is_module=True)
+        except RuntimeError:
+            if run.training or not run.backward:
+                raise
+            return self._result(replace(run, backward=False), forward, is_module=True)
+
+    def replayed(self, captured: CapturedModel, run: CheckedPass) -> Result:
+        """What a captured graph computes, run as one stage."""
+        graph, training = captured.graph, run.training
+        names = [item.value.name for item in graph.inputs]
+        stage = captured.stage([operator.name for operator in graph], names, graph.outputs)
+
+        def forward(tensors: dict[str, Tensor]) -> Any:
+            values = stage([tensors[name] for name in names], training=training)
+            return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
+
+        return self._result(run, forward, is_module=False)
+
+    def runs(self, sample: Sample, *, backward: bool) -> bool:
+        """Whether the module runs on other inputs, in both modes."""
+        # The other way round than with the given ones: what goes by the number of calls shows.
+        return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
+
+    def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
+        """All that a graph is checked with.
+
+        Args:
+            second: inputs of another size, if there are such.
+            gradients: whether to compare gradients, too.
+        """
+        samples = [self.sample] if second is None else [self.sample, second]
+        smallest = min(samples, key=lambda each: each.num_samples) if gradients else None
+        unrecorded = self._is_there(self._unrecorded)
+        for mode in MODES:
+            for sample in samples:
+                run = CheckedPass(sample, mode, backward=sample is smallest)
+                if not unrecorded or run.backward or mode or sample is not self.sample:
+                    yield run
+        if unrecorded:
+            yield self._unrecorded
+
+    def meetings(self) -> dict[bool, SampleMeeting]:
+        """Where samples meet in each mode, or in the other where a tape saw only that."""
+        found = {mode: self._meeting(mode) for mode in MODES}
+        return {
+            mode: meeting
+            for mode in MODES
+            if (meeting := found[mode] or found[not mode]) is not None
+        }
+
+    def _meeting(self, training: bool) -> SampleMeeting | None:
+        """Where they meet in a mode; None where not two numbers of samples ran on tapes."""
+        found = None
+        tapes = [
+            (run.sample, result.tape) for run, result in self._runs if run.training is training
+        ]
+        for sample, tape in tapes:
+            if tape is None or sample.num_samples == self.sample.num_samples:
+                continue
+            for given, other in tapes:
+                if other is not None and given is self.sample:
+                    nums = given.num_samples, sample.num_samples
+                    found = meeting(other, tape, *nums, of_graphs=given.graphs is not None)
+                    if found.outputs:
+                        return found
+        return found
+
+    def _is_there(self, run: CheckedPass) -> bool:
+        """Whether the module itself makes a pass; it need not take each size and mode."""
+        key = _key(run)
+        if self._results.get(key, run) is None:
+            return False
+        try:
+            self.of(run)
+        except Exception as error:  # of the user's code
+            _logger.info("the model does not run in %s: %s", run, error)
+            self._results[key] = None
+            return False
+        return True
+
+    def _result(
+        self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any], *, is_module: bool
+    ) -> Result:
+        module, weights = self.module, self._weights
+        weights.changed.clear()
+        with (
+            torch.set_grad_enabled(run.is_recorded),
+            self.in_mode(run.training, _SEED) as changes,
+            unchanged_parameters(module, weights.changed),
+            self._backward_in_eval_mode(run),
+        ):
+            can_tape = is_module and can_be_taped(module, self._flags[run.training])
+            tape = Tape() if can_tape else None
+            inputs = run.sample.fresh()
+            # a view, so that an in-place change is as legal as for an input that some layer made
+            views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
+            generators = Generators(run.sample.device)
+            with weights.visiting(watched=is_module):
+                output = forward(views) if tape is None else tape.record(forward, views)
+            draws = generators.have_drawn()
+            gradients = self._gradients(output, inputs) if run.backward else {}
+            output = map_tensors(output, Tensor.detach)
+            buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
+        attributes, kept = tuple(changes.attributes), tuple(changes.kept)
+        return Result(output, gradients, buffers, attributes, kept, draws, tape)
+
+    def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """Of parameters and inputs, after a backward from all of the output."""
+        for parameter in self.module.parameters():
+            parameter.grad = None  # rollback puts it back
+        loss = _any_loss(output)
+        with _condensed_gradients(self.module) as sums, self._weights.visiting():
+            if loss is not None and torch.is_grad_enabled():
+                loss.backward()  # type: ignore[no-untyped-call]
+        sources = dict(self.module.named_parameters()) | dict(inputs)
+        return {
+            name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
+        }
+
+    def _backward_in_eval_mode(self, run: CheckedPass) -> AbstractContextManager[None]:
+        """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
+        layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
+        if run.backward and not all(layer.training for layer in layers):
+            return torch.backends.cudnn.flags(enabled=False)
+        return nullcontext()
+
+
+def _key(run: CheckedPass) -> _Key:
+    return id(run.sample), run.training, run.backward, run.is_recorded
+
+
+def _any_loss(output: Any) -> Tensor | None:
+    """A scalar that depends on every element of the output in a different way."""
+    generator = torch.Generator().manual_seed(0)
+    loss = None
+    for leaf in flatten(output)[0]:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            weights = torch.empty_like(leaf)
+            if not leaf.is_meta:
+                weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
+            term = (leaf * weights.to(leaf)).sum()
+            term = term.abs() if term.is_complex() else term
+            loss = term if loss is None else loss + term.to(loss)
+    return loss
+
+
+@contextmanager
+def _condensed_gradients(module: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
+    """Of the gradients of parameters in files, weighted sums are given and they themselves go.
+
+    A check of a large model has no room for several of its gradients.
+    """
+    sums: dict[Tensor, Tensor] = {}
+
+    def condense(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is torch.strided:
+            found = _weighted_sums(gradient)
+            sums[parameter] = sums[parameter] + found if parameter in sums else found
+            parameter.grad = None
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(condense)  # type: ignore[no-untyped-call]
+        for parameter in module.parameters()
+        if parameter.requires_grad and is_mapped(parameter)
+    ]
+    try:
+        yield sums
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _weighted_sums(tensor: Tensor) -> Tensor:
+    """Sums of pieces of a tensor, in which every element of a piece counts differently."""
+    flat = tensor.reshape(-1)
+    length = -(-len(flat) // _NUM_SUMS)
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.rand(length, generator=generator) + 0.5).to(flat)
+    num_whole = len(flat) // length
+    rest = flat[num_whole * length :]
+    whole = flat[: num_whole * length].view(num_whole, length) @ weights
+    return torch.cat([whole, (rest @ weights[: len(rest)]).reshape(1)])
