@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lightning_gpp.cluster import DEVICE_KINDS
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.transport import Transport
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
 _TAG = (0, 0, 0, 0)
@@ -31,7 +30,7 @@ class _Pair:
         transport: between them.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: ProcessTransport) -> None:
         self.is_sender = transport.rank == 0
         self._transport = transport
         self._hosts = dist.new_group(backend="gloo")
@@ -68,7 +67,7 @@ class _Pair:
 @contextmanager
 def _connected(place: Place, device: torch.device) -> Iterator[_Pair]:
     join(place)
-    transport = open_transport(device, TIMEOUT_S)
+    transport = ProcessTransport.between(device, TIMEOUT_S)
     yield _Pair(transport)
     transport.close()
 

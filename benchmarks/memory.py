@@ -28,7 +28,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.runtime.transport.shared_slots import SlotMemory
 from lightning_gpp.weights.policies import POLICIES
 
 SCHEDULES = ("default", "gpipe", "1f1b", "1f1b-async")
@@ -79,17 +77,10 @@ class Counter(TorchDispatchMode):
         self._read = libc.mallinfo2
         self._read.restype = _MallInfo
         self.most = 0
-        self.blocks: Callable[[], list[SlotMemory]] = list
 
     def now(self) -> int:
-        """Bytes that are handed out, and those of messages that are here."""
-        messages = sum(
-            block.shape.slot_bytes * (not block.is_free(index))
-            for block in self.blocks()
-            for index in range(block.shape.num_slots)
-            if block.shape.slot_bytes >= LEAST
-        )
-        return int(self._read().hblkhd) + messages
+        """Bytes that are handed out."""
+        return int(self._read().hblkhd)
 
     def note(self) -> None:
         """Takes a look."""
@@ -256,8 +247,6 @@ class Memory(pl.Callback):
         self.counter = Counter()
         held = sum(p.untyped_storage().nbytes() for p in pl_module.parameters() if not p.is_meta)
         self.others = self.counter.now() - held
-        transport = trainer.strategy._session.run.transport  # type: ignore[union-attr]
-        self.counter.blocks = lambda: [b for p in transport._peers.values() for b in p.blocks]
         self.counter.__enter__()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LOOK_UP_S = 0.25
-"""Seconds of a sleep after which a rank looks whether another one has failed."""
-
 
 class EmulatedClock:
     """The clock that all ranks of an emulation share.
@@ -17,7 +14,7 @@ class EmulatedClock:
         origin_ns: when emulated time is zero, by ``now_ns``; the same on all ranks of a host.
         time_scale: seconds here that an emulated second takes.
         now_ns: reads the clock of this machine.
-        sleep: lets seconds of it pass.
+        sleep: lets seconds of it pass, or raises what ends all waits.
 
     Raises:
         ValueError: the scale is not above zero.
@@ -37,22 +34,15 @@ class EmulatedClock:
         self.time_scale = time_scale
         self._now_ns = now_ns
         self._sleep = sleep
-        self._error: BaseException | None = None
 
     def now_s(self) -> float:
         """Emulated seconds since the origin; below zero before it."""
         return (self._now_ns() - self.origin_ns) * 1e-9 / self.time_scale
 
     def sleep_until(self, moment_s: float) -> None:
-        """Returns at an emulated moment; at once when it is over.
-
-        Raises:
-            BaseException: the error of :meth:`abort`.
-        """
+        """Returns at an emulated moment; at once when it is over."""
         while (left_s := (moment_s - self.now_s()) * self.time_scale) > 0:
-            self._check()
-            self._sleep(min(left_s, LOOK_UP_S))
-        self._check()
+            self._sleep(min(left_s, 3600.0))
 
     def go_back(self, seconds_s: float) -> None:
         """Sets it back by emulated seconds, as if the time since then had not passed.
@@ -60,14 +50,6 @@ class EmulatedClock:
         All ranks have to do so by as much, and between two messages.
         """
         self.origin_ns += round(seconds_s * self.time_scale * 1e9)
-
-    def abort(self, error: BaseException) -> None:
-        """Ends the sleep of all that use this clock, now and later, with ``error``."""
-        self._error = self._error or error
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 @dataclass(frozen=True, slots=True)

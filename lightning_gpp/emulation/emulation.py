@@ -15,12 +15,11 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
 from lightning_gpp.emulation.clock import EmulatedClock
 from lightning_gpp.emulation.rank import EmulatedRank
 from lightning_gpp.emulation.real_time import RealTime, Resumption
@@ -39,7 +38,7 @@ from lightning_gpp.emulation.transport import EmulatedTransport
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
@@ -68,23 +67,6 @@ class Setup:
     origin_ns: int
     path: str
     is_shape_only: bool = False
-
-
-def channel_names(cluster: Cluster, groups: Sequence[Sequence[int]]) -> list[str]:
-    """All channels of a cluster's messages, and of the sums of some groups of its devices."""
-    every = range(cluster.num_devices)
-    pairs = [(a, b) for a in every for b in every if a != b]
-    found = [
-        name
-        for a, b in pairs
-        for is_feed in (False, True)
-        for name in channels(cluster, a, b, is_feed=is_feed)
-    ]
-    for algorithm in ("ring", "tree"):
-        found += [
-            name for group in groups for name in all_reduce_channels(cluster, group, algorithm)
-        ]
-    return sorted(set(found))
 
 
 @dataclass
@@ -118,7 +100,7 @@ class Emulation(RealTime[Program]):
         setup: Setup | None,
         executor: Executor,
         control: RanksTogether,
-        groups: Mapping[Ranks, Sequence[int]],
+        waits: Waits,
     ) -> Emulation:
         """All ranks together.
 
@@ -126,18 +108,15 @@ class Emulation(RealTime[Program]):
             setup: rank 0's.
             executor: of this rank.
             control: between the ranks.
-            groups: ranks that sum gradients -> their devices.
+            waits: of this rank.
         """
         setup = control.share(setup, "waiting for rank 0 to begin emulated time")
         assert setup is not None
-        names = channel_names(setup.request.cluster, list(groups.values()))
-        reservations = SharedReservations(
-            setup.path, names, sorted(groups), timeout_s=executor.timeout_s
-        )
+        reservations = SharedReservations(setup.path, timeout_s=executor.timeout_s)
         control.gather(None, "opening the channels of the emulated cluster")
         if control.is_leader:
             Path(setup.path).unlink()
-        clock = EmulatedClock(setup.origin_ns, setup.time_scale)
+        clock = EmulatedClock(setup.origin_ns, setup.time_scale, sleep=waits.sleep)
         transport = executor.transport
         rank = EmulatedRank(transport.rank, clock, reservations, lambda _: setup.costs)
         return cls(
@@ -215,32 +194,25 @@ class Emulation(RealTime[Program]):
         """Something runs that takes no emulated time."""
         self.was_away = True
 
-    def abort(self, error: BaseException) -> None:
-        """Ends every sleep of this rank with an error."""
-        self.rank.clock.abort(error)
-
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
         ranks, setup = self.timed.gathered(), self.setup
         if not ranks:
             return None
-        if not setup.request.order.flushes:
-            return overlapping_report(
-                ranks,
-                setup.plan,
-                setup.request,
-                setup.costs,
-                time_scale=setup.time_scale,
-                is_shape_only=setup.is_shape_only,
-            )
+        plan, request, costs = setup.plan, setup.request, setup.costs
+        told = {
+            "time_scale": setup.time_scale,
+            "kinds": request.cluster.kinds,
+            "num_unpaced": self.num_unpaced,
+            "is_shape_only": setup.is_shape_only,
+        }
+        if not request.order.flushes:
+            return overlapping_report(ranks, plan, request, costs, **told)
         return emulation_report(
             ranks,
-            num_microbatches=num_microbatches(setup.plan, setup.request),
-            predicted_s=simulate_plan(setup.plan, setup.request, setup.costs).step_s,
-            time_scale=setup.time_scale,
-            kinds=setup.request.cluster.kinds,
-            num_unpaced=self.num_unpaced,
-            is_shape_only=setup.is_shape_only,
+            num_microbatches=num_microbatches(plan, request),
+            predicted_s=simulate_plan(plan, request, costs).step_s,
+            **told,
         )
 
     def close(self) -> None:

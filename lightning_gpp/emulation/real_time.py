@@ -71,8 +71,5 @@ class RealTime(Generic[_Work]):
         """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
         return None
 
-    def abort(self, error: BaseException) -> None:
-        """Ends every sleep of this rank with an error."""
-
     def close(self) -> None:
         """Gives back what the emulation needed."""

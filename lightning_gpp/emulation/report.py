@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
@@ -40,17 +41,6 @@ class EmulatedStep:
     num_microbatches: int
     slips: tuple[Slip, ...] = ()
     since: int = 0
-
-    def followed_by(self, second: EmulatedStep, first_end_s: float) -> EmulatedStep:
-        """The step of which this is the forward part.
-
-        Args:
-            second: its backward part.
-            first_end_s: when the forward part was over on rank 0, where time stood still.
-        """
-        taken_s = first_end_s - self.start_s
-        end_s = self.start_s + taken_s + (second.end_s - second.start_s)
-        return EmulatedStep(self.start_s, end_s, self.num_microbatches, self.slips + second.slips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +150,7 @@ def emulation_report(
     *,
     num_microbatches: int,
     predicted_s: float,
-    time_scale: float,
-    kinds: Sequence[str],
-    num_unpaced: int = 0,
-    is_shape_only: bool = False,
+    **told: Any,
 ) -> EmulationReport | None:
     """The report of a run; None where no whole mini-batch was trained on.
 
@@ -171,10 +158,7 @@ def emulation_report(
         ranks: the steps of every rank, all equally many.
         num_microbatches: smallest micro-batches of a whole mini-batch.
         predicted_s: what a step was predicted to take.
-        time_scale: real seconds that an emulated second took.
-        kinds: of the devices.
-        num_unpaced: mini-batches that were not emulated.
-        is_shape_only: whether tensors had no numbers.
+        told: more of the report.
     """
     whole = [
         parts for parts in zip(*ranks, strict=True) if parts[0].num_microbatches == num_microbatches
@@ -184,16 +168,8 @@ def emulation_report(
         return None
     taken_s = [max(part.end_s for part in parts) - parts[0].start_s for parts in counted]
     middle = counted[taken_s.index(statistics.median_low(taken_s))]
-    return EmulationReport(
-        tuple(taken_s),
-        SlipReport(tuple(slip for part in middle for slip in part.slips)),
-        predicted_s,
-        time_scale,
-        len(ranks),
-        tuple(kinds),
-        num_unpaced,
-        is_shape_only,
-    )
+    slips = SlipReport(tuple(slip for part in middle for slip in part.slips))
+    return EmulationReport(tuple(taken_s), slips, predicted_s, num_devices=len(ranks), **told)
 
 
 MOST_SIMULATED = 256
@@ -205,9 +181,7 @@ def overlapping_report(
     plan: Plan,
     request: PlanRequest,
     costs: ProgramCosts,
-    *,
-    time_scale: float,
-    is_shape_only: bool = False,
+    **told: Any,
 ) -> EmulationReport | None:
     """The report of the longest run between two drains; None where nothing was trained on.
 
@@ -216,8 +190,7 @@ def overlapping_report(
         plan: what ran.
         request: the question that it answers.
         costs: of its program on the emulated cluster.
-        time_scale: real seconds that an emulated second took.
-        is_shape_only: whether tensors had no numbers.
+        told: more of the report.
     """
     windows = longest_run(list(zip(*ranks, strict=True)))
     if not windows:
@@ -226,26 +199,17 @@ def overlapping_report(
     ahead, count = most_ahead(graph.stages), len(windows)
     program = graph.program(min(count, MOST_SIMULATED), schedule=request.schedule, check=False)
     if count == 1:  # the policy drains the pipeline after every mini-batch
-        return emulation_report(
-            ranks,
-            num_microbatches=1,
-            predicted_s=simulate(program, costs).step_s,
-            time_scale=time_scale,
-            kinds=request.cluster.kinds,
-            is_shape_only=is_shape_only,
-        )
+        predicted_s = simulate(program, costs).step_s
+        return emulation_report(ranks, num_microbatches=1, predicted_s=predicted_s, **told)
     ends_s = [max(part.end_s for part in parts) for parts in windows]
-    counted = counted_windows(count, ahead)
-    predicted_s = paces(simulated_ends(program, costs), ahead)
+    slips = [s for w in counted_windows(count, ahead) for part in windows[w] for s in part.slips]
     return EmulationReport(
         paces([min(part.start_s for part in windows[0]), *ends_s], ahead),
-        SlipReport(tuple(slip for w in counted for part in windows[w] for slip in part.slips)),
-        sum(predicted_s) / len(predicted_s),
-        time_scale,
-        len(ranks),
-        tuple(request.cluster.kinds),
-        is_shape_only=is_shape_only,
+        SlipReport(tuple(slips)),
+        statistics.fmean(paces(simulated_ends(program, costs), ahead)),
+        num_devices=len(ranks),
         bound_s=busiest_s(program, costs),
+        **told,
     )
 
 

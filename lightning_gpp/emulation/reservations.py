@@ -5,28 +5,24 @@ them are free. Reservations are made in the order of the calls, and ranks make t
 is ready, so that the first to come is the first to be served. A sum over ranks is a *meeting*:
 every rank says when it is ready, the last one reserves.
 
-Every rank opens the same file with the same arguments; whoever is first makes it. Tables hold
-numbers of eight bytes: when each channel is free, then for each set of ranks a ring of its
-meetings. A row of the ring is the number of the meeting plus one, how many have come, when the
-last of them was ready, and when it ends. One rank at a time works on the tables (``flock``).
+The file holds when each channel is free, and the meetings that are open. One rank at a time works
+on it (``flock``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
+import marshal
 import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-NUM_MEETINGS = 4096
-"""Sums that a set of ranks may have open at a time, in two steps together."""
-
-_ROW = 4
-_NUMBER, _NUM_RANKS, _READY, _END = range(_ROW)
+_FreeS = dict[str, float]
+_Open = dict[tuple[tuple[int, ...], int], list[float]]
+"""Ranks and number -> how many have come and asked, when the last was ready, when it ends."""
 
 
 class Meeting(NamedTuple):
@@ -46,44 +42,12 @@ class SharedReservations:
 
     Args:
         path: the file; in a folder of one host, on a file system in memory if there is one.
-        channels: names of all channels.
-        groups: all sets of ranks that sum.
-        num_meetings: rows of each ring.
-        timeout_s: limit of the wait for the tables.
-
-    Raises:
-        ValueError: the file was made with other arguments.
+        timeout_s: limit of the wait for the file.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        channels: Sequence[str],
-        groups: Sequence[tuple[int, ...]] = (),
-        *,
-        num_meetings: int = NUM_MEETINGS,
-        timeout_s: float = 60.0,
-    ) -> None:
-        self._channel = {name: index for index, name in enumerate(channels)}
-        self._first_row = {
-            ranks: len(channels) + index * num_meetings * _ROW for index, ranks in enumerate(groups)
-        }
-        self._num_meetings = num_meetings
+    def __init__(self, path: str | Path, *, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
-        num_bytes = 8 * max(1, len(channels) + len(groups) * num_meetings * _ROW)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        with self._alone():
-            size = os.fstat(self._file).st_size
-            if size == 0:
-                os.ftruncate(self._file, num_bytes)
-        if size not in (0, num_bytes):
-            os.close(self._file)
-            raise ValueError(
-                f"{path} has {size} bytes, expected {num_bytes}: all ranks must name the same "
-                "channels and groups, and each emulation needs a file of its own"
-            )
-        self._memory = mmap.mmap(self._file, num_bytes)
-        self._table = memoryview(self._memory).cast("d")
 
     def reserve(self, channels: Sequence[str], ready_s: float, duration_s: float) -> float:
         """Takes channels for some time, all of them at once.
@@ -91,59 +55,36 @@ class SharedReservations:
         Returns:
             When it starts: when it is ready and what was reserved before has left the channels.
         """
-        with self._alone():
-            return self._reserve(channels, ready_s, duration_s)
+        with self._alone() as (free_s, _):
+            return _reserve(free_s, channels, ready_s, duration_s)
 
     def meet(
         self, meeting: Meeting, ready_s: float, channels: Sequence[str], duration_s: float
     ) -> None:
-        """Says that a rank is ready for a sum; the last of its ranks reserves the channels.
-
-        Raises:
-            RuntimeError: so many sums are open that their rows are used up.
-        """
-        row = self._row(meeting)
-        with self._alone():
-            table, number = self._table, meeting.number + 1
-            if table[row + _NUMBER] != number:
-                if 0 < table[row + _NUM_RANKS] < len(meeting.ranks):
-                    raise RuntimeError(
-                        f"ranks {meeting.ranks} have more than {self._num_meetings} sums open; "
-                        "raise num_meetings"
-                    )
-                table[row + _NUMBER], table[row + _NUM_RANKS], table[row + _READY] = number, 0, 0.0
-            table[row + _NUM_RANKS] += 1
-            table[row + _READY] = max(table[row + _READY], ready_s)
-            if table[row + _NUM_RANKS] == len(meeting.ranks):
-                start_s = self._reserve(channels, table[row + _READY], duration_s)
-                table[row + _END] = start_s + duration_s
+        """Says that a rank is ready for a sum; the last of its ranks reserves the channels."""
+        with self._alone() as (free_s, meetings):
+            met = meetings.setdefault((meeting.ranks, meeting.number), [0, 0, 0.0, 0.0])
+            met[0] += 1
+            met[2] = max(met[2], ready_s)
+            if met[0] == len(meeting.ranks):
+                met[3] = _reserve(free_s, channels, met[2], duration_s) + duration_s
 
     def end_s(self, meeting: Meeting) -> float:
         """When a sum ends. Every rank asks once, after all of them have met."""
-        row = self._row(meeting)
-        with self._alone():
-            found = self._table[row + _NUMBER], self._table[row + _NUM_RANKS]
-            assert found == (meeting.number + 1, len(meeting.ranks)), f"{meeting}: {found}"
-            return self._table[row + _END]
+        with self._alone() as (_, meetings):
+            met = meetings[(meeting.ranks, meeting.number)]
+            assert met[0] == len(meeting.ranks), f"{meeting}: {met}"
+            met[1] += 1
+            if met[1] == met[0]:
+                del meetings[(meeting.ranks, meeting.number)]
+            return met[3]
 
     def close(self) -> None:
         """Lets go of the file, which whoever chose its name removes."""
-        self._table.release()
-        self._memory.close()
         os.close(self._file)
 
-    def _row(self, meeting: Meeting) -> int:
-        return self._first_row[meeting.ranks] + meeting.number % self._num_meetings * _ROW
-
-    def _reserve(self, channels: Sequence[str], ready_s: float, duration_s: float) -> float:
-        places = [self._channel[name] for name in channels]
-        start_s = max([ready_s, *(self._table[place] for place in places)])
-        for place in places:
-            self._table[place] = start_s + duration_s
-        return start_s
-
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[tuple[_FreeS, _Open]]:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -157,6 +98,17 @@ class SharedReservations:
                     ) from None
                 time.sleep(20e-6)
         try:
-            yield
+            held = os.pread(self._file, os.fstat(self._file).st_size, 0)
+            tables = marshal.loads(held) if held else ({}, {})
+            yield tables
+            held = marshal.dumps(tables)
+            os.pwrite(self._file, held, 0)
+            os.ftruncate(self._file, len(held))
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _reserve(free_s: _FreeS, channels: Sequence[str], ready_s: float, duration_s: float) -> float:
+    start_s = max([ready_s, *(free_s.get(name, 0.0) for name in channels)])
+    free_s |= dict.fromkeys(channels, start_s + duration_s)
+    return start_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
@@ -32,6 +32,7 @@ class SpmdEmulation(RealTime[Interpreter]):
         kinds: of the devices.
         machine: the devices and their network.
         control: between the ranks.
+        sleep: lets real seconds pass.
         timed: the steps of this rank, once emulated time has begun.
     """
 
@@ -39,6 +40,7 @@ class SpmdEmulation(RealTime[Interpreter]):
     kinds: Sequence[str]
     machine: Machine
     control: RanksTogether
+    sleep: Callable[[float], None] = time.sleep
     timed: EmulatedSteps | None = None
     _first: Interpreter | None = None
     _paces: dict[int, tuple[Interpreter, EmulatedProgram]] = field(default_factory=dict)
@@ -106,13 +108,9 @@ class SpmdEmulation(RealTime[Interpreter]):
             time.monotonic_ns() if self.control.is_leader else None,
             "waiting for rank 0 to begin emulated time",
         )
-        cursor = EmulatedCursor(self.control.rank, EmulatedClock(origin_ns, time_scale))
+        clock = EmulatedClock(origin_ns, time_scale, sleep=self.sleep)
+        cursor = EmulatedCursor(self.control.rank, clock)
         self.timed = EmulatedSteps(cursor, self.control)
-
-    def abort(self, error: BaseException) -> None:
-        """Ends every sleep of this rank with an error."""
-        if self.timed is not None:
-            self.timed.cursor.clock.abort(error)
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""

@@ -75,8 +75,9 @@ class EmulatedSteps:
         slips = cursor.take_slips().slips
         done = EmulatedStep(start_s, cursor.cursor_s, num_microbatches, slips)
         if is_second:
-            first = self.steps.pop()
-            done = first.followed_by(done, first_end_s)
+            first, taken_s = self.steps.pop(), cursor.cursor_s - start_s
+            end_s, slips = first_end_s + taken_s, first.slips + slips
+            done = EmulatedStep(first.start_s, end_s, num_microbatches, slips)
         self.steps.append(done)
 
     def begin(self) -> float:

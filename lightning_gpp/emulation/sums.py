@@ -6,8 +6,7 @@ from collections import Counter
 
 from torch import Tensor
 
-from lightning_gpp.emulation.durations import Occupation
-from lightning_gpp.emulation.rank import EmulatedRank
+from lightning_gpp.emulation.rank import DeviceSum, EmulatedRank
 from lightning_gpp.emulation.reservations import Meeting
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 
@@ -33,14 +32,9 @@ class EmulatedSums:
         meeting = Meeting(ranks, self._counts[ranks])
         self._counts[ranks] += 1
         found = self._emulated.next_sum()
-        pending = _EmulatedSum(self._inner, self._emulated, tensor, meeting, found.occupation)
+        pending = _EmulatedSum(self._inner, self._emulated, tensor, meeting, found)
         self._emulated.begin_when_ready(found, pending.begin)
         return pending
-
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait raise ``error``."""
-        self._emulated.clock.abort(error)
-        self._inner.abort(error)
 
 
 class _EmulatedSum:
@@ -50,15 +44,15 @@ class _EmulatedSum:
         rank: EmulatedRank,
         tensor: Tensor,
         meeting: Meeting,
-        occupation: Occupation,
+        found: DeviceSum,
     ) -> None:
         self._sums, self._emulated, self._tensor = inner, rank, tensor
-        self._meeting, self._occupation = meeting, occupation
+        self._meeting, self._found = meeting, found
         self._pending: PendingSum | None = None
 
     def begin(self, ready_s: float) -> None:
         self._emulated.reservations.meet(
-            self._meeting, ready_s, self._occupation.channels, self._occupation.duration_s
+            self._meeting, ready_s, self._found.channels, self._found.duration_s
         )
         self._pending = self._sums.start(self._tensor, self._meeting.ranks)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
@@ -34,53 +33,56 @@ SHORT = 0.02
 """Compute actions below this part of the longest one are not looked at: they slip a little."""
 
 
-def choose_time_scale(program: Program, costs: ProgramCosts) -> float:
-    """A scale at which threads that compute shapes alone keep up with a program.
-
-    The shortest forward or backward that matters gets time for all ranks to do something, the
-    backward of a stage with replicas time for all of their sums, and all actions together leave the
-    interpreter idle most of the time.
-
-    Raises:
-        ValueError: nothing in the program takes any time.
-    """
-    seconds = [s for stage in costs.stages for s in (stage.forward_s, stage.backward_s) if s > 0]
-    busy_s = [
-        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
-        for actions in program.actions
-    ]
-    if not seconds or not any(busy_s):
-        raise ValueError("no stage of the program takes any time; give time_scale yourself")
-    shortest_s = min(s for s in seconds if s >= SHORT * max(seconds))
-    sums_s = _sums_s(program, costs)
-    backward_s = {
-        program.replica(number).stage: max(stage.backward_s, shortest_s)
-        for number, stage in enumerate(costs.stages)
-    }
-    actions_s = sum(map(len, program.actions)) * ACTION_S
-    return max(
-        (WAKE_S + RANK_S * len(program.actions)) / shortest_s,
-        (actions_s + sum(sums_s.values())) / LOAD / max(busy_s),
-        *(work_s / BURST / backward_s[stage] for stage, work_s in sums_s.items()),
-    )
-
-
-def _sums_s(program: Program, costs: ProgramCosts) -> dict[int, float]:
-    """Stage of the plan -> real seconds of the sums of all its replicas."""
-    found: dict[int, float] = {}
-    for bucket in costs.buckets:
-        group = program.reduce_groups[bucket.group]
-        if group.stage is not None:
-            work_s = SUM_S * len(group.devices)
-            found[group.stage] = found.get(group.stage, 0.0) + work_s
-    return found
-
-
 MARGIN = 1.5
 """Real work gets so much more time than was measured: processes disturb each other."""
 
 BETWEEN_S = 8e-3
 """Real seconds that a process works between two steps that overlap: hooks, logs, the optimizer."""
+
+
+def choose_time_scale(
+    program: Program,
+    costs: ProgramCosts,
+    real_s: Sequence[tuple[float, float]] | None = None,
+) -> float:
+    """A scale at which ranks of this machine keep up with a program.
+
+    Every forward and backward that matters gets time for its own work and for all ranks to do
+    something, the backward of a stage with replicas time for all of their sums, and all actions
+    together leave the interpreter idle most of the time.
+
+    Args:
+        program: of the plan.
+        costs: of the program on the emulated cluster.
+        real_s: of every stage what its forward and backward really take; None where they compute
+            shapes alone, which are known.
+
+    Raises:
+        ValueError: nothing in the program takes any time.
+    """
+    busy_s = max(
+        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
+        for actions in program.actions
+    )
+    if not busy_s or not any(stage.forward_s + stage.backward_s for stage in costs.stages):
+        raise ValueError("no stage of the program takes any time; give time_scale yourself")
+    sums_s: dict[int, float] = {}
+    for bucket in costs.buckets:
+        group = program.reduce_groups[bucket.group]
+        if group.stage is not None:
+            work_s = SUM_S * len(group.devices)
+            sums_s[group.stage] = sums_s.get(group.stage, 0.0) + work_s
+    least_s = WAKE_S + RANK_S * len(program.actions)
+    pairs: list[tuple[float, float]] = []
+    for number, stage in enumerate(costs.stages):
+        forward_s, backward_s = real_s[number] if real_s else (0.0, 0.0)
+        of_sums_s = sums_s.get(program.replica(number).stage, 0.0) / BURST
+        pairs += [
+            (least_s + forward_s, stage.forward_s),
+            (max(least_s, of_sums_s) + backward_s, stage.backward_s),
+        ]
+    actions_s = sum(map(len, program.actions)) * ACTION_S + sum(sums_s.values())
+    return max(most_slowly(pairs), actions_s / LOAD / busy_s)
 
 
 def process_time_scale(
@@ -97,46 +99,21 @@ def process_time_scale(
             takes its time too: for each operator that it is asked the shape of); None where
             nothing is computed.
     """
-    least = choose_time_scale(program, costs)
     sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
-    if not program.schedule.flushes:
-        least += sharing * BETWEEN_S / _short_s(costs)
-    if real_kind is None:
-        return least
-    return max(least, MARGIN * sharing * _slowness(plan, request, program, costs, real_kind))
-
-
-def _short_s(costs: ProgramCosts) -> float:
-    """Emulated seconds of the shortest forward that matters; it follows what is between steps."""
-    forwards_s = [stage.forward_s for stage in costs.stages if stage.forward_s > 0]
-    longest_s = max(forwards_s, default=0.0)
-    return min(
-        (seconds for seconds in forwards_s if seconds >= SHORT * longest_s), default=math.inf
-    )
-
-
-def _slowness(
-    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str
-) -> float:
-    """The most by which a forward or backward takes longer really than emulated."""
+    between_s = 0.0 if program.schedule.flushes else sharing * BETWEEN_S
     unit_size = request.minibatch_size / num_microbatches(plan, request)
-    pairs: list[tuple[float, float]] = []
+    real_s = []
     for number in range(program.num_stages):
-        stage = program.replica(number).stage
-        if stage == plan.num_stages:  # takes the outputs of replicas
-            continue
-        share = unit_size * program.multiple(number)
-        found = request.costs.at(share, real_kind).operators
-        real = [found[name] for name in plan.stages[stage].operators]
-        forward_s = sum(each.forward_s for each in real)
-        backward_s = sum(each.backward_s for each in real)
-        if plan.stages[stage].recompute:
-            backward_s += forward_s
-        pairs += [
-            (forward_s, costs.stages[number].forward_s),
-            (backward_s, costs.stages[number].backward_s),
-        ]
-    return most_slowly(pairs)
+        stage, forward_s, backward_s = program.replica(number).stage, 0.0, 0.0
+        if real_kind is not None and stage < plan.num_stages:  # else it takes outputs of replicas
+            found = request.costs.at(unit_size * program.multiple(number), real_kind).operators
+            real = [found[name] for name in plan.stages[stage].operators]
+            forward_s = MARGIN * sharing * sum(each.forward_s for each in real)
+            backward_s = MARGIN * sharing * sum(each.backward_s for each in real)
+            if plan.stages[stage].recompute:
+                backward_s += forward_s
+        real_s.append((forward_s + between_s, backward_s))
+    return choose_time_scale(program, costs, real_s)
 
 
 def most_slowly(pairs: Iterable[tuple[float, float]]) -> float:

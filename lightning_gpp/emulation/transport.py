@@ -59,11 +59,6 @@ class EmulatedTransport:
         """Waits until everything sent so far has left."""
         self._inner.flush()
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every waiting and every later ``receive`` raise ``error``; ends sleeps too."""
-        self._emulated.clock.abort(error)
-        self._inner.abort(error)
-
     def close(self) -> None:
         """Ends the transport in good order."""
         self._inner.close()

@@ -8,31 +8,17 @@ was back soonest, since its distance is uncertain by half of what it was under w
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
+from lightning_gpp.runtime.processes.rank_devices import host_identity
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 
 NUM_EXCHANGES = 16
 _CLOCK: Tag = (-5, 0, 0, 0)
 _PURPOSE = "comparing the clocks"
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A clock that can be read.
-
-    Attributes:
-        now_ns: reads it, in nanoseconds since any fixed moment.
-        identity: equal on ranks that share the clock; None where that is unknown.
-    """
-
-    now_ns: Callable[[], int]
-    identity: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +56,6 @@ class Exchange:
         return (self.back_ns - self.asked_ns) - (self.answered_ns - self.heard_ns)
 
 
-def host_clock() -> Clock:
-    """The monotonic clock of this host; Linux names the boot, and with it the clock."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        identity: str | None = f"{boot} {os.readlink('/proc/self/ns/time')}"
-    except OSError:
-        identity = None
-    return Clock(time.monotonic_ns, identity)
-
-
 def estimate_offset(exchanges: Sequence[Exchange]) -> ClockOffset:
     """The offset that the quickest of some exchanges shows.
 
@@ -92,46 +68,44 @@ def estimate_offset(exchanges: Sequence[Exchange]) -> ClockOffset:
 
 
 def measure_offset(
-    transport: Transport, *, timeout_s: float, clock: Clock | None = None
+    transport: Transport,
+    *,
+    timeout_s: float,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+    host: str | None = None,
 ) -> ClockOffset:
     """All ranks, together: this rank's offset to rank 0.
 
-    Ranks that share rank 0's clock have none, provided that the measurement agrees.
+    Ranks on rank 0's host have none, provided that the measurement agrees.
 
     Args:
         transport: between the ranks.
         timeout_s: limit of every wait.
-        clock: this rank's; the host's by default.
+        now_ns: reads this rank's clock.
+        host: what tells this host from others; by default what the system says.
 
     Raises:
         TransportError: a rank has gone or did not answer in time.
     """
-    clock = clock or host_clock()
-    if transport.rank != 0:
-        return _ask(transport, clock, timeout_s)
-    for rank in range(1, transport.num_ranks):
+    host = host or host_identity()
+    exchanges, leader_host = [], ""
+    others = range(1, transport.num_ranks) if transport.rank == 0 else (0,)
+    for rank in others:
         for _ in range(NUM_EXCHANGES):
-            transport.receive(source=rank, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
-            heard_ns = clock.now_ns()
-            answer = pack_object((clock.identity, heard_ns, clock.now_ns()))
-            transport.send(answer, target=rank, tag=_CLOCK)
+            asked_ns = now_ns()
+            if transport.rank:
+                transport.send(pack_object(None), target=0, tag=_CLOCK)
+            came = transport.receive(source=rank, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
+            back_ns = now_ns()
+            if transport.rank:
+                leader_host, heard_ns, answered_ns = unpack_object(came)
+                exchanges.append(Exchange(asked_ns, heard_ns, answered_ns, back_ns))
+            else:
+                answer = pack_object((host, back_ns, now_ns()))
+                transport.send(answer, target=rank, tag=_CLOCK)
     transport.flush()
-    return ClockOffset(0, 0)
-
-
-def _ask(transport: Transport, clock: Clock, timeout_s: float) -> ClockOffset:
-    exchanges = []
-    identity = None
-    for _ in range(NUM_EXCHANGES):
-        asked_ns = clock.now_ns()
-        transport.send(pack_object(None), target=0, tag=_CLOCK)
-        answer = transport.receive(source=0, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
-        back_ns = clock.now_ns()
-        identity, heard_ns, answered_ns = unpack_object(answer)
-        exchanges.append(Exchange(asked_ns, heard_ns, answered_ns, back_ns))
-    transport.flush()
-    estimate = estimate_offset(exchanges)
-    is_shared = identity is not None and identity == clock.identity
-    if is_shared and abs(estimate.offset_ns) <= estimate.error_ns:
+    if transport.rank == 0:
         return ClockOffset(0, 0)
-    return estimate
+    estimate = estimate_offset(exchanges)
+    is_shared = host == leader_host and abs(estimate.offset_ns) <= estimate.error_ns
+    return ClockOffset(0, 0) if is_shared else estimate

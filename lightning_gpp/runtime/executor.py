@@ -1,14 +1,17 @@
 """The interpreter of programs: runs one device's actions on real tensors.
 
-It contains no schedule logic. Micro-batches of a stage are *flights*; what they hand to other
-stages goes through the :class:`~lightning_gpp.runtime.handover.Handover`.
+It contains no schedule logic. Micro-batches of a stage are *flights*. A stage exchanges one payload
+per micro-batch with each of its neighbours. Where the neighbour takes other units at a time, or has
+replicas, the payload is cut into the messages that go to each of them, or joined from theirs.
+Replicas hold different samples, so theirs are joined; gradients from different stages are of the
+same samples, so they are added up (by autograd).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +23,6 @@ from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
@@ -31,7 +33,11 @@ from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_grad
 from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.schedule import Action, Kind, Program, Window
+from lightning_gpp.schedule import Action, Kind, Part, Program, Window
+
+
+class NothingCameError(RuntimeError):
+    """A stage was to get values from another one, which has failed."""
 
 
 @dataclass(slots=True)
@@ -104,9 +110,8 @@ class Executor:
         device = self.rank_of_device.index(self.transport.rank)
         self.staying.begin()
         state = RunState() if state is None else state
-        handover = Handover(program, unit_sizes, self.cutter, state.outbox, state.inbox, shift)
         return Run(
-            self, program, handover, state, device, training, boundary, errors, shift, chunks
+            self, program, unit_sizes, state, device, training, boundary, errors, shift, chunks
         )
 
 
@@ -117,7 +122,7 @@ class Run:
     Attributes:
         executor: whose.
         program: what runs.
-        handover: messages made and received.
+        unit_sizes: samples of each unit.
         state: what is held between actions.
         device: of this rank.
         training: whether modules are in training mode.
@@ -133,7 +138,7 @@ class Run:
 
     executor: Executor
     program: Program
-    handover: Handover
+    unit_sizes: Sequence[int]
     state: RunState
     device: int
     training: bool
@@ -180,11 +185,7 @@ class Run:
 
         All ranks do so after the same window; their next one begins anew.
         """
-        pace = self.executor.pace
-        with nullcontext() if pace is None else pace.run(self.program, self.device, False):
-            for action in Window(self.program, number).on_the_way(self.device):
-                self.perform(action)
-        self.executor.transport.flush()
+        self.perform_all(Window(self.program, number).on_the_way(self.device), has_sums=False)
         self.state.flights.clear()
         self.state.outbox.clear()
         self.state.inbox.clear()
@@ -200,51 +201,42 @@ class Run:
         if pace is None and on_record is None:
             for action in actions:
                 HANDLERS[action.kind](self, action)
-            self._end_part()
-            return
-        run = nullcontext() if pace is None else pace.run(self.program, self.device, has_sums)
-        with run:
-            for action in actions:
-                if on_record is None:
-                    self.perform(action)
-                else:
-                    on_record(self.perform_timed(action))
-            self._end_part()
-
-    def _end_part(self) -> None:
-        """All actions of a part are done: what was taken on trust is looked at."""
+        else:
+            with nullcontext() if pace is None else pace.run(self.program, self.device, has_sums):
+                for action in actions:
+                    record = self.perform_timed(action)
+                    if on_record is not None:
+                        on_record(record)
         self.executor.transport.flush()
         try:
             self.executor.cutter.check()
         except ValueError as error:
-            if self.errors is None:
-                raise
-            self.errors.append(f"{type(error).__name__}: {error}")
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Raises an error unless errors are to be found out."""
+        if self.errors is None:
+            raise error
+        self.errors.append(f"{type(error).__name__}: {error}")
 
     def perform_timed(self, action: Action) -> ActionRecord:
-        """Runs one action and says when."""
+        """Runs one action, at the pace of the rank if it has one, and says when."""
+        pace = self.executor.pace
         self.message_bytes = self.loss_start_ns = None
         start_ns = time.monotonic_ns()
-        self.perform(action)
+        with nullcontext() if pace is None else pace.action(action):
+            HANDLERS[action.kind](self, action)
+        if pace is not None:  # only a forward as a whole has an emulated time
+            self.loss_start_ns = None
         synchronize(self.executor.device)
         end_ns = time.monotonic_ns()
         return ActionRecord(action, start_ns, end_ns, self.message_bytes, self.loss_start_ns)
-
-    def perform(self, action: Action) -> None:
-        """Runs one action, at the pace of the rank if it has one."""
-        pace = self.executor.pace
-        if pace is None:
-            HANDLERS[action.kind](self, action)
-            return
-        with pace.action(action):
-            HANDLERS[action.kind](self, action)
-        self.loss_start_ns = None  # only a forward as a whole has an emulated time
 
     # Messages --------------------------------------------------------------------------------
 
     def send(self, action: Action) -> None:
         """Hands a message to the transport."""
-        tag, rank = self.handover.tag(action), self._rank_of(action.peer)
+        tag, rank = self._tag(*action.message), self._rank_of(action.peer)
         payload = self.state.outbox.pop(tag)
         if action.stage == FEED:
             assert action.peer is not None
@@ -256,7 +248,7 @@ class Run:
 
     def receive(self, action: Action) -> None:
         """Waits for a message."""
-        tag = self.handover.tag(action)
+        tag = self._tag(*action.message)
         payload = self._receive(self._rank_of(action.peer), tag, action)
         self.message_bytes = payload.num_bytes
         if action.peer == FEED and not payload.is_nothing:
@@ -264,6 +256,10 @@ class Run:
             stage = self.program.replica(action.stage).stage
             payload = self.executor.staying.filled(payload, names, stage)
         self.state.inbox[tag] = payload
+
+    def _tag(self, source: int, target: int, backward: bool, index: int) -> Tag:
+        """Of a message; numbers go on where the program is a part of a longer training."""
+        return source, target, backward, index + self.shift
 
     def _rank_of(self, stage: int | None) -> int:
         assert stage is not None
@@ -281,19 +277,86 @@ class Run:
         """What an action is for, for errors."""
         return f"{self.program.replica(action.stage)}, action {action}"
 
+    def _messages(
+        self, edges: Sequence[StageEdge], stage: int, microbatch: int, backward: bool
+    ) -> list[tuple[Tag, Part, dict[Tag, Payload]]]:
+        """Messages of a micro-batch of a stage on some edges, and where those that came are."""
+        return [
+            (
+                self._tag(edge.target, edge.source, True, index)
+                if backward
+                else self._tag(edge.source, edge.target, False, index),
+                part,
+                self.state.outbox if is_local else self.state.inbox,
+            )
+            for edge, index, part, is_local in self.program.messages(edges, stage, microbatch)
+        ]
+
+    def _take(
+        self, edges: Sequence[StageEdge], stage: int, microbatch: int, *, backward: bool
+    ) -> Payload:
+        """What has come for one micro-batch of a stage from the replicas of another.
+
+        Args:
+            edges: between the two, a group of :attr:`Program.in_groups` (forward) or
+                :attr:`Program.out_groups` (backward).
+            stage: the stage that takes.
+            microbatch: its micro-batch.
+            backward: whether gradients are meant.
+        """
+        messages = self._messages(edges, stage, microbatch, backward)
+        payloads = [box.pop(tag).settle() for tag, _, box in messages]
+        if not backward and any(payload.is_nothing for payload in payloads):
+            raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
+        if len(payloads) == 1:
+            return payloads[0]
+        sizes = [self._samples(part) for _, part, _ in messages]
+        with self._naming_ends(edges[0]):
+            return self.executor.cutter.join(edges[0].values, payloads, sizes, backward=backward)
+
+    def _put(
+        self,
+        edges: Sequence[StageEdge],
+        stage: int,
+        microbatch: int,
+        payload: Payload,
+        *,
+        backward: bool,
+    ) -> None:
+        """Puts what one micro-batch of a stage has for the replicas of another into the outbox."""
+        messages = self._messages(edges, stage, microbatch, backward)
+        pieces = [payload] * len(messages)
+        if len(messages) > 1 and not payload.is_nothing:
+            sizes = [self._samples(part) for _, part, _ in messages]
+            with self._naming_ends(edges[0]):
+                pieces = self.executor.cutter.cut(
+                    edges[0].values, payload, sizes, backward=backward
+                )
+        self.state.outbox |= zip((tag for tag, _, _ in messages), pieces, strict=True)
+
+    def _samples(self, part: Part) -> int:
+        return sum(self.unit_sizes[part.start : part.stop])
+
+    @contextmanager
+    def _naming_ends(self, edge: StageEdge) -> Iterator[None]:
+        """Errors say between which stages."""
+        try:
+            yield
+        except ValueError as error:
+            ends = (self.program.replica(stage) for stage in (edge.source, edge.target))
+            raise ValueError(f"{' to '.join(map(str, ends))}: {error}") from error
+
     # Forward ---------------------------------------------------------------------------------
 
     def forward(self, action: Action) -> None:
         """A forward; where errors are noted, whoever waits for its values gets none and fails."""
-        if self.errors is None:
-            self._forward(action.stage, action.microbatch)
-            return
         try:
             self._forward(action.stage, action.microbatch)
         except Exception as error:  # user code may raise anything
-            self.errors.append(f"{type(error).__name__}: {error}")
+            self._note(error)
             for edges in self.program.out_groups[action.stage]:
-                self.handover.put_nothing(edges, action.stage, action.microbatch)
+                nothing = Payload.nothing()
+                self._put(edges, action.stage, action.microbatch, nothing, backward=False)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         if stage == FEED:
@@ -303,7 +366,7 @@ class Run:
         else:
             inputs: dict[str, Any] = {}
             for edges in self.program.in_groups[stage]:
-                payload = self.handover.take(edges, stage, microbatch, backward=False)
+                payload = self._take(edges, stage, microbatch, backward=False)
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
@@ -314,7 +377,7 @@ class Run:
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
             self._check_gradients(edges[0], payload)
-            self.handover.put(edges, stage, microbatch, payload, backward=False)
+            self._put(edges, stage, microbatch, payload, backward=False)
         if stage == self.program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
             outputs = {name: known[name] for name in self.executor.output_names}
@@ -366,7 +429,7 @@ class Run:
             del self.state.flights[key]
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
-                payload = self.handover.take(edges, stage, microbatch, backward=True)
+                payload = self._take(edges, stage, microbatch, backward=True)
                 flight.add_gradients(edges[0].values, payload.tensors)
         if flight.results and self.boundary is not None:
             flight.add_result_gradients(self.boundary.output_gradients(microbatch + self.shift))
@@ -376,7 +439,7 @@ class Run:
         for edges in self.program.in_groups[stage]:
             if edges[0].has_backward:
                 payload = pack_gradients(flight.input_gradients(edges[0].values))
-                self.handover.put(edges, stage, microbatch, payload, backward=True)
+                self._put(edges, stage, microbatch, payload, backward=True)
 
     # Parameters ------------------------------------------------------------------------------
 

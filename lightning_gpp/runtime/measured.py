@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
@@ -173,9 +174,9 @@ class _Piece:
     kind: SpanKind
     start_ns: int
     end_ns: int
+    minibatch: int = 0
     action: Action | None = None
     size_bytes: int | None = None
-    minibatch: int = 0
     updates: int | None = None
 
     @property
@@ -201,42 +202,30 @@ class _Piece:
             action=None if self.action is None else str(self.action),
             size_bytes=self.size_bytes,
             minibatch=self.minibatch,
-            updates=self.updates if self.kind in _WITH_WEIGHTS else None,
+            updates=self.updates if self.kind in (SpanKind.FORWARD, SpanKind.BACKWARD) else None,
         )
 
 
-_WITH_WEIGHTS = (SpanKind.FORWARD, SpanKind.BACKWARD)
-
-
 def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
+    """What a rank recorded, on the clock of rank 0."""
+
+    def piece(kind: SpanKind, start_ns: int, end_ns: int, *more: Any) -> _Piece:
+        return _Piece(rank, kind, start_ns + offset_ns, end_ns + offset_ns, *more)
+
     for mark in record.marks:
-        start_ns, end_ns = mark.start_ns + offset_ns, mark.end_ns + offset_ns
-        yield _Piece(rank, mark.kind, start_ns, end_ns, minibatch=mark.minibatch)
+        yield piece(mark.kind, mark.start_ns, mark.end_ns, mark.minibatch)
     for minibatch, run in enumerate(record.runs):
-        for action in run.actions:
-            # Messages go from window to window: the actions of all of them are of one run.
-            number, updates = (minibatch, None) if run.window is None else (0, run.window.updates)
-            for piece in _pieces_of(rank, action, offset_ns, number):
-                yield replace(piece, updates=updates)
+        # Messages go from window to window: the actions of all of them are of one run.
+        number, updates = (minibatch, None) if run.window is None else (0, run.window.updates)
+        for each in run.actions:
+            kind, end_ns = _kind(each.action), each.end_ns
+            if kind is SpanKind.FORWARD and each.loss_start_ns is not None:
+                end_ns = each.loss_start_ns
+                yield piece(SpanKind.LOSS, end_ns, each.end_ns, number, each.action)
+            more = number, each.action, each.size_bytes, updates
+            yield piece(kind, each.start_ns, end_ns, *more)
         if run.actions:
-            start_ns = run.actions[-1].end_ns
-            yield _Piece(
-                rank,
-                SpanKind.FLUSH,
-                start_ns + offset_ns,
-                run.end_ns + offset_ns,
-                minibatch=minibatch,
-            )
-
-
-def _pieces_of(rank: int, record: ActionRecord, offset_ns: int, minibatch: int) -> Iterator[_Piece]:
-    start_ns, end_ns = record.start_ns + offset_ns, record.end_ns + offset_ns
-    kind = _kind(record.action)
-    if kind is SpanKind.FORWARD and record.loss_start_ns is not None:
-        loss_ns = record.loss_start_ns + offset_ns
-        yield _Piece(rank, SpanKind.LOSS, loss_ns, end_ns, record.action, None, minibatch)
-        end_ns = loss_ns
-    yield _Piece(rank, kind, start_ns, end_ns, record.action, record.size_bytes, minibatch)
+            yield piece(SpanKind.FLUSH, run.actions[-1].end_ns, run.end_ns, minibatch)
 
 
 def _kind(action: Action) -> SpanKind:

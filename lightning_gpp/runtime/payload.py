@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.runtime.arrival import Arrival
+from lightning_gpp.runtime.device_copies import Arrival
 
 
 @dataclass(slots=True)
@@ -240,20 +240,3 @@ def unpack_object(payload: Payload) -> Any:
     """The object of a message made by :func:`pack_object`."""
     assert payload.structure is not None
     return _ObjectUnpickler(payload.structure, _leaves(payload)).load()
-
-
-DTYPES: tuple[torch.dtype, ...] = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
-"""Types a message header can name, by position."""

@@ -108,25 +108,10 @@ def cut(tensor: Tensor, sizes: Sequence[int], batch_dim: int | None, name: str) 
     if batch_dim is None or tensor.dim() <= batch_dim or tensor.shape[batch_dim] % samples:
         raise ValueError(
             f"value {name!r} of shape {tuple(tensor.shape)} cannot be cut into micro-batches of "
-            f"{list(sizes)} samples; give the stages on both sides the same microbatch_multiple"
+            f"{list(sizes)} samples; {_REMEDY}"
         )
     entries = tensor.shape[batch_dim] // samples
     return Slices.of_samples(batch_dim, entries, sizes).cut(tensor, len(sizes))
-
-
-def _join(pieces: Column, sizes: Sequence[int], batch_dim: int | None, name: str) -> Tensor | None:
-    """Joins what :func:`cut` has cut; missing pieces (gradients that do not exist) are zero."""
-    known = next((i for i, piece in enumerate(pieces) if piece is not None), 0)
-    first = pieces[known]
-    if len(pieces) == 1 or first is None:
-        return first
-    if batch_dim is None:
-        raise ValueError(
-            f"value {name!r} does not grow with the samples, so stages of different micro-batch "
-            "sizes cannot exchange it; give them the same microbatch_multiple"
-        )
-    entries = first.shape[batch_dim] // sizes[known]
-    return Slices.of_samples(batch_dim, entries, sizes).joined(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +144,24 @@ class Cutter:
             ValueError: a value cannot be cut.
         """
         columns = [
-            self._cut_tensor(tensor, sizes, dim, name, backward)
+            self._cut(tensor, sizes, dim, name, backward)
             for tensor, (name, dim) in zip(
                 payload.tensors, self._dims(names, len(payload.tensors)), strict=True
             )
         ]
-        structures = self._cut_structure(names, payload.structure, sizes)
+        structures: list[bytes | None] = [payload.structure] * len(sizes)
+        if payload.structure is not None:
+            values, total = pickle.loads(payload.structure), sum(sizes)
+            self._refuse_numbers(names, values)
+            structures = [
+                pickle.dumps(
+                    [
+                        _share(value, size, total, name) if self._counts(name) else value
+                        for name, value in zip(names, values, strict=True)
+                    ]
+                )
+                for size in sizes
+            ]
         return [
             Payload([column[i] for column in columns], payload.requires_grad, structures[i])
             for i in range(len(sizes))
@@ -190,13 +187,18 @@ class Cutter:
         """
         first = payloads[0]
         tensors = [
-            self._join_tensors([p.tensors[i] for p in payloads], sizes, dim, name, backward)
+            self._join([p.tensors[i] for p in payloads], sizes, dim, name, backward)
             for i, (name, dim) in enumerate(self._dims(names, len(first.tensors)))
         ]
-        structure = self._join_structures(names, [payload.structure for payload in payloads])
+        structure = None
+        if first.structure is not None:
+            parts = [pickle.loads(each.structure) for each in payloads if each.structure]
+            self._refuse_numbers(names, parts[0])
+            columns = zip(names, zip(*parts, strict=True), strict=True)
+            structure = pickle.dumps([self._joined(name, column) for name, column in columns])
         return Payload(tensors, first.requires_grad, structure)
 
-    def _cut_tensor(
+    def _cut(
         self, tensor: Tensor | None, sizes: Sequence[int], dim: int | None, name: str, back: bool
     ) -> Column:
         if tensor is None:
@@ -205,23 +207,44 @@ class Cutter:
             return [tensor] + [None if back else tensor] * (len(sizes) - 1)
         return cut(tensor, sizes, dim, name)
 
-    def _join_tensors(
+    def _join(
         self, parts: Column, sizes: Sequence[int], dim: int | None, name: str, back: bool
     ) -> Tensor | None:
-        if self.variations.get(name) is not Variation.SAME:
-            return _join(parts, sizes, dim, name)
-        found = [part for part in parts if part is not None]
-        if back:
-            return torch.stack(found).sum(0) if found else None
-        first = found[0]
-        if any(part.shape != first.shape for part in found):
+        """Joins what was cut; pieces that are missing (gradients that do not exist) are zero."""
+        known = next((i for i, part in enumerate(parts) if part is not None), 0)
+        first = parts[known]
+        if len(parts) == 1 or first is None:
+            return first
+        if self.variations.get(name) is Variation.SAME:
+            return Slices(None).joined(parts) if back else self._the_same(parts, name)
+        if dim is None:
+            raise ValueError(
+                f"value {name!r} does not grow with the samples, so stages of different "
+                f"micro-batch sizes cannot exchange it; {_REMEDY}"
+            )
+        entries = first.shape[dim] // sizes[known]
+        return Slices.of_samples(dim, entries, sizes).joined(parts)
+
+    def _the_same(self, parts: Column, name: str) -> Tensor:
+        """The first of some tensors that should hold the same."""
+        first, *others = [part for part in parts if part is not None]
+        if any(part.shape != first.shape for part in others):
             raise _not_the_same(name)
-        self.doubtful.extend(
-            (name, (part == first).all()) for part in found[1:] if not part.is_meta
-        )
+        self.doubtful.extend((name, (part == first).all()) for part in others if not part.is_meta)
         if first.device.type == "cpu":
             self.check()
         return first
+
+    def _joined(self, name: str, column: Sequence[Any]) -> Any:
+        """What is no tensor, of all parts."""
+        if self._counts(name):
+            return sum(column)
+        if any(value != column[0] for value in column):
+            raise ValueError(
+                f"{name!r} differs between micro-batches and is no tensor, so they cannot be "
+                f"joined; {_REMEDY}"
+            )
+        return column[0]
 
     def check(self) -> None:
         """Looks at what was joined on a device, for which the host waits once.
@@ -245,54 +268,18 @@ class Cutter:
             )
         return dims
 
-    def _cut_structure(
-        self, names: Sequence[str], structure: bytes | None, sizes: Sequence[int]
-    ) -> Sequence[bytes | None]:
-        if structure is None:
-            return [None] * len(sizes)
-        values, total = pickle.loads(structure), sum(sizes)
-        for name, value in zip(names, values, strict=True):
-            self._refuse_numbers(name, value)
-        return [
-            pickle.dumps(
-                [
-                    _share(value, size, total, name) if self._counts(name) else value
-                    for name, value in zip(names, values, strict=True)
-                ]
-            )
-            for size in sizes
-        ]
-
-    def _join_structures(
-        self, names: Sequence[str], structures: Sequence[bytes | None]
-    ) -> bytes | None:
-        if structures[0] is None:
-            return None
-        parts = [pickle.loads(structure) for structure in structures if structure is not None]
-        joined = []
-        for name, *column in zip(names, *parts, strict=True):
-            self._refuse_numbers(name, column[0])
-            if not self._counts(name) and any(value != column[0] for value in column):
-                raise ValueError(
-                    f"{name!r} differs between micro-batches and is no tensor, so they cannot be "
-                    f"joined; {_REMEDY}"
-                )
-            joined.append(sum(column) if self._counts(name) else column[0])
-        return pickle.dumps(joined)
-
     def _counts(self, name: str) -> bool:
         return self.variations.get(name) is Variation.COUNT
 
-    def _refuse_numbers(self, name: str, value: Any) -> None:
+    def _refuse_numbers(self, names: Sequence[str], values: Sequence[Any]) -> None:
         """A number of which nothing is known may be a count of samples."""
-        if self.variations.get(name) in (Variation.SAME, Variation.COUNT):
-            return
-        leaves = pytree.tree_leaves(value)
-        if any(isinstance(leaf, int | float) and not isinstance(leaf, bool) for leaf in leaves):
-            raise ValueError(
-                f"{name!r} holds plain numbers, which may be counts of samples, so it cannot be "
-                f"cut or joined; {_REMEDY}"
-            )
+        for name, value in zip(names, values, strict=True):
+            numbers = [leaf for leaf in pytree.tree_leaves(value) if type(leaf) in (int, float)]
+            if numbers and self.variations.get(name) not in (Variation.SAME, Variation.COUNT):
+                raise ValueError(
+                    f"{name!r} holds plain numbers, which may be counts of samples, so it cannot "
+                    f"be cut or joined; {_REMEDY}"
+                )
 
 
 def _not_the_same(name: str) -> ValueError:

@@ -19,22 +19,6 @@ from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.runtime.payload import Payload
 
 
-@dataclass(frozen=True, slots=True)
-class _LastContent:
-    """What an input held when it was last looked at; ``number`` counts the changes."""
-
-    number: int
-    copy: Tensor
-
-    def is_that_of(self, tensor: Tensor) -> Tensor:
-        """Whether a tensor holds the same bits; without numbers, whether it is alike."""
-        copy = self.copy
-        alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
-        if not alike or copy.is_meta:
-            return torch.tensor(alike)
-        return (_bits(copy) == _bits(tensor)).all()
-
-
 @dataclass(slots=True)
 class StayingInputs:
     """The inputs that one rank has sent and received, from one run of a program to the next.
@@ -51,7 +35,8 @@ class StayingInputs:
     names: frozenset[str] = frozenset()
     sent: dict[tuple[int, int, str], int] = field(default_factory=dict)
     kept: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    _contents: dict[str, _LastContent] = field(default_factory=dict)
+    _contents: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    """Input -> number of its changes, and a copy of what it held last."""
     _compared: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def are_at(self, stage: int, rank: int, tensors: Mapping[str, Tensor]) -> None:
@@ -64,8 +49,8 @@ class StayingInputs:
         """
         for name in tensors.keys() & self.names:
             if name not in self._contents:
-                self._contents[name] = _LastContent(0, _copy(tensors[name]))
-            self.sent[rank, stage, name] = self._contents[name].number
+                self._contents[name] = 0, _copy(tensors[name])
+            self.sent[rank, stage, name] = self._contents[name][0]
 
     def keep(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
         """On another rank: inputs that a stage has before the first run."""
@@ -112,9 +97,7 @@ class StayingInputs:
         tensors = list(payload.settle().tensors)
         for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
             if self._may_stay(name, payload.requires_grad[index]):
-                if (
-                    tensor is not None
-                ):  # a copy: memory of messages is taken back when they are read
+                if tensor is not None:
                     self.kept[stage, name] = _copy(tensor)
                 tensors[index] = self.kept[stage, name]
         return replace(payload, tensors=tensors)
@@ -128,17 +111,21 @@ class StayingInputs:
         new = {k: each for k, each in zip(keys, inputs, strict=True) if k not in self._compared}
         flags = to_host(self._is_last(name, tensor) for name, tensor in new.values())
         for (key, (name, tensor)), is_last in zip(new.items(), flags, strict=True):
-            known = self._contents.get(name)
-            if known is None or not is_last:
-                number = 0 if known is None else known.number + 1
-                known = self._contents[name] = _LastContent(number, _copy(tensor))
-            self._compared[key] = known.number
+            if not is_last:
+                number = self._contents[name][0] + 1 if name in self._contents else 0
+                self._contents[name] = number, _copy(tensor)
+            self._compared[key] = self._contents[name][0]
         return [self._compared[key] for key in keys]
 
     def _is_last(self, name: str, tensor: Tensor) -> Tensor:
-        """Whether an input holds what it held last, as a flag on its device."""
-        known = self._contents.get(name)
-        return torch.tensor(False) if known is None else known.is_that_of(tensor)
+        """Whether an input holds the same bits as last, as a flag on its device."""
+        if name not in self._contents:
+            return torch.tensor(False)
+        copy = self._contents[name][1]
+        alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
+        if not alike or copy.is_meta:  # without numbers
+            return torch.tensor(alike)
+        return (_bits(copy) == _bits(tensor)).all()
 
 
 def _copy(tensor: Tensor) -> Tensor:

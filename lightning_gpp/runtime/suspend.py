@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextvars
 import queue
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,6 @@ class Returned:
     """The call has ended with this value."""
 
     value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: BaseException
 
 
 class Abandoned(BaseException):
@@ -60,6 +55,17 @@ def in_suspended_call() -> bool:
     return _current.get() is not None
 
 
+class StepThreads(ThreadPoolExecutor):
+    """Threads that run suspended calls, kept for the next ones until :meth:`close`."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1 << 16, thread_name_prefix="step")
+
+    def close(self) -> None:
+        """Ends the threads; no call may be running."""
+        self.shutdown()
+
+
 class SuspendedCall:
     """A function call that can pause.
 
@@ -69,40 +75,32 @@ class SuspendedCall:
     """
 
     def __init__(self, function: Callable[[], Any], threads: StepThreads) -> None:
-        self._function = function
-        self._threads = threads
+        self._function, self._threads = function, threads
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[Paused | Returned | _Raised] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Paused | Returned | BaseException] = queue.SimpleQueue()
         self._is_paused = False
 
     def start(self) -> Paused | Returned:
         """Runs up to the first question or to the end; errors of the function are raised here."""
-        context = contextvars.copy_context()
-        self._tasks = self._threads.run(lambda: context.run(self._main))
+        self._threads.submit(contextvars.copy_context().run, self._main)
         return self._wait()
 
     def resume(self, answer: Any) -> Paused | Returned:
         """Answers the question and runs on to the next one or to the end."""
-        self._is_paused = False
         self._answers.put(answer)
         return self._wait()
 
     def abandon(self) -> None:
         """Ends a paused call without an answer."""
-        if self._is_paused:
-            self._is_paused = False
+        while self._is_paused:
             self._answers.put(Abandoned())
-            while isinstance(self._events.get(), Paused):
-                self._answers.put(Abandoned())
-            self._threads.release(self._tasks)
+            self._is_paused = isinstance(self._events.get(), Paused)
 
     def _wait(self) -> Paused | Returned:
         event = self._events.get()
-        if not isinstance(event, Paused):
-            self._threads.release(self._tasks)
-        if isinstance(event, _Raised):
-            raise event.error
         self._is_paused = isinstance(event, Paused)
+        if isinstance(event, BaseException):
+            raise event
         return event
 
     def _pause(self, question: Any) -> Any:
@@ -115,51 +113,7 @@ class SuspendedCall:
     def _main(self) -> None:
         _current.set(self)
         try:
-            value = self._function()
+            event: Returned | BaseException = Returned(self._function())
         except BaseException as error:  # handed to the thread that waits, which raises it
-            self._events.put(_Raised(error))
-        else:
-            self._events.put(Returned(value))
-
-
-_Tasks = queue.SimpleQueue[Callable[[], None] | None]
-
-
-class StepThreads:
-    """Threads that run suspended calls, kept for the next ones until :meth:`close`."""
-
-    def __init__(self) -> None:
-        self._idle: list[_Tasks] = []
-        self._threads: list[threading.Thread] = []
-
-    def run(self, task: Callable[[], None]) -> _Tasks:
-        """Runs a task in an idle thread, or in a new one; returns the thread for release."""
-        if self._idle:
-            tasks = self._idle.pop()
-        else:
-            tasks = queue.SimpleQueue()
-            thread = threading.Thread(target=self._work, args=(tasks,), name="step", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        tasks.put(task)
-        return tasks
-
-    def release(self, tasks: _Tasks) -> None:
-        """Takes a thread back whose task is at its end."""
-        self._idle.append(tasks)
-
-    def close(self) -> None:
-        """Ends the threads; no call may be running."""
-        for tasks in self._idle:
-            tasks.put(None)
-        for thread in self._threads:
-            thread.join(_CLOSE_TIMEOUT_S)
-        self._idle, self._threads = [], []
-
-    def _work(self, tasks: _Tasks) -> None:
-        while (task := tasks.get()) is not None:
-            task()
-            del task  # while it waits for the next one: with it a mini-batch
-
-
-_CLOSE_TIMEOUT_S = 5.0
+            event = error
+        self._events.put(event)

@@ -1,16 +1,17 @@
 """Schedules and programs: what every device does, in which order, for one mini-batch.
 
 A *schedule* orders the forwards and backwards of every stage. :func:`build_program` merges the
-orders of the stages of one device, adds the messages between devices (*lowering*) and validates
-the result: a :class:`Program` that the runtime executes, the simulator predicts and reports show.
+orders of the stages of one device, adds the messages between devices (*lowering*) and looks whether
+the result runs to its end: a :class:`Program` that the runtime executes, the simulator predicts and
+reports show.
 """
 
 from lightning_gpp.schedule.action import Action, Kind
-from lightning_gpp.schedule.dry_run import DryRun, dry_run
+from lightning_gpp.schedule.dry_run import ScheduleError, dry_run
 from lightning_gpp.schedule.gradient_sums import last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
-from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight
+from lightning_gpp.schedule.orders import Steps, most_in_flight
 from lightning_gpp.schedule.program import Program
 from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import (
@@ -21,10 +22,8 @@ from lightning_gpp.schedule.schedules import (
     ONE_F_ONE_B_ASYNC,
     SCHEDULES,
     Schedule,
-    UserStep,
     find_schedule,
 )
-from lightning_gpp.schedule.validate import ScheduleError, validate
 from lightning_gpp.schedule.windows import Window, Windows, most_ahead, version_differences
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "ONE_F_ONE_B_ASYNC",
     "SCHEDULES",
     "Action",
-    "DryRun",
     "Kind",
     "Part",
     "Program",
@@ -44,19 +42,15 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Steps",
-    "UserStep",
     "Window",
     "Windows",
     "build_program",
     "dry_run",
     "find_schedule",
-    "gpipe",
     "in_flight_microbatches",
-    "k_f_k_b",
     "last_backward",
     "most_ahead",
     "most_in_flight",
     "reduce_groups",
-    "validate",
     "version_differences",
 ]

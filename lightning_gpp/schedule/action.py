@@ -42,6 +42,9 @@ class Kind(Enum):
         return self in (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 
 
+Message = tuple[int, int, bool, int]
+"""Sending stage, receiving stage, whether it is a gradient, index on the edge."""
+
 _KINDS = "|".join(kind.value for kind in Kind)
 _TEXT = re.compile(rf"(-?\d+)({_KINDS})(\d+)(?:([<>])(-?\d+))?")
 
@@ -104,12 +107,8 @@ class Action:
         return action
 
     @property
-    def message(self) -> tuple[int, int, bool, int]:
-        """Identity of the message it sends or receives, the same on both sides.
-
-        Returns:
-            (sending stage, receiving stage, whether it is a gradient, index on the edge).
-        """
+    def message(self) -> Message:
+        """The message it sends or receives, the same on both sides."""
         assert self.peer is not None
         backward = self.kind in (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
         pair = (self.stage, self.peer) if self.kind.is_send else (self.peer, self.stage)

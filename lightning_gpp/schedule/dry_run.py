@@ -1,8 +1,8 @@
 """Runs a program without doing its work: finds deadlocks, and how long it would take.
 
 Sends are taken as buffered (the runtime posts them and goes on) and leave a device one after the
-other, those of the feed beside the others; receives wait. Used to validate
-programs and to judge plans; the full prediction with shared links and memory is the simulator's.
+other, those of the feed beside the others; receives wait. The full prediction, with shared links
+and memory, is the simulator's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule.action import Action, Kind, unit_time_s
+from lightning_gpp.schedule.action import Action, Kind, Message, unit_time_s
 from lightning_gpp.schedule.program import Program
-
-Message = tuple[int, int, bool, int]
 
 
 class ScheduleError(ValueError):
@@ -27,13 +25,11 @@ class DryRun:
 
     Attributes:
         step_s: seconds until the last action ends.
-        busy_s: seconds of compute of every device.
         in_flight: stage -> most micro-batches (of its own size) between forward and backward.
         start_s: when each compute action started.
     """
 
     step_s: float
-    busy_s: tuple[float, ...]
     in_flight: dict[int, int]
     start_s: dict[Action, float]
 
@@ -51,7 +47,6 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
     """
     num_devices = len(program.actions)
     clock_s = [0.0] * num_devices
-    busy_s = [0.0] * num_devices
     sent_s: dict[tuple[int, bool], float] = {}
     position = [0] * num_devices
     arrival_s: dict[Message, float] = {}
@@ -79,13 +74,11 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
             else:
                 if action.kind.is_compute:
                     start_s[action] = clock_s[device]
-                duration_s = action_s(action)
-                clock_s[device] += duration_s
-                busy_s[device] += duration_s
+                clock_s[device] += action_s(action)
                 _count(action, flying, peak)
             position[device] += 1
     _check_finished(program, position)
-    return DryRun(max(clock_s), tuple(busy_s), peak, start_s)
+    return DryRun(max(clock_s), peak, start_s)
 
 
 def _count(action: Action, flying: dict[int, int], peak: dict[int, int]) -> None:

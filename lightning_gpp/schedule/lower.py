@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.dry_run import dry_run
 from lightning_gpp.schedule.merge import merge_stages
+from lightning_gpp.schedule.orders import stage_actions
 from lightning_gpp.schedule.path_lengths import path_lengths
 from lightning_gpp.schedule.program import Program
 from lightning_gpp.schedule.program_parts import ReduceGroup
-from lightning_gpp.schedule.replicas import Devices, check_shares, devices_of, expand
+from lightning_gpp.schedule.replicas import Devices, devices_of, expand
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
-from lightning_gpp.schedule.validate import validate
 
 Edges = Mapping[int, Sequence[StageEdge]]
 """Stage (or feed) -> edges."""
@@ -55,7 +56,7 @@ def build_program(
         forward_only: leave the backwards out (validation, prediction).
         holders: devices that hold the parameters of every stage, where more do than run it here.
         num_minibatches: how many there are; each has as many micro-batches.
-        check: validate the program; a search that only compares dry runs can do without.
+        check: look whether it runs to its end; a search that only compares can do without.
 
     Raises:
         ValueError: an argument does not fit the stage graph.
@@ -70,8 +71,7 @@ def build_program(
     """
     homes = [devices_of(entry) for entry in devices]
     sizes = list(multiples) if multiples is not None else [len(home) for home in homes]
-    _check(stages, homes, num_microbatches, sizes, shares, forward_only=forward_only)
-    _check_minibatches(num_minibatches, num_microbatches, sizes)
+    _check(stages, homes, num_microbatches, num_minibatches, sizes, is_forward=forward_only)
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
     found = FORWARD_ONLY if forward_only else found
     expansion = expand(stages, homes, sizes, shares)
@@ -86,7 +86,11 @@ def build_program(
         replicas=expansion.replicas,
         num_minibatches=num_minibatches,
     )
-    orders = expansion.orders(found.orders(stages, num_microbatches, sizes, num_minibatches))
+    steps = found.orders(stages, num_microbatches, sizes, num_minibatches)
+    orders = {
+        stage: stage_actions(stage, steps[replica.stage])
+        for stage, replica in enumerate(expansion.replicas)
+    }
     orders[FEED] = _feed_order(skeleton)
     compute = merge_stages(skeleton, orders)
     updated = set(expansion.devices).union(*(holders or homes))
@@ -99,7 +103,7 @@ def build_program(
         ),
     )
     if check:
-        validate(program)
+        dry_run(program)
     return program
 
 
@@ -107,11 +111,12 @@ def _check(
     stages: StageGraph,
     devices: Sequence[Sequence[int]],
     num_microbatches: int,
+    num_minibatches: int,
     multiples: Sequence[int],
-    shares: Sequence[Sequence[int]] | None,
     *,
-    forward_only: bool,
+    is_forward: bool,
 ) -> None:
+    """What plans do not look at by themselves."""
     for name, values in (("devices", devices), ("multiples", multiples)):
         if len(values) != stages.num_stages:
             raise ValueError(
@@ -120,59 +125,30 @@ def _check(
             )
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
-    for stage, home in enumerate(devices):
-        _check_replicas(stage, home, multiples[stage], has_equal_shares=shares is None)
-        if shares is not None:
-            check_shares(stage, shares[stage], home, multiples[stage])
-    if len(devices[-1]) > 1:
-        raise ValueError(
-            f"the last stage computes the loss on one device, got {list(devices[-1])}; add a stage "
-            "without operators after it (lightning_gpp.planner.plan_graph does)"
-        )
-    for stage, multiple in enumerate(multiples):
-        if multiple < 1 or num_microbatches % multiple:
-            raise ValueError(
-                f"stage {stage} takes {multiple} micro-batches at a time, which does not divide "
-                f"num_microbatches={num_microbatches}"
-            )
-    for edge in stages.edges:
-        small, large = sorted((multiples[edge.source], multiples[edge.target]))
-        if edge.source != FEED and large % small and not forward_only:
-            raise ValueError(
-                f"stages {edge.source} and {edge.target} are joined by an edge, so the larger of "
-                f"their micro-batches must be a multiple of the smaller: got {small} and {large}"
-            )
-
-
-def _check_minibatches(
-    num_minibatches: int, num_microbatches: int, multiples: Sequence[int]
-) -> None:
     count, rest = divmod(num_microbatches, max(1, num_minibatches))
     if num_minibatches < 1 or rest:
         raise ValueError(
             f"num_minibatches must divide num_microbatches={num_microbatches}, "
             f"got {num_minibatches}"
         )
+    if len(devices[-1]) > 1:
+        raise ValueError(
+            f"the last stage computes the loss on one device, got {list(devices[-1])}; add a stage "
+            "without operators after it (lightning_gpp.planner.plan_graph does)"
+        )
     for stage, multiple in enumerate(multiples):
-        if count % multiple:
+        if multiple < 1 or count % multiple:
             raise ValueError(
                 f"stage {stage} takes {multiple} micro-batches at a time, which does not divide "
-                f"the {count} of one mini-batch"
+                f"the {count} of a mini-batch"
             )
-
-
-def _check_replicas(
-    stage: int, devices: Sequence[int], multiple: int, *, has_equal_shares: bool
-) -> None:
-    if not devices or len(set(devices)) != len(devices):
-        raise ValueError(f"stage {stage} needs one or more different devices, got {list(devices)}")
-    if min(devices) < 0:
-        raise ValueError(f"devices are counted from 0, got {min(devices)}")
-    if has_equal_shares and multiple % len(devices):
-        raise ValueError(
-            f"the {len(devices)} replicas of stage {stage} take equal shares of a micro-batch, so "
-            f"its multiple must be a multiple of {len(devices)}, got {multiple}"
-        )
+    for edge in stages.edges:
+        small, large = sorted((multiples[edge.source], multiples[edge.target]))
+        if edge.source != FEED and large % small and not is_forward:
+            raise ValueError(
+                f"stages {edge.source} and {edge.target} are joined by an edge, so the larger of "
+                f"their micro-batches must be a multiple of the smaller: got {small} and {large}"
+            )
 
 
 def _feed_order(program: Program) -> list[Action]:
@@ -193,10 +169,11 @@ def _lowered(
     num_ended = 0
     actions: list[Action] = []
     for action in compute:
-        before, after = _messages_around(program, action, sends)
-        actions += before
+        is_forward = action.kind is Kind.FORWARD
+        actions += _messages(program, action, _KINDS[is_forward, True])
         actions.append(action)
-        actions += after
+        to = sends[not is_forward][action.stage]
+        actions += _messages(program, action, _KINDS[is_forward, False], to)
         if action in ends:
             actions += _update(program, device, num_ended)
             num_ended += 1
@@ -206,20 +183,13 @@ def _lowered(
     return actions
 
 
-def _messages_around(
-    program: Program, action: Action, sends: tuple[Edges, Edges]
-) -> tuple[list[Action], list[Action]]:
-    """What an action needs from other devices, and what others need of it."""
-    out_edges, in_edges = sends
-    if action.kind is Kind.FORWARD:
-        return (
-            _messages(program, action, Kind.RECEIVE_FORWARD, program.in_edges[action.stage]),
-            _messages(program, action, Kind.SEND_FORWARD, out_edges[action.stage]),
-        )
-    return (
-        _messages(program, action, Kind.RECEIVE_BACKWARD, program.out_edges[action.stage]),
-        _messages(program, action, Kind.SEND_BACKWARD, in_edges[action.stage]),
-    )
+_KINDS = {
+    (True, True): Kind.RECEIVE_FORWARD,
+    (True, False): Kind.SEND_FORWARD,
+    (False, True): Kind.RECEIVE_BACKWARD,
+    (False, False): Kind.SEND_BACKWARD,
+}
+"""Whether an action is a forward, and whether it needs the message."""
 
 
 def _sends(program: Program) -> tuple[Edges, Edges]:
@@ -234,19 +204,15 @@ def _sends(program: Program) -> tuple[Edges, Edges]:
 
 
 def _messages(
-    program: Program, action: Action, kind: Kind, edges: Sequence[StageEdge]
+    program: Program, action: Action, kind: Kind, edges: Sequence[StageEdge] | None = None
 ) -> list[Action]:
-    needs_backward = kind in (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
+    """What an action needs from other devices, or what others need of it."""
     return [
-        Action(
-            action.stage,
-            kind,
-            index,
-            peer=edge.target if edge.source == action.stage else edge.source,
+        Action(action.stage, kind, index, peer=source if kind.is_receive else target)
+        for edge, (source, target, _, index) in program.exchanged(
+            action, is_needed=kind.is_receive, edges=edges
         )
-        for edge in edges
-        if not program.is_local(edge) and (edge.has_backward or not needs_backward)
-        for index in program.message_range(edge, action.stage, action.microbatch)
+        if not program.is_local(edge)
     ]
 
 

@@ -284,17 +284,3 @@ def _paces(queues: Sequence[StageQueue]) -> list[int]:
     for queue in queues[:-1]:
         busy[queue.device] = busy.get(queue.device, 0.0) + queue.units / queue.piece
     return sorted({1, math.ceil(max(busy.values()))})
-
-
-def dependencies(program: Program, action: Action) -> Iterator[Action]:
-    """The compute actions whose results one compute action needs."""
-    is_forward = action.kind is Kind.FORWARD
-    if not is_forward:
-        yield Action(action.stage, Kind.FORWARD, action.microbatch)
-    edges = program.in_edges if is_forward else program.out_edges
-    for edge in edges[action.stage]:
-        if is_forward or edge.has_backward:
-            parts = program.parts[edge.source, edge.target]
-            for index in program.message_range(edge, action.stage, action.microbatch):
-                other = edge.source if is_forward else edge.target
-                yield Action(other, action.kind, parts[index].microbatch(of_source=is_forward))

@@ -18,25 +18,15 @@ in common.
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.action import Action, Kind, Message
 from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
-from lightning_gpp.schedule.schedules import (
-    FORWARD_ONLY,
-    ONE_F_ONE_B_ASYNC,
-    SCHEDULES,
-    Schedule,
-    find_schedule,
-)
-
-FORMAT = "lightning_gpp.program"
-VERSION = 3
+from lightning_gpp.schedule.schedules import SCHEDULES, Schedule
 
 
 @dataclass(frozen=True)
@@ -99,18 +89,14 @@ class Program:
     @cached_property
     def out_edges(self) -> dict[int, tuple[StageEdge, ...]]:
         """Stage (or feed) -> edges that leave it."""
-        found: dict[int, list[StageEdge]] = {s: [] for s in range(FEED, self.num_stages)}
-        for edge in self.edges:
-            found[edge.source].append(edge)
-        return {stage: tuple(edges) for stage, edges in found.items()}
+        every = range(FEED, self.num_stages)
+        return {stage: tuple(e for e in self.edges if e.source == stage) for stage in every}
 
     @cached_property
     def in_edges(self) -> dict[int, tuple[StageEdge, ...]]:
         """Stage (or feed) -> edges that enter it."""
-        found: dict[int, list[StageEdge]] = {s: [] for s in range(FEED, self.num_stages)}
-        for edge in self.edges:
-            found[edge.target].append(edge)
-        return {stage: tuple(edges) for stage, edges in found.items()}
+        every = range(FEED, self.num_stages)
+        return {stage: tuple(e for e in self.edges if e.target == stage) for stage in every}
 
     @cached_property
     def feed_has_backward(self) -> bool:
@@ -198,6 +184,26 @@ class Program:
         ranges = self._message_ranges[edge.source, edge.target]
         return ranges[stage != edge.source].get(microbatch, range(0))
 
+    def exchanged(
+        self, action: Action, *, is_needed: bool, edges: Sequence[StageEdge] | None = None
+    ) -> Iterator[tuple[StageEdge, Message]]:
+        """What a compute action needs from other stages, or makes for them, by edge.
+
+        Args:
+            action: a forward or a backward.
+            is_needed: which of them.
+            edges: those of the stage in another order.
+        """
+        is_forward = action.kind is Kind.FORWARD
+        if edges is None:
+            by_stage = self.in_edges if is_forward is is_needed else self.out_edges
+            edges = by_stage[action.stage]
+        for edge in edges:
+            if is_forward or edge.has_backward:
+                ends = (edge.source, edge.target) if is_forward else (edge.target, edge.source)
+                for index in self.message_range(edge, action.stage, action.microbatch):
+                    yield edge, (*ends, not is_forward, index)
+
     @cached_property
     def _message_ranges(self) -> dict[tuple[int, int], tuple[dict[int, range], dict[int, range]]]:
         """For each edge: micro-batch of the source -> its messages; likewise of the target."""
@@ -225,7 +231,7 @@ class Program:
 
     def messages(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int
-    ) -> tuple[tuple[StageEdge, int, Part], ...]:
+    ) -> tuple[tuple[StageEdge, int, Part, bool], ...]:
         """What one micro-batch of a stage exchanges with the replicas of another one.
 
         Args:
@@ -234,12 +240,13 @@ class Program:
             microbatch: its micro-batch.
 
         Returns:
-            (edge, index of the message on it, what it carries) in the order of the units.
+            (edge, index of the message on it, what it carries, whether the edge is local) in the
+            order of the units.
         """
         key = edges[0].source, edges[0].target, stage, microbatch
         if key not in self._messages:
             found = [
-                (edge, index, self.parts[edge.source, edge.target][index])
+                (edge, index, self.parts[edge.source, edge.target][index], self.is_local(edge))
                 for edge in edges
                 for index in self.message_range(edge, stage, microbatch)
             ]
@@ -249,7 +256,7 @@ class Program:
     @cached_property
     def _messages(
         self,
-    ) -> dict[tuple[int, int, int, int], tuple[tuple[StageEdge, int, Part], ...]]:
+    ) -> dict[tuple[int, int, int, int], tuple[tuple[StageEdge, int, Part, bool], ...]]:
         """What :meth:`messages` has found: a program is run many times."""
         return {}
 
@@ -293,7 +300,7 @@ class Program:
         All comes before where there is no turn.
         """
         actions = self.before_update(device)
-        turn = self._middle(device) if self.has_turn else len(actions)
+        turn = len(self.forward_half(device)) if self.has_turn else len(actions)
         return actions[:turn], actions[turn:]
 
     def forward_half(self, device: int) -> tuple[Action, ...]:
@@ -314,75 +321,21 @@ class Program:
         >>> [str(action) for action in program.forward_half(0)]
         ['0F0']
         """
-        return self.device_actions(device)[: self._middle(device)]
-
-    def _middle(self, device: int) -> int:
-        """How many of a device's actions are in its forward half."""
         if not self.has_halves:
             halved = [name for name, schedule in SCHEDULES.items() if schedule.forwards_first]
             raise ValueError(
                 f"the schedule {self.schedule.name!r} mixes forwards and backwards, so its "
                 f"programs have no halves; schedules that have: {', '.join(halved)}"
             )
-        return self._middles[device] if device < len(self.actions) else 0
+        return self._forward_halves[device] if device < len(self.actions) else ()
 
     @cached_property
-    def _middles(self) -> tuple[int, ...]:
+    def _forward_halves(self) -> tuple[tuple[Action, ...], ...]:
         """Forwards and their messages, which come first, of every device."""
-        middles = []
-        for actions in self.actions:
-            is_forward = [action.kind.is_forward for action in actions]
-            middles.append(sum(is_forward))
-            assert all(is_forward[: middles[-1]])  # build_program and validate see to it
-        return tuple(middles)
-
-    def compute_actions(self) -> Iterator[Action]:
-        """All forwards and backwards."""
-        return (a for actions in self.actions for a in actions if a.kind.is_compute)
-
-    def to_json(self) -> str:
-        """The versioned JSON form."""
-        data = asdict(replace(self, actions=())) | {
-            "format": FORMAT,
-            "version": VERSION,
-            "schedule": self.schedule.name,
-            "actions": [[str(action) for action in actions] for actions in self.actions],
-        }
-        return json.dumps(data, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Program:
-        """Reads :meth:`to_json`'s form.
-
-        Raises:
-            ValueError: it is not a program, or one of another version.
-        """
-        data: dict[str, Any] = json.loads(text)
-        form = (data.pop("format", None), data.pop("version", None))
-        if form != (FORMAT, VERSION):
-            raise ValueError(
-                f"expected {FORMAT} version {VERSION}, got {form[0]} version {form[1]}"
-            )
-        name = data["schedule"]
-        return cls(
-            schedule=_OTHER_SCHEDULES.get(name) or find_schedule(name),
-            num_microbatches=data["num_microbatches"],
-            devices=tuple(data["devices"]),
-            multiples=tuple(data["multiples"]),
-            edges=tuple(
-                StageEdge(**(edge | {"values": tuple(edge["values"])})) for edge in data["edges"]
-            ),
-            actions=tuple(tuple(map(Action.parse, row)) for row in data["actions"]),
-            reduce_groups=tuple(
-                ReduceGroup(tuple(group["parameters"]), tuple(group["devices"]), group["stage"])
-                for group in data["reduce_groups"]
-            ),
-            replicas=tuple(Replica(**replica) for replica in data["replicas"]),
-            num_minibatches=data["num_minibatches"],
+        return tuple(
+            tuple(itertools.takewhile(lambda action: action.kind.is_forward, actions))
+            for actions in self.actions
         )
-
-
-_OTHER_SCHEDULES = {found.name: found for found in (FORWARD_ONLY, ONE_F_ONE_B_ASYNC)}
 
 
 def _ranges(parts: Sequence[Part], *, of_source: bool) -> dict[int, range]:

@@ -8,15 +8,11 @@ stage; every replica follows them.
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.schedule.action import Action
-from lightning_gpp.schedule.orders import Steps, stage_actions
 from lightning_gpp.schedule.program_parts import Replica
 
 Devices = Sequence[int | Sequence[int]]
@@ -38,13 +34,6 @@ class Expansion:
     devices: tuple[int, ...]
     multiples: tuple[int, ...]
     edges: tuple[StageEdge, ...]
-
-    def orders(self, steps: Mapping[int, Steps]) -> dict[int, list[Action]]:
-        """The actions of every replica in order, from the steps of its stage."""
-        return {
-            stage: stage_actions(stage, steps[replica.stage])
-            for stage, replica in enumerate(self.replicas)
-        }
 
 
 def expand(
@@ -113,32 +102,15 @@ def _pairs(
 ) -> Iterator[tuple[int, int]]:
     """The replicas at both ends of an edge that have units in common."""
     is_feed = edge.source == FEED  # it goes at the pace of the loss
-    source = _Rounds((sum(shares[-1]),) if is_feed else shares[edge.source])
-    target = _Rounds(shares[edge.target])
-    found = set()
-    unit, end = 0, math.lcm(source.num_units, target.num_units)
-    while unit < end:
-        found.add((source.replica(unit), target.replica(unit)))
-        unit = min(source.next_start(unit), target.next_start(unit))
-    for of_source, of_target in sorted(found):
+    source = _takers((sum(shares[-1]),) if is_feed else shares[edge.source])
+    target = _takers(shares[edge.target])
+    units = range(math.lcm(len(source), len(target)))
+    for of_source, of_target in sorted(
+        {(source[u % len(source)], target[u % len(target)]) for u in units}
+    ):
         yield FEED if is_feed else first[edge.source] + of_source, first[edge.target] + of_target
 
 
-class _Rounds:
-    """The replicas of a stage take their shares in turn, round by round.
-
-    Args:
-        shares: units of each.
-    """
-
-    def __init__(self, shares: Sequence[int]) -> None:
-        self._ends = list(itertools.accumulate(shares))
-        self.num_units = self._ends[-1]
-
-    def replica(self, unit: int) -> int:
-        """Who takes a unit."""
-        return bisect.bisect_right(self._ends, unit % self.num_units)
-
-    def next_start(self, unit: int) -> int:
-        """The first unit that another share begins with."""
-        return unit - unit % self.num_units + self._ends[self.replica(unit)]
+def _takers(shares: Sequence[int]) -> list[int]:
+    """Which replica takes each unit of a piece."""
+    return [replica for replica, share in enumerate(shares) for _ in range(share)]

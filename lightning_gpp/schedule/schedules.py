@@ -8,20 +8,16 @@ change and how many versions of them a stage needs follow from it, and nobody as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
-from lightning_gpp.schedule.orders import Steps, gpipe, gpipe_reversed, k_f_k_b, most_in_flight
+from lightning_gpp.schedule.orders import Steps, gpipe, gpipe_reversed, k_f_k_b
 
-
-class UserStep(Enum):
-    """Where the user's step meets the pipeline."""
-
-    AFTER_FORWARDS = "once, on the outputs of all micro-batches, before any backward"
-    PER_MICROBATCH = "for every micro-batch of the loss stage, in its forward"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +30,11 @@ class Schedule:
     Attributes:
         name: by which users choose it.
         steps: gives the steps of every stage.
-        user_step: where the user's step comes in. Once after the forwards means that every stage
-            does all of its forwards before its first backward: it holds all micro-batches at the
-            peak, and a program has two halves with the user's step in between.
-        in_flight: gives :func:`most_in_flight` of the steps of every stage without making them;
-            None: by making them.
+        forwards_first: whether every stage does all of its forwards before its first backward: it
+            holds all micro-batches at the peak, and a program has two halves with the user's step
+            in between, once, on all outputs. Otherwise that step runs for every micro-batch of the
+            loss stage, in its forward.
+        peak_in_flight: gives :func:`most_in_flight` of the steps of every stage.
         has_backward: whether it trains.
         flushes: whether no micro-batch is in flight when the parameters change; otherwise
             ``steps`` orders the micro-batches of all mini-batches of a program as one row.
@@ -48,16 +44,11 @@ class Schedule:
 
     name: str
     steps: Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
-    user_step: UserStep
-    in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]] | None = None
+    forwards_first: bool
+    peak_in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]]
     has_backward: bool = True
     flushes: bool = True
     reverses: bool = False
-
-    @property
-    def forwards_first(self) -> bool:
-        """Whether every stage does all of its forwards before its first backward."""
-        return self.user_step is UserStep.AFTER_FORWARDS
 
     def orders(
         self,
@@ -92,35 +83,15 @@ class Schedule:
             for stage, size in enumerate(multiples)
         }
 
-    def peak_in_flight(
-        self, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-    ) -> dict[int, int]:
-        """Stage -> :func:`most_in_flight` of its steps."""
-        if self.in_flight is not None:
-            return self.in_flight(stages, num_microbatches, multiples)
-        steps = self.steps(stages, num_microbatches, multiples)
-        return {stage: most_in_flight(found) for stage, found in steps.items()}
 
-
-def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) -> dict[int, Steps]:
-    return {
-        stage: gpipe(num_microbatches // multiples[stage]) for stage in range(stages.num_stages)
-    }
-
-
-def _gpipe_reversed(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, Steps]:
-    return {
-        stage: gpipe_reversed(num_microbatches // multiples[stage])
-        for stage in range(stages.num_stages)
-    }
-
-
-def _all_in_flight(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, int]:
-    return {stage: num_microbatches // multiples[stage] for stage in range(stages.num_stages)}
+def _by_count(
+    make: Callable[[int], _T],
+    stages: StageGraph,
+    num_microbatches: int,
+    multiples: Sequence[int],
+) -> dict[int, _T]:
+    """Stage -> what is made for its number of micro-batches, where nothing else counts."""
+    return {stage: make(num_microbatches // size) for stage, size in enumerate(multiples)}
 
 
 def _one_f_one_b(
@@ -151,45 +122,30 @@ def steps_in_a_row(multiple: int, successors: Sequence[int]) -> int:
     return max(1, min((other // multiple for other in successors), default=1))
 
 
-def _forward_only(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, Steps]:
-    return {
-        stage: tuple(range(num_microbatches // multiples[stage]))
-        for stage in range(stages.num_stages)
-    }
+def _forwards(num_microbatches: int) -> Steps:
+    return tuple(range(num_microbatches))
 
 
-GPIPE = Schedule("gpipe", _gpipe, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight)
+_all_in_flight = partial(_by_count, int)
+
+GPIPE = Schedule("gpipe", partial(_by_count, gpipe), True, _all_in_flight)
 """All forwards, the user's step, all backwards: any loss is exact."""
 
 GPIPE_REVERSED = Schedule(
-    "gpipe-reversed",
-    _gpipe_reversed,
-    UserStep.AFTER_FORWARDS,
-    in_flight=_all_in_flight,
-    reverses=True,
+    "gpipe-reversed", partial(_by_count, gpipe_reversed), True, _all_in_flight, reverses=True
 )
 """The same with the backwards in the opposite order, which micro-batches need that read what
 earlier ones left on a stage: chunks of one graph (GNNPipe, arXiv 2308.10087)."""
 
-ONE_F_ONE_B = Schedule(
-    "1f1b", _one_f_one_b, UserStep.PER_MICROBATCH, in_flight=in_flight_microbatches
-)
+ONE_F_ONE_B = Schedule("1f1b", _one_f_one_b, False, in_flight_microbatches)
 """1F1B; kFkB where micro-batch sizes differ."""
 
-ONE_F_ONE_B_ASYNC = Schedule(
-    "1f1b-async",
-    _one_f_one_b,
-    UserStep.PER_MICROBATCH,
-    in_flight=in_flight_microbatches,
-    flushes=False,
-)
+ONE_F_ONE_B_ASYNC = replace(ONE_F_ONE_B, name="1f1b-async", flushes=False)
 """1F1B that never drains: a stage steps after every mini-batch's backward while others are in
 flight, so that forwards and backwards meet different weights (PipeDream, SOSP 2019)."""
 
 FORWARD_ONLY = Schedule(
-    "forward", _forward_only, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight, has_backward=False
+    "forward", partial(_by_count, _forwards), True, _all_in_flight, has_backward=False
 )
 """No backwards, for validation and prediction."""
 

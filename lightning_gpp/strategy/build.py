@@ -29,7 +29,6 @@ from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
@@ -246,8 +245,10 @@ def _joined(
     codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
     partition = Partition(run.module, ownership(run.module, readers), control, run.device)
     groups = _sum_groups(stages, ranks)
-    if isinstance(transport, ProcessGroupTransport):
-        transport.connect(_pairs(stages, ranks))
+    transport.connect(_pairs(stages, ranks))
+    sums = None
+    if groups:
+        sums = ProcessSums(groups, settings.timeout_s, run.device, transport.waits)
     executor = Executor(
         transport=transport,
         rank_of_device=ranks,
@@ -258,7 +259,7 @@ def _joined(
             {name: value.variation for name, value in captured.graph.values.items()},
         ),
         staying=StayingInputs(captured.graph.staying),
-        sums=ProcessSums(groups, settings.timeout_s, run.device) if groups else None,
+        sums=sums,
         timeout_s=settings.timeout_s,
         device=run.device,
     )
@@ -282,7 +283,7 @@ def _joined(
             begun = begin_emulation(
                 planned.plan, planned.request, scale, is_shape_only=is_shape_only
             )
-        pipeline.time = Emulation.join(begun, executor, control, groups)
+        pipeline.time = Emulation.join(begun, executor, control, transport.waits)
     return pipeline
 
 

@@ -260,8 +260,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if backend != "gloo":
             backend = f"cpu:gloo,{self.root_device.type}:{backend}"
         with self._starting():
-            host = self._join(backend)
-        self._session = self._new_session(host)
+            self._join(backend)
+        self._session = self._new_session()
         self._session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
@@ -277,24 +277,23 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             return nullcontext()
         return waiting_for(f"Starting {self.world_size} processes", self.lightning_module)
 
-    def _join(self, backend: str) -> str:
-        """Connects the ranks; the address of rank 0 of this pipeline."""
+    def _join(self, backend: str) -> None:
+        """Connects the ranks."""
         assert self.cluster_environment is not None
         timeout_s = self.settings.timeout_s
         if self.num_pipelines > 1:
             self.joined = join_pipelines(
                 self.cluster_environment, backend, self.num_pipelines, timeout_s, self.root_device
             )
-            return self.joined.host
+            return
         refuse_pipelines_of_before()
         init_dist_connection(
             self.cluster_environment, backend, timeout=timedelta(seconds=timeout_s)
         )
-        return self.cluster_environment.main_address
 
-    def _new_session(self, host: str) -> Session:
+    def _new_session(self) -> Session:
         """What this rank keeps until the teardown."""
-        run = PipelinedRun(self.settings, self.root_device, host, self.joined, build_pipeline)
+        run = PipelinedRun(self.settings, self.root_device, self.joined, build_pipeline)
         return Session(run)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -115,8 +115,8 @@ class HAPStrategy(GraphPipeStrategy):
             raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)
 
-    def _new_session(self, host: str) -> Session:
-        run = SpmdRun(self.settings, self.root_device, host, self.shares, self.program_planner)
+    def _new_session(self) -> Session:
+        run = SpmdRun(self.settings, self.root_device, self.shares, self.program_planner)
         run.on_program = self._keep_program
         return Session(run, lambda _: SpmdCalls(run))
 

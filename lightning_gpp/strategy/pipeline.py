@@ -310,12 +310,6 @@ class Pipeline:
 
         return made
 
-    def abort(self, error: BaseException) -> None:
-        """Ends the waiting for sums of gradients, and emulated time, with an error."""
-        self.time.abort(error)
-        if self.executor.sums is not None:
-            self.executor.sums.abort(error)
-
     def close(self) -> None:
         """All ranks: gives back what the pipeline needed for its sums."""
         if isinstance(self.executor.sums, ProcessSums):

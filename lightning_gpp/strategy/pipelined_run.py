@@ -19,9 +19,8 @@ from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
+from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
@@ -59,7 +58,6 @@ class PipelinedRun:
     Args:
         settings: what the user asked for.
         device: where this rank's stages run.
-        host: address of rank 0.
         joined: this pipeline and those beside it; None if there is one.
         builder: builds the pipeline; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
@@ -89,7 +87,6 @@ class PipelinedRun:
         self,
         settings: Settings,
         device: torch.device,
-        host: str,
         joined: JoinedPipelines | None = None,
         builder: Callable[[PipelinedRun, Any], None] | None = None,
     ) -> None:
@@ -98,12 +95,11 @@ class PipelinedRun:
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
-        self.transport: SharedMemoryTransport | ProcessGroupTransport = open_transport(
-            device, settings.timeout_s, host
-        )
+        self.waits = Waits() if self.peers is None else self.peers.waits
+        self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
         self.is_alone = self.transport.num_ranks == 1
         self.pipeline: Pipeline | None = None
-        self.failures = FailureWatch(host, self._abort, joined)
+        self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
@@ -407,23 +403,14 @@ class PipelinedRun:
         What is said from now on needs no speed: it goes through new groups.
         """
         self.transport.hang_up()
-        timeout_s = self.settings.timeout_s
-        groups = TransportGroups.create("gloo", timeout_s)
-        self.transport = ProcessGroupTransport(groups, torch.device("cpu"), timeout_s=timeout_s)
+        timeout_s, self.waits = self.settings.timeout_s, Waits()
+        self.transport = ProcessTransport(torch.device("cpu"), "gloo", timeout_s, self.waits)
         self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""
         if self._early_modules is not None:
             self._early_modules.stop()
-
-    def _abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with the error of another."""
-        self.transport.abort(error)
-        if self.peers is not None:
-            self.peers.abort(error)
-        if self.pipeline is not None:
-            self.pipeline.abort(error)
 
 
 def modes_of(module: pl.LightningModule) -> dict[str, bool]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError
 from lightning_gpp.spmd.run.collectives import Collectives
 
 NUM_RANKS = 3
@@ -98,15 +99,15 @@ def a_wait_ends_after_its_time(group: Collectives, rank: int) -> None:
     assert time.monotonic() - start_s < 10
 
 
-def abort_wakes_the_waiting(group: Collectives, rank: int) -> None:
+def abort_wakes_the_waiting(group: Any, rank: int) -> None:
     if rank == 0:
         time.sleep(0.5)
-        group.abort(RuntimeError("another rank failed"))
+        group.waits.abort(RuntimeError("another rank failed"))
         return
     if rank == 1:
         error = RuntimeError("another rank failed")
-        threading.Timer(0.5, group.abort, [error]).start()
+        threading.Timer(0.5, group.waits.abort, [error]).start()
     else:
-        threading.Timer(0.5, group.abort, [RuntimeError("another rank failed")]).start()
+        threading.Timer(0.5, group.waits.abort, [RuntimeError("another rank failed")]).start()
     with pytest.raises(RuntimeError, match="another rank failed"):
         group.all_reduce(torch.ones(2), purpose="sum")

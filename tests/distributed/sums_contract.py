@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.sums.sums import Sums
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError
 
 RANKS = (0, 1)
 LIMIT_S = 10.0
@@ -59,10 +60,10 @@ def equal_bits(sums: Sums, rank: int) -> Tensor:
     return tensor
 
 
-def abort_wakes_the_waiting(sums: Sums, rank: int) -> None:
+def abort_wakes_the_waiting(sums: Any, rank: int) -> None:
     """The last check: this rank's sums are of no use afterwards."""
     if rank == 0:
         error = RuntimeError("rank 1 failed first")
-        threading.Timer(0.2, sums.abort, args=(error,)).start()
+        threading.Timer(0.2, sums.waits.abort, args=(error,)).start()
         with pytest.raises(RuntimeError, match="rank 1 failed first"):
             sums.start(torch.ones(1), RANKS).wait(LIMIT_S, "contract")

@@ -12,7 +12,7 @@ from helpers.pipelines import on_pipelines
 
 from lightning_gpp.runtime.processes import peers as peers_module
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -70,7 +70,7 @@ def test_a_peer_that_does_not_come() -> None:
 def test_a_wait_ends_with_the_error_of_this_pipeline() -> None:
     def meet(peers: Peers) -> None:
         if peers.pipeline == 0:
-            threading.Timer(0.2, peers.abort, [ValueError("rank 1 failed")]).start()
+            threading.Timer(0.2, peers.waits.abort, [ValueError("rank 1 failed")]).start()
             peers.meet("averaging gradients")
 
     aborted, _ = on_pipelines(2, meet)

@@ -18,7 +18,7 @@ def reserve(path: Path) -> tuple[list[float], list[float]]:
     """Starts of this rank's messages on one channel, and the ends of sums over both ranks."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    own = SharedReservations(path, ["bus", "out"], [PAIR])
+    own = SharedReservations(path)
     dist.barrier()
     starts = [own.reserve(["bus"], 0.0, 1.0) for _ in range(NUM_EACH)]
     for number in range(NUM_SUMS):

@@ -18,7 +18,7 @@ from helpers.threads.collectives import (
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def run_contract_on_processes() -> torch.Tensor:
     group.close()
     dist.barrier()
     # Rank 1 copies through host memory, as one with a GPU among CPUs does.
-    mixed = ProcessCollectives(30.0, CPU, HostCopies(0.001) if rank == 1 else None)
+    mixed = ProcessCollectives(30.0, CPU, copies=HostCopies(0.001) if rank == 1 else None)
     for check in contract.CHECKS:
         check(mixed, rank)
     assert torch.equal(contract.sums_have_the_same_bits(mixed, rank), result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable
 
@@ -12,16 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import transport_contract as contract
+from helpers.host_copies import HostCopies
 from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.processes import rank_sockets
-from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
-from lightning_gpp.runtime.transport.transport import Transport, TransportError
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
+from lightning_gpp.runtime.transport.transport import Transport
+from lightning_gpp.runtime.waits import TransportError
 
 
 def on_threads(*bodies: Callable[[Transport], None]) -> None:
@@ -61,24 +58,17 @@ def test_thread_that_closes_is_missed():
     on_threads(leave, wait)
 
 
-def shared_memory(timeout_s: float = 10) -> SharedMemoryTransport:
-    transport = open_transport(torch.device("cpu"), timeout_s)
-    assert isinstance(transport, SharedMemoryTransport)
-    return transport
-
-
 def send_to_a_stopped_rank(timeout_s: float, abort_after_s: float | None) -> str:
     """Rank 0's error of a flush while rank 1 reads nothing."""
     dist.init_process_group("gloo")
-    groups = TransportGroups.create("gloo")
-    transport = ProcessGroupTransport(groups, torch.device("cpu"), timeout_s=timeout_s)
+    transport = ProcessTransport(torch.device("cpu"), timeout_s=timeout_s)
     pids: list[int] = [0, 0]
     dist.all_gather_object(pids, os.getpid())
     text = ""
     if transport.rank == 0:
         if abort_after_s is not None:
             error = RuntimeError("rank 1 failed")
-            threading.Timer(abort_after_s, transport.abort, [error]).start()
+            threading.Timer(abort_after_s, transport.waits.abort, [error]).start()
         os.kill(pids[1], signal.SIGSTOP)
         try:
             transport.send(pack([torch.zeros(1 << 24)]), target=1, tag=(0, 1, 0, 0))
@@ -103,35 +93,23 @@ def test_an_error_of_another_rank_ends_a_flush(pool: WorkerPool) -> None:
 
 def run_contract_on_processes() -> None:
     dist.init_process_group("gloo")
-    transport: Transport = shared_memory()
+    transport = ProcessTransport.between(torch.device("cpu"), 10.0)
     check_contract(transport)
     transport.close()
-    transport = ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu"))
-    check_contract(transport)
-    transport.close()
-    # Small messages over sockets, as between hosts.
-    transport = ProcessGroupTransport(
-        TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
-    )
-    check_contract(transport)
-    transport.close()
-    # A payload group of its own per direction, as NCCL needs.
-    groups = TransportGroups(
-        headers=dist.new_group(backend="gloo"),
-        upward=dist.new_group(backend="gloo"),
-        downward=dist.new_group(backend="gloo"),
-    )
-    transport = ProcessGroupTransport(groups, torch.device("cpu"))
+    # Rank 1 copies through host memory, as one with a GPU among CPUs does.
+    transport = ProcessTransport(torch.device("cpu"))
+    if transport.rank == 1:
+        transport._copies = HostCopies(0.001)
     check_contract(transport)
     transport.close()
 
 
 def meets_a_peer_that_reads_nothing(transport: Transport) -> None:
     """More than all buffers hold leaves while the other rank is in a collective."""
-    sizes = [25_000, 16, 25_000] * 30 + [50_000]
+    sizes = [25_000, 16, 25_000] * 30 + [500_000]
     if transport.rank == 0:
         for number, size in enumerate(sizes):
-            values = contract.pack([torch.full((size,), float(number))])  # 100 kB: by the sockets
+            values = contract.pack([torch.full((size,), float(number))])  # 100 kB
             transport.send(values, target=1, tag=(0, 1, 0, 0))
         transport.flush()
     dist.barrier()
@@ -144,44 +122,14 @@ def meets_a_peer_that_reads_nothing(transport: Transport) -> None:
 
 def run_on_a_peer_that_reads_nothing() -> None:
     dist.init_process_group("gloo")
-    sockets_of_ranks = connect_hosts("localhost")
-    assert sockets_of_ranks is not None
-    for connection in sockets_of_ranks.values():  # or the system makes it as large as need be
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    for sockets in (None, sockets_of_ranks):
-        transport = ProcessGroupTransport(
-            TransportGroups.create("gloo"), torch.device("cpu"), sockets=sockets, timeout_s=10.0
-        )
-        meets_a_peer_that_reads_nothing(transport)
-        dist.barrier()
-        transport.close()
+    transport = ProcessTransport(torch.device("cpu"), timeout_s=10.0)
+    meets_a_peer_that_reads_nothing(transport)
+    dist.barrier()
+    transport.close()
 
 
 def test_processes_whose_peer_reads_nothing(pool: WorkerPool):
     pool.run(run_on_a_peer_that_reads_nothing, num_ranks=2)
-
-
-def run_connecting_from_several_families() -> None:
-    dist.init_process_group("gloo")
-    own = ("127.0.0.1", "::1")[dist.get_rank()]
-    sockets = connect_hosts(own)
-    assert sockets is not None
-    (connection,) = sockets.values()
-    assert connection.family == socket.AF_INET  # that of rank 0, to which rank 1 connects
-    connection.close()
-    # An address that others cannot reach: nobody tries, nobody waits.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_sockets, "host_identity", lambda: f"host {dist.get_rank()}")
-        patch.setattr(rank_sockets, "_connect", None)
-        assert connect_hosts("localhost") is None
-
-
-def test_connecting_from_several_families(pool: WorkerPool):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    pool.run(run_connecting_from_several_families, num_ranks=2)
 
 
 def check_contract(transport: Transport) -> None:
@@ -198,16 +146,10 @@ def test_processes(pool: WorkerPool):
 
 def run_abort_on_processes() -> None:
     dist.init_process_group("gloo")
-    for transport in (
-        shared_memory(),
-        ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu")),
-        ProcessGroupTransport(
-            TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
-        ),
-    ):
-        contract.abort_wakes_the_waiting(transport)
-        dist.barrier()
-        transport.close()
+    transport = ProcessTransport(torch.device("cpu"))
+    contract.abort_wakes_the_waiting(transport)
+    dist.barrier()
+    transport.close()
 
 
 def test_processes_abort(pool: WorkerPool):

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import pickle
 import queue
 import signal
-import socket
-import threading
 import time
-from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes import heartbeat_connections, heartbeats
-from lightning_gpp.runtime.processes.heartbeat_messages import hang_up
+from lightning_gpp.runtime.processes import heartbeats
 
 SILENCE_S = 2.0
 LIMIT_S = 30.0
@@ -38,7 +28,6 @@ class Heard:
         self.messages: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self.lost: queue.Queue[tuple[int, str]] = queue.Queue()
         self.beats = heartbeats.Heartbeats(
-            "127.0.0.1",
             lambda rank, message: self.messages.put((rank, message)),
             lambda rank, why: self.lost.put((rank, why)),
         )
@@ -88,52 +77,13 @@ def busy() -> list[tuple[int, str]]:
     return heard.end()
 
 
-def cut_off() -> tuple[int, str] | None:
-    """Rank 1's connection ends without a goodbye, as that of a killed process."""
+def killed() -> tuple[int, str] | None:
+    """Rank 1's process ends without a goodbye."""
     heard = Heard()
     if dist.get_rank() == 1:
-        for line in heard.beats._lines.values():
-            hang_up(line.connection)
-    found = heard.lost.get(timeout=LIMIT_S) if dist.get_rank() == 0 else None
-    heard.end()
-    return found
-
-
-class Bomb:
-    """Leaves a file when unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Path.touch, (Path(self.path),)
-
-
-def strangers(path: str) -> list[Any]:
-    """Strangers connect before the ranks do: one is silent, one sends a bomb, one guesses."""
-    tell = heartbeat_connections._tell
-
-    def tell_late(text: str) -> None:
-        host, port, _ = json.loads(text)
-        opened = [socket.create_connection((host, port)) for _ in range(3)]
-        keep.extend(opened[:1])
-        bomb = Connection(opened[1].detach())
-        bomb.send_bytes(pickle.dumps(Bomb(path)))
-        threading.Thread(target=_guess, args=(Connection(opened[2].detach()),), daemon=True).start()
-        time.sleep(0.3)
-        keep.append(bomb)
-        tell(text)
-
-    keep: list[Any] = []
-    heartbeat_connections._tell = tell_late
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        return exchange()[0]
+        return heard.lost.get(timeout=LIMIT_S)
     finally:
-        heartbeat_connections._tell = tell
-        for each in keep:
-            each.close()
-
-
-def _guess(connection: Connection) -> None:
-    with contextlib.suppress(AuthenticationError, OSError, EOFError):
-        answer_challenge(connection, b"guessed")
+        heard.close()

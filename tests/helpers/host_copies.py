@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.transport.device_copies import DeviceCopies
+from lightning_gpp.runtime.device_copies import DeviceCopies
 
 
 class HostCopies(DeviceCopies):

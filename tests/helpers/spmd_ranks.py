@@ -31,7 +31,7 @@ def on_threads(num_ranks: int, rank_function: Callable[[ThreadCollectives], T]) 
             results[rank] = rank_function(ThreadCollectives(hub, rank))
         except BaseException as error:
             errors.append(error)
-            hub.fail(error)
+            hub.waits.abort(error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
     for thread in threads:

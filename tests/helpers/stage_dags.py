@@ -20,7 +20,7 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
-from lightning_gpp.schedule import Program
+from lightning_gpp.schedule import Action, Program
 
 
 @st.composite
@@ -226,9 +226,9 @@ def run_on_threads(
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
-                mailbox.fail(error)
+                mailbox.waits.abort(error)
             for each in sums:
-                each.abort(error)
+                each.waits.abort(error)
 
     threads = [threading.Thread(target=work, args=(d,)) for d in range(num_devices)]
     for thread in threads:
@@ -250,3 +250,8 @@ def _collect_gradients(program: Program, toy: ToyStages, copies: Sequence[ToySta
         for gradient in found:
             torch.testing.assert_close(gradient, found[0], rtol=0, atol=0)
         toy.weights[name].grad = found[0]
+
+
+def compute_actions(program: Program) -> list[Action]:
+    """All forwards and backwards."""
+    return [action for row in program.actions for action in row if action.kind.is_compute]

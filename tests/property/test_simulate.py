@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
 from helpers.simulations import Case, random_simulations, send_seconds
+from helpers.stage_dags import compute_actions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.schedule import Action, Kind, dry_run
-from lightning_gpp.schedule.merge import dependencies
+from lightning_gpp.schedule import Action, Kind, Program, dry_run
 from lightning_gpp.simulate import (
     Overhead,
     Simulation,
@@ -50,6 +51,16 @@ def simulations(draw: st.DrawFn) -> Simulation:
         num_steps=draw(st.sampled_from([1, 2])),
         prefetch=draw(st.booleans()),
     )
+
+
+def dependencies(program: Program, action: Action) -> Iterator[Action]:
+    """The compute actions whose results one compute action needs."""
+    is_forward = action.kind is Kind.FORWARD
+    if not is_forward:
+        yield Action(action.stage, Kind.FORWARD, action.microbatch)
+    for edge, (other, _, _, index) in program.exchanged(action, is_needed=True):
+        part = program.parts[edge.source, edge.target][index]
+        yield Action(other, action.kind, part.microbatch(of_source=is_forward))
 
 
 @given(random_simulations(with_replicas=False))
@@ -111,7 +122,7 @@ def _check_complete(found: Simulation) -> None:
     expected = [
         (action, step)
         for step in range(num_steps)
-        for action in (*program.compute_actions(), *_sends(found))
+        for action in (*compute_actions(program), *_sends(found))
     ]
     work = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED, TaskKind.TRANSFER)
     done = [(task.action, task.step) for task in found.tasks if task.kind in work]

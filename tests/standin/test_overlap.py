@@ -14,21 +14,19 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.payload import pack, unpack
-from lightning_gpp.runtime.processes.meeting import meet
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
+from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 TAG = (0, 1, 0, 0)
 BIG = 100_000
 """Numbers of a message that goes over NCCL."""
 
 
-def opened() -> tuple[ProcessGroupTransport, torch.device]:
+def opened() -> tuple[ProcessTransport, torch.device]:
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=60))
     device = torch.device("cuda", dist.get_rank())
     torch.cuda.set_device(device)
-    transport = open_transport(device, 30.0)
-    assert isinstance(transport, ProcessGroupTransport)
+    transport = ProcessTransport.between(device, 30.0)
     transport.connect([(0, 1), (1, 0)])
     return transport, device
 

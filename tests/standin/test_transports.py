@@ -11,20 +11,18 @@ from helpers import transport_contract as contract
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.payload import pack, pack_object, unpack, unpack_object
-from lightning_gpp.runtime.processes.meeting import meet
-from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
+from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 BACKEND = "cpu:gloo,cuda:nccl"
 
 
-def opened(devices: list[str]) -> tuple[ProcessGroupTransport, torch.device]:
+def opened(devices: list[str]) -> tuple[ProcessTransport, torch.device]:
     dist.init_process_group(BACKEND, timeout=timedelta(seconds=60))
     device = torch.device(devices[dist.get_rank()])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    transport = open_transport(device, 30.0)
-    assert isinstance(transport, ProcessGroupTransport)
+    transport = ProcessTransport.between(device, 30.0)
     transport.connect([(0, 1), (1, 0)])
     return transport, device
 
@@ -37,7 +35,7 @@ def run_contract(devices: list[str]) -> None:
     meet_and_close(transport)
 
 
-def meet_and_close(transport: ProcessGroupTransport) -> None:
+def meet_and_close(transport: ProcessTransport) -> None:
     meet()
     transport.close()
 

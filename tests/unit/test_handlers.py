@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lightning_gpp.emulation import rank
 from lightning_gpp.runtime import executor, measured
 from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate.engine import compile_program
@@ -19,7 +18,6 @@ from lightning_gpp.simulate.timeline import predicted
     [
         ("the executor", executor.HANDLERS),
         ("the simulator", compile_program.HANDLERS),
-        ("the emulation", rank.HANDLERS),
         ("pictures of simulated steps", predicted.HANDLERS),
         ("pictures of recorded steps", measured.SPANS),
     ],

@@ -1,10 +1,9 @@
 """Collectives among processes, by ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
-gloo knows no shards of unequal sizes. Padded, a collective moves every shard at the size of the
-largest; grouped, it is one broadcast or reduction per rank, begun together and waited for
-together. gloo's reduce-scatter cannot be waited for with a limit (its work has no future), and
-adds in an order of its own: here the parts are exchanged, and each rank adds up its own in the
-order of the ranks. That moves the bytes of a reduce-scatter.
+Shards of unequal sizes are gathered by an exchange, which moves them as they are, so that it makes
+no difference whether a plan pads or groups them. gloo's reduce-scatter cannot be waited for with a
+limit (its work has no future), and adds in an order of its own: here the parts are exchanged, and
+each rank adds up its own in the order of the ranks. That moves the bytes of a reduce-scatter.
 
 What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
 what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
@@ -13,7 +12,6 @@ what a rank cannot go on without, but not for sums that have begun. With NCCL it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from math import prod
 from typing import Any
 
@@ -21,15 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.device_group import (
-    DeviceGroup,
-    Operation,
-    all_reduce,
-    common_backend,
-)
-from lightning_gpp.runtime.processes.rank_devices import gather_rank_devices
-from lightning_gpp.runtime.transport.device_copies import DeviceCopies
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.device_copies import DeviceCopies
+from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
+from lightning_gpp.runtime.waits import Waits
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """It has the second name before torch 2.13, where that one warns."""
@@ -41,6 +33,7 @@ class ProcessCollectives:
     Args:
         timeout_s: limit of every wait.
         device: where this rank's tensors are.
+        waits: of this rank.
         copies: through host memory; by default where they are needed.
 
     Attributes:
@@ -49,15 +42,18 @@ class ProcessCollectives:
     """
 
     def __init__(
-        self, timeout_s: float, device: torch.device, copies: DeviceCopies | None = None
+        self,
+        timeout_s: float,
+        device: torch.device,
+        waits: Waits | None = None,
+        copies: DeviceCopies | None = None,
     ) -> None:
-        backend = common_backend(gather_rank_devices(device))
+        self.waits = waits or Waits()
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self._made = dist.new_group(timeout=timedelta(seconds=timeout_s), backend=backend)
-        is_gloo = backend == "gloo"
-        self._group = DeviceGroup(self._made, device, is_gloo=is_gloo, copies=copies)
-        self._device, self._timeout_s = device, timeout_s
-        if not is_gloo:  # by sends and receives, which have connections of their own
+        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits, copies)
+        assert group is not None, "all ranks are in it"
+        self._group, self._device, self._timeout_s = group, device, timeout_s
+        if not group.is_gloo:  # by sends and receives, which have connections of their own
             one = [torch.zeros(1, device=device)] * self.num_ranks
             ones = [(1,)] * self.num_ranks
             self.all_to_all(one, ones, is_grouped=False, purpose="connecting the ranks")
@@ -71,26 +67,15 @@ class ProcessCollectives:
         purpose: str,
     ) -> list[Tensor]:
         """The tensors of all ranks."""
-        sizes = [prod(shape) for shape in shapes]
-        flat = _flat(shard)
-        if is_grouped:
-            others = [0 if rank == self.rank else size for rank, size in enumerate(sizes)]
-            found = [self._group.buffer(size, flat.dtype) for size in others]
-
-            def broadcasts(group: Any, own: Tensor) -> list[dist.Work]:
-                found[self.rank] = own
-                return [_broadcast(group, each, root) for root, each in enumerate(found)]
-
-            self._do(flat, broadcasts, purpose)
-        else:
-            longest = max(sizes)
-            out = self._group.buffer(self.num_ranks * longest, flat.dtype)
-            self._do(
-                _padded(flat, longest), lambda group, own: _all_gather(group, out, own), purpose
-            )
-            rows = self._group.on_device(out).view(self.num_ranks, longest)
-            found = [row[:size] for row, size in zip(rows, sizes, strict=True)]
-        return [self._received(each, shape) for each, shape in zip(found, shapes, strict=True)]
+        sizes = {prod(shape) for shape in shapes}
+        if len(sizes) > 1:
+            parts = [shard] * self.num_ranks
+            return self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+        (size,), flat = sizes, _flat(shard)
+        out = self._group.buffer(self.num_ranks * size, flat.dtype)
+        self._do(flat, lambda group, own: _all_gather(group, out, own), purpose)
+        rows = self._group.on_device(out).view(self.num_ranks, size)
+        return [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
@@ -123,11 +108,7 @@ class ProcessCollectives:
         is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
-        """What came from each rank.
-
-        Unequal parts go as they are: ``torch.distributed`` exchanges them without padding, so
-        ``is_grouped`` makes no difference.
-        """
+        """What came from each rank."""
         sizes = [prod(shape) for shape in shapes]
         sent = torch.cat([_flat(part) for part in parts])
         out = self._group.buffer(sum(sizes), sent.dtype)
@@ -144,8 +125,8 @@ class ProcessCollectives:
             flat = _flat(tensor.clone())
         else:
             flat = self._group.buffer(prod(shape), dtype)
-        moved = self._do(flat, lambda group, own: [_broadcast(group, own, 0)], purpose)
-        return self._received(moved, shape)
+        moved = self._do(flat, _broadcast, purpose)
+        return self._group.on_device(moved).reshape(shape)
 
     def scatter(
         self,
@@ -178,14 +159,9 @@ class ProcessCollectives:
         found = self.gather(tensor, shapes, purpose=purpose)
         return None if found is None else _sum(found)
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every waiting and every later call raise ``error``."""
-        self._group.abort(error)
-
     def close(self) -> None:
         """Gives the process group back; all ranks call it."""
-        self._group.close()
-        dist.destroy_process_group(self._made)
+        self._group.destroy()
 
     def _do(self, flat: Tensor, operation: Operation, purpose: str) -> Tensor:
         """Begins operations together and waits for all of them; what they got, where they got it.
@@ -198,10 +174,7 @@ class ProcessCollectives:
         begun.wait(self._timeout_s, late=late, failed=failed)
         return begun.moved
 
-    def _received(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return self._group.on_device(flat).reshape(shape)
-
-    def _errors(self, purpose: str) -> tuple[TransportError, str]:
+    def _errors(self, purpose: str) -> tuple[str, str]:
         """Of what did not end in time, and the text of what failed."""
         late = late_collective(purpose, (), self._timeout_s)
         return late, f"{purpose}: the collective failed"
@@ -212,8 +185,8 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous()
 
 
-def _broadcast(group: Any, tensor: Tensor, root: int) -> dist.Work:
-    return _begun(dist.broadcast(tensor, root, group=group, async_op=True))
+def _broadcast(group: Any, tensor: Tensor) -> list[dist.Work]:
+    return [_begun(dist.broadcast(tensor, 0, group=group, async_op=True))]
 
 
 def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:
@@ -233,14 +206,6 @@ def _begun(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def _padded(flat: Tensor, size: int) -> Tensor:
-    if flat.numel() == size:
-        return flat
-    padded = flat.new_zeros(size)
-    padded[: flat.numel()] = flat
-    return padded
-
-
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     total = tensors[0].clone()
     for tensor in tensors[1:]:
@@ -248,10 +213,10 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> TransportError:
+def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> str:
     """The error of a collective that took too long."""
     ranks = f" with rank {', '.join(map(str, missing))}" if missing else ""
-    return TransportError(
+    return (
         f"{purpose}: the collective{ranks} did not end within {timeout_s:g} s; "
         "raise `timeout` if the work before it can take longer"
     )

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,23 +22,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from lightning_gpp.common.torch_device import synchronize
-from lightning_gpp.runtime.processes.rank_devices import (
-    RankDevice,
-    Wire,
-    choose_wire,
-    device_backend,
-)
-from lightning_gpp.runtime.processes.work_waits import WorkWaits
-from lightning_gpp.runtime.transport.device_copies import DeviceCopies
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
+from lightning_gpp.runtime.device_copies import DeviceCopies
+from lightning_gpp.runtime.processes.rank_devices import common_backend, gather_rank_devices
+from lightning_gpp.runtime.waits import Background, TransportError, Waits, finish, reason
 
 log = logging.getLogger(__name__)
 
 Operation = Callable[[Any, Tensor], Sequence[dist.Work]]
 """Begins what a process group does with a tensor."""
 
-_HOSTS = ("cpu", "meta")
+_CLOSE_S = 30.0
 
 
 class DeviceGroup:
@@ -46,26 +41,65 @@ class DeviceGroup:
     Args:
         group: of ``torch.distributed``, whose backend is gloo or the device's own.
         device: where this rank's tensors are.
+        waits: of this rank.
         is_gloo: which of them it is.
         copies: of the device, by default where they are needed.
+
+    Attributes:
+        is_gloo: likewise.
     """
 
     def __init__(
         self,
         group: Any,
         device: torch.device,
+        waits: Waits,
         *,
         is_gloo: bool,
         copies: DeviceCopies | None = None,
     ) -> None:
-        if copies is None and is_gloo and device.type not in _HOSTS:
+        if copies is None and is_gloo and is_accelerator(device):
             copies = DeviceCopies(device)
-        self._group, self._device, self._copies = group, device, copies
-        self._is_gloo = is_gloo
-        self._waits = WorkWaits()
-        self._beginner = None if copies is None else _thread_on(device)
+        self._group, self._device, self._copies, self._waits = group, device, copies, waits
+        self.is_gloo = is_gloo
+        self._beginner = None
+        if copies is not None:
+            self._beginner = Background("begin", partial(set_current, device))
+            waits.on_abort.append(partial(self._beginner.close, 0.0))
         if not is_gloo:
+            waits.on_abort.append(partial(abort_group, group))
             self._connect()
+
+    @classmethod
+    def new(
+        cls,
+        ranks: Sequence[int],
+        device: torch.device,
+        timeout_s: float,
+        waits: Waits,
+        copies: DeviceCopies | None = None,
+    ) -> DeviceGroup | None:
+        """All ranks of the world: a group of some of them; None on the others.
+
+        Args:
+            ranks: of the group.
+            device: where this rank's tensors are.
+            timeout_s: limit of every operation.
+            waits: of this rank.
+            copies: of the device, by default where they are needed.
+        """
+        devices = gather_rank_devices(device)
+        backend = common_backend([devices[rank] for rank in ranks])
+        timeout = timedelta(seconds=timeout_s)
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        if dist.get_rank() not in ranks:
+            return None
+        return cls(group, device, waits, is_gloo=backend == "gloo", copies=copies)
+
+    def destroy(self) -> None:
+        """All of its ranks: closes a group of the world, and gives it back."""
+        self.close()
+        dist.destroy_process_group(self._group)
 
     def _connect(self) -> None:
         """Makes the connections, in an order that all ranks keep, while nothing else is queued.
@@ -94,8 +128,8 @@ class DeviceGroup:
                 copied.synchronize()
             return operation(self._group, moved)
 
-        begun = _done(works) if self._beginner is None else self._beginner.submit(works)
-        return PendingOperation(self._waits, begun, tensor, moved, self._is_gloo)
+        begun = self._beginner.submit(works) if self._beginner else finish(Future(), works)
+        return PendingOperation(self._waits, begun, tensor, moved, self.is_gloo)
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory that the group can write; :meth:`on_device` brings it to the device."""
@@ -107,22 +141,15 @@ class DeviceGroup:
         """What the group has moved, on the device."""
         return tensor.to(self._device, non_blocking=True)  # from pinned memory, or as it is
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait, and every later call, raise ``error``; ends what waits on the device.
-
-        Any thread may call it, and does not wait.
-        """
-        self._waits.abort(error)
-        if self._beginner is not None:
-            self._beginner.shutdown(wait=False, cancel_futures=True)
-        if not self._is_gloo:
-            abort_group(self._group)
+    def forget(self) -> None:
+        """Lets the group go, after an error."""
+        self._group = None
 
     def close(self) -> None:
         """Waits for what has begun; nothing begins any more. The group is its maker's to end."""
         if self._beginner is not None:
-            self._beginner.shutdown()
-        if not self._is_gloo:
+            self._beginner.close(_CLOSE_S)
+        if not self.is_gloo:
             torch.accelerator.synchronize(self._device)
 
 
@@ -138,13 +165,13 @@ class PendingOperation:
         is_on_host: whether the host waits for it, and not the stream that is current.
     """
 
-    waits: WorkWaits
+    waits: Waits
     works: Future[Sequence[dist.Work]]
     tensor: Tensor
     moved: Tensor
     is_on_host: bool
 
-    def wait(self, timeout_s: float, *, late: TransportError, failed: str) -> None:
+    def wait(self, timeout_s: float, *, late: str, failed: str) -> None:
         """Waits until ``moved`` holds the result.
 
         Args:
@@ -154,12 +181,21 @@ class PendingOperation:
 
         Raises:
             TransportError: it did not end in time, or it failed, as another rank has gone.
-            BaseException: the error of :meth:`DeviceGroup.abort`.
+            BaseException: the error that ends all waits.
         """
-        for work in self.waits.result(self.works, timeout_s, late=late, failed=failed):
-            self.waits.wait(work, timeout_s, late=late, failed=failed, is_on_host=self.is_on_host)
+        self.waits.done(self.works, timeout_s, late)
+        try:
+            for work in self.works.result():
+                if self.is_on_host:
+                    self.waits.done(work.get_future(), timeout_s, late)
+                work.wait()
+        except TransportError:
+            raise
+        except RuntimeError as error:
+            self.waits.check()
+            raise TransportError(f"{failed} ({reason(error)})") from error
 
-    def wait_in_place(self, timeout_s: float, *, late: TransportError, failed: str) -> None:
+    def wait_in_place(self, timeout_s: float, *, late: str, failed: str) -> None:
         """Waits until the tensor that was given holds the result."""
         self.wait(timeout_s, late=late, failed=failed)
         if self.moved is not self.tensor:
@@ -171,19 +207,13 @@ def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
     return [group.allreduce([tensor])]
 
 
-def common_backend(devices: Sequence[RankDevice]) -> str:
-    """By which backend of ``torch.distributed`` some ranks exchange tensors of their devices."""
-    is_gloo = choose_wire(devices) is not Wire.DEVICES
-    return "gloo" if is_gloo else device_backend(torch.device(devices[0].type))
-
-
 def apart_from_world(
     backend: str, store: Store, rank: int, num_ranks: int, timeout_s: float
 ) -> Any:
     """A process group whose ranks are not in one world of ``torch.distributed``.
 
     Args:
-        backend: see :func:`common_backend`.
+        backend: see :func:`~.rank_devices.common_backend`.
         store: of its ranks alone.
         rank: of this one among them.
         num_ranks: how many they are.
@@ -196,24 +226,6 @@ def apart_from_world(
     options = kind.Options()
     options._timeout = timeout
     return kind(store, rank, num_ranks, options)
-
-
-def _thread_on(device: torch.device) -> ThreadPoolExecutor:
-    """A thread that uses a device, and not the first one besides."""
-    if device.type in _HOSTS:
-        return ThreadPoolExecutor(1, "begin")
-    set_device = torch.get_device_module(device).set_device
-    return ThreadPoolExecutor(1, "begin", initializer=set_device, initargs=(device,))
-
-
-def _done(works: Callable[[], Sequence[dist.Work]]) -> Future[Sequence[dist.Work]]:
-    """What a call returns, or raises, for who waits for it."""
-    found: Future[Sequence[dist.Work]] = Future()
-    try:
-        found.set_result(works())
-    except RuntimeError as error:
-        found.set_exception(error)
-    return found
 
 
 def abort_group(group: Any) -> None:

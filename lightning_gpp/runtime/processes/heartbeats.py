@@ -1,25 +1,32 @@
 """Ranks hear at once who has gone, and within seconds who is frozen or cut off.
 
-Rank 0 has a connection to every other rank, apart from all others and served by threads of its
-own, so that it tells of its rank whatever the rank's main thread waits for. Both sides prove that
-they know a secret (:func:`multiprocessing.connection.deliver_challenge`) before anything is read,
-and what is read is JSON, never pickled. The secret travels over torch's process group, whose
-rendezvous is trusted (``docs/trust.md``).
+Between rank 0 and every other rank messages go over a gloo group of their own, served by threads,
+so that they tell of a rank whatever its main thread waits for and whatever else is on its way.
+Connections are those of torch's rendezvous, which is trusted (``docs/trust.md``); what is read is
+JSON, never pickled.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from lightning_gpp.runtime.processes.heartbeat_connections import accept, connect
-from lightning_gpp.runtime.processes.heartbeat_line import HeartbeatLine, start_thread
-from lightning_gpp.runtime.processes.heartbeat_messages import hang_up
-from lightning_gpp.runtime.processes.watched_rank import ProcessState, WatchedRank
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gpp.runtime.processes.rank_devices import host_identity
+from lightning_gpp.runtime.waits import reason
 
 BEAT_S = 1.0
 """Between two signs of life."""
@@ -33,50 +40,95 @@ LEAVE_S = 5.0
 ENDED = "ended without a word: it was killed (out of memory?) or it crashed"
 SILENT = f"gave no sign of life for {SILENCE_S:g} s: it is stopped or frozen, or the network is cut"
 
-_BEAT: dict[str, Any] = {}
-_GOODBYE = {"goodbye": True}
+_BEAT, _GOODBYE = 0, -1
+"""In the place of the size of a message that follows."""
+
+_NO_LIMIT = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The process of a rank."""
+
+    pid: int
+    parent: int
+    host: str
+    identity: str
+
+    @classmethod
+    def mine(cls) -> _Process:
+        return cls(os.getpid(), os.getppid(), socket.gethostname(), host_identity())
+
+    @property
+    def state(self) -> str | None:
+        """The letter that the kernel has for it (``"T"``: stopped); None where it is not seen.
+
+        A silent process that runs holds Python's lock in a long call (pickling gigabytes).
+        """
+        if self.identity != host_identity() or not Path("/proc").is_dir():
+            return None
+        try:
+            status = Path("/proc", str(self.pid), "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return "X"
+        except OSError:
+            return None
+        return status.rpartition(")")[2].split()[0]
+
+
+@dataclass(slots=True, eq=False)
+class _RankLine:
+    """What goes between this rank and another one.
+
+    Attributes:
+        rank: the other one.
+        process: of it.
+        unsent: messages for it; None for a goodbye.
+        silent_s: seconds without a sign of life.
+        has_left: whether nothing more is expected.
+    """
+
+    rank: int
+    process: _Process
+    unsent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    silent_s: float = 0.0
+    has_left: bool = False
 
 
 class Heartbeats:
-    """This rank's connections: rank 0 has one to every other rank, the others one to rank 0.
+    """This rank's lines: rank 0 has one to every other rank, the others one to rank 0.
 
     All ranks make theirs at the same time. The callbacks run in threads of this object.
 
     Args:
-        host: address of rank 0 in torch's rendezvous; the listener is bound to it.
         on_message: called with a rank and what it sent.
         on_lost: called once with a rank that is gone and why, in words that follow "rank 3".
-
-    Raises:
-        TransportError: a rank did not connect in time.
     """
 
     def __init__(
         self,
-        host: str,
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
     ) -> None:
-        self._on_message = on_message
-        self._on_lost = on_lost
+        self._on_message, self._on_lost = on_message, on_lost
         self._stop = threading.Event()
-        me = WatchedRank.mine()
-        self._lines = {
-            line.peer.rank: line for line in (accept(host, me) if me.rank == 0 else [connect(me)])
-        }
-        self._readers = [
-            start_thread(f"heartbeats-of-{line.peer.rank}", self._read, line)
-            for line in self._lines.values()
-        ]
-        self._beating = start_thread("heartbeats", self._beat)
+        self._group: Any = dist.new_group(backend="gloo", timeout=_NO_LIMIT)
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        found: list[Any] = [None] * num_ranks
+        dist.all_gather_object(found, _Process.mine(), self._group)
+        others = range(1, num_ranks) if rank == 0 else (0,)
+        self._lines = [_RankLine(other, found[other]) for other in others]
+        self._readers = [_thread(self._read, line) for line in self._lines]
+        self._writers = [_thread(self._write, line) for line in self._lines]
+        self._watching = _thread(self._watch)
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends what JSON can hold: rank 0 to all others, the others to rank 0.
 
         A rank that has gone gets nothing; it is told to ``on_lost``.
         """
-        for line in self._lines.values():
-            line.send(message)
+        for line in self._lines:
+            line.unsent.put(json.dumps(message).encode())
 
     def close(self, patience_s: float = LEAVE_S) -> None:
         """Leaves in good order: the others are not told that this rank is lost.
@@ -85,34 +137,55 @@ class Heartbeats:
             patience_s: seconds to wait for the others to leave, too.
         """
         self._stop.set()
-        self.send(_GOODBYE)
-        for line in self._lines.values():
-            line.stop_sending()
         deadline = time.monotonic() + patience_s
-        me = threading.current_thread()
-        for thread in self._readers:
-            if thread is not me:
+        for line in self._lines:
+            line.unsent.put(None)
+        for thread in (*self._writers, *self._readers, self._watching):
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for line in self._lines.values():
-            hang_up(line.connection)
-        for thread in (*self._readers, self._beating):
-            if thread is not me:
-                thread.join()
-        for line in self._lines.values():
-            line.connection.close()
+        if not any(thread.is_alive() for thread in (*self._writers, *self._readers)):
+            dist.destroy_process_group(self._group)
 
-    def _read(self, line: HeartbeatLine) -> None:
+    def _read(self, line: _RankLine) -> None:
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
-            while (message := line.receive()) != _GOODBYE:
-                if message != _BEAT:
-                    self._on_message(line.peer.rank, message)
+            while (num_bytes := self._received(size, line).item()) != _GOODBYE:
+                line.silent_s = 0.0
+                if num_bytes != _BEAT:
+                    text = torch.empty(int(num_bytes), dtype=torch.uint8, device="cpu")
+                    message = json.loads(self._received(text, line).numpy().tobytes())
+                    self._on_message(line.rank, message)
             line.has_left = True
-        except (OSError, EOFError, ValueError) as error:
-            reason = "" if isinstance(error, EOFError | ConnectionResetError) else f" ({error})"
-            self._lose(line, f"{ENDED}{reason}")
+        except RuntimeError as error:
+            is_end = "closed by peer" in str(error) or "reset by peer" in str(error)
+            self._lose(line, ENDED if is_end else f"{ENDED} ({reason(error)})")
 
-    def _beat(self) -> None:
-        """Sends signs of life and counts how long there was none.
+    def _received(self, tensor: Tensor, line: _RankLine) -> Tensor:
+        self._group.recv([tensor], line.rank, 0).wait()
+        return tensor
+
+    def _write(self, line: _RankLine) -> None:
+        """Sends what there is, and signs of life where there is nothing."""
+        try:
+            while True:
+                try:
+                    message = line.unsent.get(timeout=BEAT_S)
+                except queue.Empty:
+                    message = b""
+                size = _GOODBYE if message is None else len(message)
+                self._sent(torch.tensor([size], device="cpu"), line)
+                if message:
+                    self._sent(torch.frombuffer(bytearray(message), dtype=torch.uint8), line)
+                if message is None:
+                    return
+        except RuntimeError:  # whoever reads sees that the peer has gone
+            return
+
+    def _sent(self, tensor: Tensor, line: _RankLine) -> None:
+        self._group.send([tensor], line.rank, 0).wait()
+
+    def _watch(self) -> None:
+        """Counts how long there was no sign of life.
 
         Only time counts in which this process itself was running: who was stopped together with
         the others, or slept with the machine, has missed nothing.
@@ -121,19 +194,29 @@ class Heartbeats:
         while not self._stop.wait(BEAT_S):
             now = time.monotonic()
             passed_s, before = min(now - before, 2 * BEAT_S), now
-            for line in self._lines.values():
-                line.send(_BEAT)
+            for line in self._lines:
                 line.silent_s += passed_s
-                state = line.peer.state()
-                if state is ProcessState.GONE:
+                state, process = line.process.state, line.process
+                if state in ("X", "Z"):
                     self._lose(line, ENDED)
-                elif line.silent_s >= SILENCE_S and state is not ProcessState.RUNNING:
+                elif line.silent_s >= SILENCE_S and state in ("T", "t", None):
                     # It would outlive the run, whose end this thread may not survive.
-                    if state is ProcessState.STOPPED and line.peer.was_started_for_run:
-                        os.kill(line.peer.pid, signal.SIGKILL)
+                    if state is not None and process.parent in (os.getpid(), os.getppid()):
+                        os.kill(process.pid, signal.SIGKILL)
                     self._lose(line, SILENT)
 
-    def _lose(self, line: HeartbeatLine, why: str) -> None:
+    def _lose(self, line: _RankLine, why: str) -> None:
         if not (line.has_left or self._stop.is_set()):
             line.has_left = True
-            self._on_lost(line.peer.rank, f"{line.peer.where} {why}")
+            where = f"(process {line.process.pid} on {line.process.host})"
+            self._on_lost(line.rank, f"{where} {why}")
+
+
+def _thread(target: Callable[..., None], *args: Any) -> threading.Thread:
+    """A thread that ends with the process."""
+    thread = threading.Thread(target=target, args=args, name="heartbeats", daemon=True)
+    # Debuggers leave such a thread running while they hold the others at a breakpoint.
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    thread.start()
+    return thread

@@ -13,8 +13,8 @@ order, whichever pipelines have begun theirs early.
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,22 +25,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_gpp.runtime.processes.device_group import (
     DeviceGroup,
-    Operation,
     PendingOperation,
     all_reduce,
     apart_from_world,
-    common_backend,
 )
-from lightning_gpp.runtime.processes.rank_devices import RankDevice
-from lightning_gpp.runtime.processes.work_waits import WorkWaits
+from lightning_gpp.runtime.processes.rank_devices import RankDevice, common_backend
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError, Waits
 
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are summed as one tensor, as in PyTorch's DDP."""
-
-_BUCKETS_BEGUN = 3
-"""At once: gloo sums two, another one is packed or unpacked. A bucket is a copy of its tensors."""
 
 _CPU = torch.device("cpu")
 
@@ -62,6 +56,7 @@ class Peers:
         pipeline: likewise.
         num_pipelines: likewise.
         timeout_s: likewise.
+        waits: of this rank.
     """
 
     def __init__(
@@ -74,13 +69,13 @@ class Peers:
     ) -> None:
         self.pipeline, self.num_pipelines = pipeline, num_pipelines
         self.timeout_s = timeout_s
-        self._device, self._waits = device, WorkWaits()
+        self._device, self.waits = device, Waits()
         self._control: Any = self._made("gloo", PrefixStore("control", store))
         devices = self.gather(RankDevice.of(device), "collecting the devices of pipelines")
         backend = common_backend(devices)
         self._group: Any = self._made(backend, PrefixStore("data", store))
-        self._data: DeviceGroup | None
-        self._data = DeviceGroup(self._group, device, is_gloo=backend == "gloo")
+        is_gloo = backend == "gloo"
+        self._data = DeviceGroup(self._group, device, self.waits, is_gloo=is_gloo)
 
     def _made(self, backend: str, store: Store) -> Any:
         own, number = self.pipeline, self.num_pipelines
@@ -92,23 +87,17 @@ class Peers:
 
     def close(self) -> None:
         """All peers after a run: they average nothing any more, but can still agree."""
-        data, self._data = self._data, None
-        if data is not None:
-            data.close()
+        self._data.close()
+        if self._group is not None:
             self._group.shutdown()
 
     def leave(self) -> None:
         """Ends the connections after an error: the others see at once that this rank is gone."""
-        data, self._data = self._data, None
-        if data is not None:
-            data.abort(TransportError("this rank has left the other pipelines"))
+        self.waits.abort(
+            TransportError("after an error this rank is no longer joined with other pipelines")
+        )
         self._control = self._group = None
-
-    def abort(self, error: BaseException) -> None:
-        """Makes this rank's wait, and every later one, raise ``error``."""
-        self._waits.abort(error)
-        if self._data is not None:
-            self._data.abort(error)
+        self._data.forget()
 
     def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Makes tensors, dense and alike on all peers, their mean over the pipelines.
@@ -117,32 +106,22 @@ class Peers:
             tensors: of any floating-point types.
             purpose: of the sum, for errors.
         """
-        begun: deque[tuple[_Bucket, PendingSum]] = deque()
-
-        def finish() -> None:
-            bucket, mean = begun.popleft()
-            mean.wait(self.timeout_s, purpose)
-            bucket.unpack()
-
         for part in _in_buckets(tensors):
             bucket = _Bucket(part, self._device)
-            begun.append((bucket, self.start(bucket.flat, ())))
-            if len(begun) == _BUCKETS_BEGUN:
-                finish()
-        while begun:
-            finish()
+            self.start(bucket.flat, ()).wait(self.timeout_s, purpose)
+            bucket.unpack()
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        begun = self._begun(tensor, all_reduce, "averaging over the pipelines")
-        return _PendingMean(self, begun, tensor)
+        return _PendingMean(self, self._data.begin(tensor, all_reduce), tensor)
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
         summed = tensor.detach().cpu().clone()
-        self._wait(self._open(purpose).allreduce([summed], options), purpose)
+        self.waits.check()
+        self._wait(self._control.allreduce([summed], options), purpose)
         return summed.to(tensor.device)
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
@@ -165,41 +144,27 @@ class Peers:
         """Gives the values of the first pipeline's tensors to those of the others."""
         for part in _in_buckets(tensors):
             bucket = _Bucket(part, self._device)
-            begun = self._begun(bucket.flat.view(torch.uint8), _broadcast, purpose)
-            self.wait_in_place(begun, purpose)
+            bits = bucket.flat.view(torch.uint8)
+            self.wait_in_place(self._data.begin(bits, _broadcast), purpose)
             if self.pipeline != 0:
                 bucket.unpack()
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
-        self._wait(self._open(purpose).barrier(), purpose)
+        self.waits.check()
+        self._wait(self._control.barrier(), purpose)
 
     def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._wait(self._open(purpose).broadcast([tensor], options), purpose)
-
-    def _begun(self, tensor: Tensor, operation: Operation, purpose: str) -> PendingOperation:
-        if self._data is None:
-            raise _left(purpose)
-        return self._data.begin(tensor, operation)
-
-    def _open(self, purpose: str) -> Any:
-        if self._control is None:
-            raise _left(purpose)
-        return self._control
+        self.waits.check()
+        self._wait(self._control.broadcast([tensor], options), purpose)
 
     def _wait(self, work: dist.Work, purpose: str) -> None:
-        late, failed = self._errors(purpose)
-        self._waits.wait(work, self.timeout_s, late=late, failed=failed)
-
-    def _errors(self, purpose: str) -> tuple[TransportError, str]:
-        """Of what did not end in time, and the text of what failed."""
-        late = TransportError(
-            f"{purpose}: the same rank of another pipeline did not come within "
-            f"{self.timeout_s:g} s; do all pipelines have as many batches?"
-        )
-        return late, f"{purpose}: lost the same rank of another pipeline"
+        begun: Future[Sequence[dist.Work]] = Future()
+        begun.set_result([work])
+        nothing = torch.empty(0)
+        self.wait_in_place(PendingOperation(self.waits, begun, nothing, nothing, True), purpose)
 
     def wait_in_place(self, begun: PendingOperation, purpose: str) -> None:
         """Waits until a tensor holds what peers have made of it.
@@ -207,7 +172,11 @@ class Peers:
         Raises:
             TransportError: it did not end in time, or a peer is lost.
         """
-        late, failed = self._errors(purpose)
+        late = (
+            f"{purpose}: the same rank of another pipeline did not come within "
+            f"{self.timeout_s:g} s; do all pipelines have as many batches?"
+        )
+        failed = f"{purpose}: lost the same rank of another pipeline"
         begun.wait_in_place(self.timeout_s, late=late, failed=failed)
 
 
@@ -220,12 +189,6 @@ class _PendingMean:
     def wait(self, timeout_s: float, purpose: str) -> None:
         self.peers.wait_in_place(self.begun, purpose)
         self.tensor.div_(self.peers.num_pipelines)
-
-
-def _left(purpose: str) -> TransportError:
-    return TransportError(
-        f"{purpose}: after an error this rank is no longer joined with other pipelines"
-    )
 
 
 def _broadcast(group: Any, tensor: Tensor) -> Sequence[dist.Work]:

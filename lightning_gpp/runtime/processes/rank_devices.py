@@ -1,4 +1,4 @@
-"""What the ranks of a job compute on, and by which wire they can talk.
+"""What the ranks of a job compute on, and by which backend they can talk.
 
 Every rank sees its own device only, so they tell each other first: a rank that chose by itself
 would speak NCCL to one that listens with gloo.
@@ -6,23 +6,17 @@ would speak NCCL to one that listens with gloo.
 
 from __future__ import annotations
 
-import enum
+import contextlib
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from lightning_gpp.common.torch_device import device_uuid, is_accelerator
-from lightning_gpp.runtime.processes.rank_sockets import host_identity
-
-
-class Wire(enum.Enum):
-    """How messages go."""
-
-    SHARED_MEMORY = "shared memory"
-    DEVICES = "the backend of the devices"
-    GLOO = "gloo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +52,33 @@ def device_backend(device: torch.device) -> str:
     return dist.get_default_backend_for_device(device) if is_accelerator(device) else "gloo"
 
 
-def choose_wire(devices: Sequence[RankDevice]) -> Wire:
-    """The fastest wire that joins some ranks; the same on all of them.
+def common_backend(devices: Sequence[RankDevice]) -> str:
+    """By which backend some ranks exchange tensors of their devices; the same on all of them.
 
-    GPUs talk by their own backend; NCCL refuses two ranks on one GPU. CPUs of one host share
-    memory. Whatever is mixed uses gloo, which moves memory of CPUs only: what is on a GPU is staged
-    through it.
+    GPUs talk by their own; NCCL refuses two ranks on one GPU. Whatever is mixed uses gloo, which
+    moves memory of CPUs only: what is on a GPU is staged through it.
 
     >>> cpu, gpu, other = RankDevice("cpu", "a"), RankDevice("cuda", "b"), RankDevice("cuda", "c")
-    >>> [choose_wire(ranks).value for ranks in ((cpu, cpu), (gpu, other), (gpu, gpu), (cpu, gpu))]
-    ['shared memory', 'the backend of the devices', 'gloo', 'gloo']
+    >>> [common_backend(ranks) for ranks in ((cpu, cpu), (gpu, gpu), (cpu, gpu))]
+    ['gloo', 'gloo', 'gloo']
     """
     types = {device.type for device in devices}
-    identities = {device.identity for device in devices}
-    if types == {"cpu"} and len(identities) == 1:
-        return Wire.SHARED_MEMORY
-    if len(types) > 1 or len(identities) < len(devices):
-        return Wire.GLOO
-    is_gloo = device_backend(torch.device(types.pop())) == "gloo"
-    return Wire.GLOO if is_gloo else Wire.DEVICES
+    if len(types) > 1 or len({device.identity for device in devices}) < len(devices):
+        return "gloo"
+    return device_backend(torch.device(types.pop()))
+
+
+@cache
+def host_identity() -> str:
+    """What tells this host, and its network and process numbers, from others."""
+    parts = [socket.gethostname()]
+    for path in ("sys/kernel/random/boot_id", "self/ns/net", "self/ns/pid"):
+        with contextlib.suppress(OSError):
+            place = Path("/proc", path)
+            parts.append(str(place.readlink()) if place.is_symlink() else place.read_text().strip())
+    return " ".join(parts)
+
+
+def meet() -> None:
+    """Waits for all ranks; torch's own barrier would queue a kernel on GPUs and wait for it."""
+    dist.all_reduce(torch.zeros(1, device="cpu"))

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.device_group import (
-    DeviceGroup,
-    PendingOperation,
-    all_reduce,
-    common_backend,
-)
-from lightning_gpp.runtime.processes.rank_devices import gather_rank_devices
+from lightning_gpp.runtime.device_copies import DeviceCopies
+from lightning_gpp.runtime.processes.device_group import DeviceGroup, PendingOperation, all_reduce
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
-from lightning_gpp.runtime.transport.device_copies import DeviceCopies
+from lightning_gpp.runtime.waits import Waits
 
 CPU = torch.device("cpu")
 
@@ -34,6 +27,7 @@ class ProcessSums:
         groups: sets of ranks that will sum; all ranks of the world make the same ones together.
         timeout_s: limit that ``torch.distributed`` itself keeps.
         device: where this rank's tensors are.
+        waits: of this rank.
         copies: through host memory; by default where they are needed.
     """
 
@@ -42,20 +36,15 @@ class ProcessSums:
         groups: Iterable[Ranks],
         timeout_s: float,
         device: torch.device = CPU,
+        waits: Waits | None = None,
         copies: DeviceCopies | None = None,
     ) -> None:
-        devices = gather_rank_devices(device)
-        timeout, own = timedelta(seconds=timeout_s), dist.get_rank()
-        self._made: list[dist.ProcessGroup] = []
+        self.waits = waits or Waits()
         self._groups: dict[Ranks, DeviceGroup] = {}
         for ranks in sorted(set(groups)):
-            backend = common_backend([devices[rank] for rank in ranks])
-            group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
-            if own in ranks:
-                assert isinstance(group, dist.ProcessGroup)
-                self._made.append(group)
-                is_gloo = backend == "gloo"
-                self._groups[ranks] = DeviceGroup(group, device, is_gloo=is_gloo, copies=copies)
+            group = DeviceGroup.new(ranks, device, timeout_s, self.waits, copies)
+            if group is not None:
+                self._groups[ranks] = group
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
@@ -63,18 +52,11 @@ class ProcessSums:
             tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
         return _ProcessSum(self._groups[ranks].begin(tensor, all_reduce), ranks)
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait raise ``error``."""
-        for group in self._groups.values():
-            group.abort(error)
-
     def close(self) -> None:
         """Gives the groups back; all ranks call it."""
         for group in self._groups.values():
-            group.close()
-        for made in self._made:
-            dist.destroy_process_group(made)
-        self._groups, self._made = {}, []
+            group.destroy()
+        self._groups = {}
 
 
 @dataclass(frozen=True, slots=True)

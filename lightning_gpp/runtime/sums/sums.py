@@ -3,8 +3,8 @@
 Contract (``tests/distributed/sums_contract.py``): :meth:`Sums.start` returns at once
 and the tensor is summed in place while its rank goes on; all ranks of a group begin its sums in
 the same order; the result has the same bits on all of them; waiting gives up after ``timeout_s``
-with a :class:`~lightning_gpp.runtime.transport.transport.TransportError`; after :meth:`Sums.abort`
-every wait raises the given error.
+with a :class:`~lightning_gpp.runtime.waits.TransportError`; the error that ends all waits of a rank
+(:class:`~lightning_gpp.runtime.waits.Waits`) ends these, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from torch import Tensor
-
-from lightning_gpp.runtime.transport.transport import TransportError
 
 Ranks = tuple[int, ...]
 
@@ -36,13 +34,10 @@ class Sums(Protocol):
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to sum a contiguous tensor in place over ranks, this one among them."""
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait raise ``error``."""
 
-
-def late_sum(ranks: Ranks, timeout_s: float, purpose: str) -> TransportError:
+def late_sum(ranks: Ranks, timeout_s: float, purpose: str) -> str:
     """The error of a sum that took too long."""
-    return TransportError(
+    return (
         f"{purpose}: the gradients of ranks {', '.join(map(str, ranks))} were not summed within "
         f"{timeout_s:g} s; raise `timeout` if the work before it can take longer"
     )

@@ -4,8 +4,7 @@
 Contract (``tests/distributed/collectives_contract.py``): all ranks call the same methods in the
 same order; shards may differ in size and be empty; results do not alias arguments that are still
 the caller's; sums are added in the order of the ranks, so they have the same bits everywhere; every
-wait gives up after its limit with an error that names what it waited for; after
-:meth:`Collectives.abort` every wait raises that error.
+wait gives up after its limit with an error that names what it waited for.
 """
 
 from __future__ import annotations
@@ -79,6 +78,3 @@ class Collectives(Protocol):
 
     def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
         """On rank 0 the sum over ranks; None elsewhere."""
-
-    def abort(self, error: BaseException) -> None:
-        """Makes every waiting and every later call raise ``error``."""

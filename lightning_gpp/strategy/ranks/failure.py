@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError
 from lightning_gpp.strategy.lightning_private import SIGTERMException
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
@@ -148,7 +148,6 @@ class FailureWatch:
     """Reports this rank's error to the others and hears of theirs.
 
     Args:
-        host: address of rank 0.
         on_peer_failure: called from another thread with the error that ends the run, unless it is
             this rank's own.
         joined: this pipeline and those beside it; None if there is one.
@@ -162,7 +161,6 @@ class FailureWatch:
 
     def __init__(
         self,
-        host: str,
         on_peer_failure: Callable[[Exception], None],
         joined: JoinedPipelines | None = None,
     ) -> None:
@@ -183,7 +181,7 @@ class FailureWatch:
         self._apart: str | None = None
         self._states: dict[int, Mapping[str, Any]] = {}
         self._main = threading.get_ident()
-        self._heartbeats = Heartbeats(host, self._hear, self._lose)
+        self._heartbeats = Heartbeats(self._hear, self._lose)
 
     def report(self, error: BaseException) -> None:
         """Tells the others of an error of this rank, unless it is one of theirs."""

@@ -21,7 +21,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.processes.rank_sockets import own_address
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +33,12 @@ class JoinedPipelines:
         world: this pipeline's.
         peers: of this rank.
         store: of all ranks.
-        host: address of the first rank of this rank's pipeline, on that rank.
         run: number of the run of this process.
     """
 
     world: dist.ProcessGroup
     peers: Peers
     store: Store
-    host: str
     run: int = 0
 
     def again(self, timeout_s: float, device: torch.device) -> JoinedPipelines:
@@ -117,8 +114,7 @@ def join_pipelines(
     peers = Peers(peers_store, pipeline, num_pipelines, timeout_s, device)
     world = dist.group.WORLD
     assert world is not None
-    host = own_address(environment.main_address)
-    _joined = JoinedPipelines(world, peers, store, host)
+    _joined = JoinedPipelines(world, peers, store)
     return _joined
 
 

@@ -15,8 +15,8 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.runtime.processes.peers import Peers
+from lightning_gpp.runtime.processes.rank_devices import meet
 from lightning_gpp.strategy.lightning_private import distributed_is_initialized
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines

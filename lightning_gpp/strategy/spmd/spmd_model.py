@@ -53,10 +53,6 @@ class SpmdModel:
     time: RealTime[Interpreter]
     interpreters: list[tuple[Interpreter, dict[str, Tensor]]] = field(default_factory=list)
 
-    def abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with an error."""
-        self.collectives.abort(error)
-
     def close(self) -> None:
         """All ranks: gives the process group back."""
         self.collectives.close()

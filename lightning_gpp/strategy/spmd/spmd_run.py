@@ -103,7 +103,6 @@ class SpmdRun(PipelinedRun):
     Args:
         settings: what the user asked for.
         device: of this rank.
-        host: address of rank 0.
         shares: part of every device; None for equal ones.
         planner: makes programs, on rank 0, or the name of one that does.
     """
@@ -112,14 +111,13 @@ class SpmdRun(PipelinedRun):
         self,
         settings: Settings,
         device: torch.device,
-        host: str,
         shares: Sequence[float] | None,
         planner: str | ProgramPlanner,
     ) -> None:
-        super().__init__(settings, device, host)
+        super().__init__(settings, device)
         num_ranks = self.transport.num_ranks
         self.shares = tuple(shares or (1 / num_ranks,) * num_ranks)
-        self.collectives = ProcessCollectives(settings.timeout_s, device)
+        self.collectives = ProcessCollectives(settings.timeout_s, device, self.waits)
         self.planner: str | ProgramPlanner | None = planner
         self._has_shares = shares is not None
         self.divided: SpmdModel | None = None
@@ -129,7 +127,7 @@ class SpmdRun(PipelinedRun):
             cluster = resolve_cluster(settings.cluster, num_ranks)
             machine = machine_of(cluster, None)
             scale = settings.emulated.time_scale
-            self.time = SpmdEmulation(scale, cluster.kinds, machine, self.control)
+            self.time = SpmdEmulation(scale, cluster.kinds, machine, self.control, self.waits.sleep)
         self._held: list[Parameter] = []
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
@@ -315,9 +313,3 @@ class SpmdRun(PipelinedRun):
                     stack.enter_context(partial.whole_groups(partition, held))
                 stack.enter_context(partition.parts_in_place())
             yield
-
-    def _abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with the error of another."""
-        super()._abort(error)
-        self.collectives.abort(error)
-        self.time.abort(error)

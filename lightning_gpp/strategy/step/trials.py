@@ -21,7 +21,7 @@ from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.handover import NothingCameError
+from lightning_gpp.runtime.executor import NothingCameError
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
     Values,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.collectives.process_collectives import late_collective
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.waits import TransportError, Waits
 
 
 @dataclass(slots=True)
@@ -29,7 +29,8 @@ class ThreadCollectiveHub:
     def __init__(self, num_ranks: int, timeout_s: float = 60.0) -> None:
         self.num_ranks, self.timeout_s = num_ranks, timeout_s
         self.changed = threading.Condition()
-        self.error: BaseException | None = None
+        self.waits = Waits()
+        self.waits.on_abort.append(self._wake)
         self._rounds: dict[int, _Round] = {}
 
     def meet(self, rank: int, number: int, what: str, value: Any, purpose: str) -> list[Any]:
@@ -43,14 +44,14 @@ class ThreadCollectiveHub:
             this = self._rounds.setdefault(number, _Round())
             this.brought[rank] = what, value
             self.changed.notify_all()
-            while self.error is None and len(this.brought) < self.num_ranks:
+            while len(this.brought) < self.num_ranks:
+                self.waits.check()
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     missing = sorted(set(range(self.num_ranks)) - this.brought.keys())
-                    raise late_collective(purpose, missing, self.timeout_s)
+                    raise TransportError(late_collective(purpose, missing, self.timeout_s))
                 self.changed.wait(remaining_s)
-            if self.error is not None:
-                raise self.error
+            self.waits.check()
             this.num_taken += 1
             if this.num_taken == self.num_ranks:
                 del self._rounds[number]
@@ -60,10 +61,8 @@ class ThreadCollectiveHub:
             raise TransportError(f"{purpose}: ranks do different collectives ({each})")
         return [this.brought[rank][1] for rank in range(self.num_ranks)]
 
-    def fail(self, error: BaseException) -> None:
-        """Makes every wait raise an error; the first one stays."""
+    def _wake(self) -> None:
         with self.changed:
-            self.error = self.error or error
             self.changed.notify_all()
 
 
@@ -77,6 +76,7 @@ class ThreadCollectives:
 
     def __init__(self, hub: ThreadCollectiveHub, rank: int) -> None:
         self._hub, self._rank, self._count = hub, rank, 0
+        self.waits = hub.waits
 
     @property
     def rank(self) -> int:
@@ -166,10 +166,6 @@ class ThreadCollectives:
         """On rank 0 the sum over ranks."""
         found = self._meet(f"reduce {tuple(tensor.shape)}", _copy(tensor), purpose)
         return None if self._rank else _sum(found)
-
-    def abort(self, error: BaseException) -> None:
-        """Makes every waiting and every later call of all threads raise ``error``."""
-        self._hub.fail(error)
 
 
 def _copy(tensor: Tensor) -> Tensor:

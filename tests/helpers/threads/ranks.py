@@ -105,6 +105,7 @@ class RankThreads:
         reservations = LocalReservations()
         every = tuple(range(len(work)))
         self._paces = [EmulatedRank(rank, clock, reservations, lambda _: costs) for rank in every]
+        self._sums = [ThreadSums(sum_hub, rank) for rank in every]
         self._executors = [
             Executor(
                 transport=EmulatedTransport(self._hub.transport(rank), pace, every),
@@ -113,7 +114,7 @@ class RankThreads:
                 output_names=output_names,
                 cutter=cutter,
                 shared=work[rank].parameters,
-                sums=EmulatedSums(ThreadSums(sum_hub, rank), pace),
+                sums=EmulatedSums(self._sums[rank], pace),
                 timeout_s=timeout_s,
                 pace=pace,
             )
@@ -148,10 +149,10 @@ class RankThreads:
     def _fail(self, error: BaseException) -> None:
         """Ends all ranks with an error."""
         self._errors.append(error)
-        for executor in self._executors:
-            executor.transport.abort(error)
-            assert executor.sums is not None
-            executor.sums.abort(error)
+        for mailbox in self._hub.mailboxes:
+            mailbox.waits.abort(error)
+        for sums in self._sums:
+            sums.waits.abort(error)
 
     def _step(self, rank: int, found: RankSteps) -> None:
         """One optimizer step of one rank."""

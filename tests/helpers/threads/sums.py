@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
+from lightning_gpp.runtime.waits import TransportError, Waits
 
 
 class ThreadSumHub:
@@ -57,7 +58,8 @@ class ThreadSums:
     def __init__(self, hub: ThreadSumHub, rank: int) -> None:
         self._hub, self._rank = hub, rank
         self._counts: Counter[Ranks] = Counter()
-        self._error: BaseException | None = None
+        self.waits = Waits()
+        self.waits.on_abort.append(self._wake)
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Adds the tensor to those of the others."""
@@ -65,23 +67,21 @@ class ThreadSums:
         self._counts[ranks] += 1
         return _ThreadSum(self, self._hub.join(ranks, number, self._rank, tensor))
 
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait of this rank raise ``error``."""
+    def _wake(self) -> None:
         with self._hub.changed:
-            self._error = error
             self._hub.changed.notify_all()
 
     def wait(self, meeting: _Meeting, timeout_s: float, purpose: str) -> None:
         """Waits for a sum."""
         deadline = time.monotonic() + timeout_s
         with self._hub.changed:
-            while self._error is None and not meeting.is_done:
+            while not meeting.is_done:
+                self.waits.check()
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    raise late_sum(meeting.ranks, timeout_s, purpose)
+                    raise TransportError(late_sum(meeting.ranks, timeout_s, purpose))
                 self._hub.changed.wait(remaining_s)
-            if self._error is not None:
-                raise self._error
+            self.waits.check()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lightning_gpp.emulation.clock import EmulatedClock
@@ -104,6 +104,11 @@ class VirtualCondition:
         with self._time._lock:
             self._waiting.append(self._time.rank())
             self._time.give_turn()
+
+    def wait_for(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        """Likewise, until something holds."""
+        while not is_over():
+            self.wait(timeout_s)
 
     def notify_all(self) -> None:
         """All that wait go on, when it is their turn."""

@@ -20,7 +20,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 from lightning_gpp import PoolAccelerator
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
-from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
+from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
 from lightning_gpp.strategy.planning.measuring import measuring_ranks, together
@@ -171,16 +171,16 @@ def test_training_equals_one_device(pool: WorkerPool, tmp_path: Any) -> None:
 def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, int]:
     """Rank 0 says that it has a GPU."""
     is_gpu = {True: RankDevice("cuda", "GPU-1"), False: RankDevice("cpu", "here")}
-    opened: list[ProcessGroupTransport] = []
-    init = ProcessGroupTransport.__init__
+    opened: list[ProcessTransport] = []
+    init = ProcessTransport.__init__
 
-    def note(self: ProcessGroupTransport, *args: Any, **kwargs: Any) -> None:
+    def note(self: ProcessTransport, *args: Any, **kwargs: Any) -> None:
         opened.append(self)
         init(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankDevice, "of", lambda device: is_gpu[dist.get_rank() == 0])
-        patch.setattr(ProcessGroupTransport, "__init__", note)
+        patch.setattr(ProcessTransport, "__init__", note)
         result = train(training, {"timeout": 30, **strategy}, 2)
     return result, len(opened)
 

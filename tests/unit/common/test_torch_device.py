@@ -84,7 +84,8 @@ def test_only_accelerators_are_waited_for_and_made_current(
 
 
 def of_an_executor(device: torch.device) -> None:
-    run: Any = SimpleNamespace(executor=SimpleNamespace(device=device), perform=lambda action: None)
+    executor = SimpleNamespace(device=device, pace=None)
+    run: Any = SimpleNamespace(executor=executor, _forward=lambda *_: None, loss_start_ns=None)
     Run.perform_timed(run, Action.parse("0F0"))
 
 

@@ -195,19 +195,6 @@ def test_costs_of_another_program_are_refused():
         pass
 
 
-def test_an_abort_ends_sleeping_ranks():
-    time, program = FakeTime(), chain_program()
-    ranks = Ranks(program, chain_costs(), time)
-    ranks.transports[1].abort(RuntimeError("rank 1 failed first"))
-    with (
-        ranks.ranks[0].run(program, device=0),
-        pytest.raises(RuntimeError, match="rank 1 failed first"),
-        ranks.ranks[0].action(Action.parse("0F0")),
-    ):
-        pass
-    assert time.slept_s == 0.0
-
-
 def test_a_clock_that_goes_back_leaves_nothing_behind():
     """What ranks did is where it was; what comes is later on this machine's clock."""
     time, program = FakeTime(), chain_program()

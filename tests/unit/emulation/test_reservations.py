@@ -1,4 +1,4 @@
-"""Both kinds of reservations keep one contract: in one process, and in a file that all map."""
+"""Both kinds of reservations keep one contract: in one process, and in a file of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from helpers.threads.reservations import LocalReservations
 
 from lightning_gpp.emulation.reservations import Meeting, SharedReservations
 
-CHANNELS = ("gpu0 out", "gpu1 out", "host0 bus")
 PAIR = (0, 1)
 NUM_EACH = 500
 
@@ -30,7 +29,7 @@ def open_reservations(request: pytest.FixtureRequest, tmp_path: Path):
     opened = []
 
     def open_file() -> SharedReservations:
-        opened.append(SharedReservations(tmp_path / "file", CHANNELS, [PAIR], num_meetings=4))
+        opened.append(SharedReservations(tmp_path / "file"))
         return opened[-1]
 
     yield open_file
@@ -60,7 +59,7 @@ def test_a_meeting_starts_when_the_last_rank_is_ready_and_its_channels_are_free(
 
 def test_several_meetings_are_open_at_a_time_and_in_every_step(open_reservations: Open):
     ranks = [open_reservations(), open_reservations()]
-    for step in range(5):  # more than there are rows
+    for step in range(5):
         for own in ranks:
             for bucket in range(2):
                 number = 2 * step + bucket
@@ -93,18 +92,3 @@ def test_ranks_never_get_a_channel_at_the_same_time(open_reservations: Open):
     for thread in threads:
         thread.join()
     assert sorted(starts) == [float(start) for start in range(4 * NUM_EACH)]
-
-
-def test_a_file_of_another_cluster_is_refused(tmp_path: Path):
-    SharedReservations(tmp_path / "file", CHANNELS).close()
-    with pytest.raises(ValueError, match=r"has 24 bytes, expected 8: all ranks must name the same"):
-        SharedReservations(tmp_path / "file", CHANNELS[:1])
-
-
-def test_more_open_sums_than_rows_are_refused(tmp_path: Path):
-    shared = SharedReservations(tmp_path / "file", CHANNELS, [PAIR], num_meetings=2)
-    for number in range(2):
-        shared.meet(Meeting(PAIR, number), 0.0, [], 1.0)
-    with pytest.raises(RuntimeError, match="more than 2 sums open; raise num_meetings"):
-        shared.meet(Meeting(PAIR, 2), 0.0, [], 1.0)
-    shared.close()

@@ -162,7 +162,7 @@ def train_in_windows(
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
-                mailbox.fail(error)
+                mailbox.waits.abort(error)
 
     run_threads(work, stages.num_stages)
     if errors:

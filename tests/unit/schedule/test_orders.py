@@ -16,7 +16,6 @@ from lightning_gpp.schedule import (
     build_program,
     dry_run,
     in_flight_microbatches,
-    validate,
 )
 from lightning_gpp.schedule.action import unit_time_s
 
@@ -197,11 +196,6 @@ def test_a_chain_waits_where_no_data_flow():
     assert dry_run(chain).step_s > dry_run(towers).step_s
 
 
-def test_program_survives_json():
-    program = build_program(DIAMOND, devices=range(4), num_microbatches=3)
-    assert Program.from_json(program.to_json()) == program
-
-
 @pytest.mark.parametrize("text", ["2X0", "2S", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
 def test_what_is_not_an_action(text):
     with pytest.raises(ValueError, match=r"not an action|peer"):
@@ -214,10 +208,7 @@ def test_what_is_not_an_action(text):
         ({"schedule": "zigzag"}, "unknown schedule 'zigzag'; known schedules: gpipe, 1f1b"),
         ({"num_microbatches": 0}, "at least 1, got 0"),
         ({"devices": [0, 1]}, "one entry per stage: got 2 for 3 stages"),
-        ({"devices": [0, 1, -1]}, "counted from 0, got -1"),
-        ({"multiples": [1, 3, 1]}, "does not divide num_microbatches=4"),
-        ({"devices": [(0, 1), 1, 2], "multiples": [1, 1, 1]}, "must be a multiple of 2, got 1"),
-        ({"devices": [(0, 0), 1, 2]}, r"different devices, got \[0, 0\]"),
+        ({"multiples": [1, 3, 1]}, "does not divide the 4 of a mini-batch"),
         ({"devices": [0, 1, (2, 3)]}, r"computes the loss on one device, got \[2, 3\]"),
     ],
 )
@@ -227,39 +218,12 @@ def test_wrong_arguments(arguments, message):
         build_program(CHAIN, **(good | arguments))
 
 
-def with_actions(program: Program, *rows: str) -> Program:
-    return Program(
-        schedule=program.schedule,
-        num_microbatches=program.num_microbatches,
-        devices=program.devices,
-        multiples=program.multiples,
-        edges=program.edges,
-        actions=tuple(tuple(map(Action.parse, row.split())) for row in rows),
-    )
-
-
-PAIR = build_program(graph(2, (0, 1)), devices=[0, 1], num_microbatches=1)
-#   device 0: 0F0 0SF0>1 0RB0<1 0B0 0S0
-#   device 1: -1F0 1RF0<0 1F0 1B0 1SB0>0 1S0
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "message"),
-    [
-        ("0F0 0SF0>1", "-1F0 1RF0<0 1F0 1B0 1SB0>0", "lacks 0B0"),
-        ("0F0 0F0 0SF0>1 0RB0<1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "repeats or invents 0F0"),
-        ("0F0 0SF0>1 0RB0<1 0B0 1B0", "1RF0<0 1F0 1SB0>0", "on device 0, but stage 1"),
-        ("0F0 0SF0>1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "sent 1 times and received 0"),
-        ("0F0 0SF0>1 0B0 0RB0<1", "1RF0<0 1F0 1B0 1SB0>0", "before receiving"),
-        ("0SF0>1 0F0 0RB0<1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "before computing it"),
-        ("0RB0<1 0B0 0F0 0SF0>1", "1RF0<0 1F0 1B0 1SB0>0", "runs 0B0 before 0F0"),
-        ("0RB0<1 0F0 0SF0>1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "deadlocks: device 0 waits at 0RB0<1"),
-    ],
-)
-def test_broken_programs_are_found(first, second, message):
-    with pytest.raises(ScheduleError, match=message):
-        validate(with_actions(PAIR, first, second))
-    validate(PAIR)
+def test_a_deadlock_is_found():
+    program = build_program(graph(2, (0, 1)), devices=[0, 1], num_microbatches=1)
+    rows = ("0RB0<1 0F0 0SF0>1 0B0", "1RF0<0 1F0 1B0 1SB0>0")
+    wrong = replace(program, actions=tuple(tuple(map(Action.parse, row.split())) for row in rows))
+    with pytest.raises(ScheduleError, match="deadlocks: device 0 waits at 0RB0<1"):
+        dry_run(wrong)
 
 
 def test_devices_that_only_hold_parameters_take_part_in_their_sums():
@@ -267,12 +231,6 @@ def test_devices_that_only_hold_parameters_take_part_in_their_sums():
     program = build_program(stages, devices=[0, 1], num_microbatches=1, holders=[(0, 2), (1,)])
     assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0", "0S0"]
     assert [str(row[-2]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
-    wrong = replace(program, actions=(*program.actions[:1], (), program.actions[0][-2:]))
-    with pytest.raises(ScheduleError, match="lacks"):
-        validate(wrong)
-    lost = (*program.actions[:1], (*program.actions[1], program.actions[2][0]))
-    with pytest.raises(ScheduleError, match="0R0 is on device 1, which holds no part"):
-        validate(replace(program, actions=lost))
 
 
 #   0 ──▶ 1 ────────▶ 4      from 0 the way through 2 is the longest; from 4 back that through 3

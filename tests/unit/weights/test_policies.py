@@ -220,7 +220,7 @@ def train(
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
-                mailbox.fail(error)
+                mailbox.waits.abort(error)
 
     threads = [threading.Thread(target=guarded, args=(stage,)) for stage in range(count)]
     for thread in threads:

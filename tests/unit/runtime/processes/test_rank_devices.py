@@ -1,11 +1,11 @@
-"""By which wire ranks talk: all of them come to the same answer."""
+"""By which backend ranks talk: all of them come to the same answer."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lightning_gpp.runtime.processes.rank_devices import RankDevice, Wire, choose_wire
+from lightning_gpp.runtime.processes.rank_devices import RankDevice, common_backend
 
 CPU = RankDevice("cpu", "host a")
 ELSEWHERE = RankDevice("cpu", "host b")
@@ -14,20 +14,20 @@ OTHER_GPU = RankDevice("cuda", "GPU-2")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "wire"),
+    ("ranks", "backend"),
     [
-        ((CPU, CPU, CPU), Wire.SHARED_MEMORY),
-        ((CPU,), Wire.SHARED_MEMORY),
-        ((CPU, ELSEWHERE), Wire.GLOO),
-        ((GPU, OTHER_GPU), Wire.DEVICES),
-        ((GPU, OTHER_GPU, CPU), Wire.GLOO),
-        ((CPU, GPU), Wire.GLOO),
-        ((GPU, OTHER_GPU, GPU), Wire.GLOO),  # NCCL refuses two ranks on one GPU
+        ((CPU, CPU, CPU), "gloo"),
+        ((CPU,), "gloo"),
+        ((CPU, ELSEWHERE), "gloo"),
+        ((GPU, OTHER_GPU), "nccl"),
+        ((GPU, OTHER_GPU, CPU), "gloo"),
+        ((CPU, GPU), "gloo"),
+        ((GPU, OTHER_GPU, GPU), "gloo"),  # NCCL refuses two ranks on one GPU
     ],
 )
-def test_the_wire_of_some_ranks(ranks: tuple[RankDevice, ...], wire: Wire) -> None:
-    assert choose_wire(ranks) is wire
-    assert choose_wire(ranks[::-1]) is wire
+def test_the_backend_of_some_ranks(ranks: tuple[RankDevice, ...], backend: str) -> None:
+    assert common_backend(ranks) == backend
+    assert common_backend(ranks[::-1]) == backend
 
 
 def test_processes_of_one_host_know_each_other() -> None:

@@ -112,7 +112,7 @@ def recorded(chosen: Sequence[int], drops_after: int | None = None) -> list[Rank
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
-                mailbox.fail(error)
+                mailbox.waits.abort(error)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
     for thread in threads:

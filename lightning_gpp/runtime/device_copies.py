@@ -8,12 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.arrival import Arrival
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tensors that a stream of its own still writes: who uses them waits, the host does not.
+
+    Attributes:
+        device: where they are.
+        event: recorded on that stream once they are complete.
+        tensors: allocated on that stream.
+    """
+
+    device: torch.device
+    event: Any
+    tensors: Sequence[Tensor]
+
+    def wait(self) -> None:
+        """What this thread queues from now on runs after the arrival."""
+        reader = torch.get_device_module(self.device).current_stream(self.device)
+        reader.wait_event(self.event)
+        for tensor in self.tensors:
+            tensor.record_stream(reader)  # who frees it will have used it there
 
 
 class SideStream:
