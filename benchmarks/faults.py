@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -291,6 +290,27 @@ def _difference_after_resuming(folder: Path, undisturbed: dict[str, Tensor]) -> 
 # The command -------------------------------------------------------------------------------------
 
 
+def holds(case: Case, undisturbed: dict[str, Tensor]) -> bool:
+    """Runs a case and prints what became of it; whether all is as it has to be."""
+    head = f"{case.start:9}{case.signal:5} rank {case.rank} {case.moment:11}"
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            found = look_at(case, Path(name), undisturbed)
+        except Exception as error:  # shown as this case's result
+            print(f"{head} {error}\n{(Path(name) / 'printed').read_text()}", flush=True)
+            return False
+        printed = (Path(name) / "printed").read_text()
+    ended = "  left" if found.ended_s is None else f"{found.ended_s:5.1f}s"
+    print(
+        f"{head} {'held' if found.holds else 'FAILED':6} {ended} resumed {found.resumed:.0e} "
+        f"{len(printed.splitlines()):4} lines: {found.reason[:110]}",
+        flush=True,
+    )
+    if not found.holds:
+        print(f"{found}\n{printed[-3000:]}", flush=True)
+    return found.holds
+
+
 def main() -> int:
     """The command."""
     if sys.argv[1:2] == ["--train"]:
@@ -301,41 +321,13 @@ def main() -> int:
     parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS)
     parser.add_argument("--ranks", nargs="+", type=int, choices=RANKS, default=RANKS)
     parser.add_argument("--moments", nargs="+", choices=MOMENTS, default=MOMENTS)
-    parser.add_argument("--at-once", type=int, default=1, help="cases side by side")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         undisturbed = train(Path(folder), "alone", "").state_dict()
-    cases = [
-        Case(*each)
-        for each in itertools.product(asked.starts, asked.signals, asked.ranks, asked.moments)
-    ]
-
-    def run(case: Case) -> tuple[Case, Found | Exception, str]:
-        with tempfile.TemporaryDirectory() as name:
-            try:
-                found: Found | Exception = look_at(case, Path(name), undisturbed)
-            except Exception as error:  # shown as this case's result
-                found = error
-            return case, found, (Path(name) / "printed").read_text()
-
-    num_held = 0
-    with ThreadPoolExecutor(asked.at_once) as pool:
-        for case, found, printed in pool.map(run, cases):
-            head = f"{case.start:9}{case.signal:5} rank {case.rank} {case.moment:11}"
-            if isinstance(found, Exception):
-                print(f"{head} {found}\n{printed}", flush=True)
-                continue
-            num_held += found.holds
-            ended = "  left" if found.ended_s is None else f"{found.ended_s:5.1f}s"
-            verdict = "held" if found.holds else "FAILED"
-            print(
-                f"{head} {verdict:6} {ended} resumed {found.resumed:.0e} "
-                f"{len(printed.splitlines()):4} lines: {found.reason[:110]}",
-                flush=True,
-            )
-            if not found.holds:
-                print(f"{found}\n{printed[-3000:]}", flush=True)
+    found = itertools.product(asked.starts, asked.signals, asked.ranks, asked.moments)
+    cases = [Case(*each) for each in found]
+    num_held = sum(holds(case, undisturbed) for case in cases)
     print(f"{num_held} of {len(cases)} held")
     return 0 if num_held == len(cases) else 1
 
