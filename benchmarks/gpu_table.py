@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_processes import Failure, Outcome
+from gpu_trainings import WATCHED
 
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 
@@ -53,6 +54,7 @@ def rows(is_gpu: bool) -> Iterator[Row]:
     yield from _links(is_gpu)
     if is_gpu:
         yield from _memory()
+        yield from _waits()
     yield from _capture()
     yield from _predictions()
     yield Row("speeds that hap measures", ((PLAIN, "speeds"),), _speeds)
@@ -166,6 +168,27 @@ def _memory() -> Iterator[Row]:
         needs = ((place, "few samples"),)
         yield Row(f"memory, {place}, rank 0 until its first forward is over", needs, first)
         yield Row(f"memory, {place}, rank 0 while a checkpoint is written", needs, checkpoint)
+
+
+def _waits() -> Iterator[Row]:
+    def fill_of(rank: int) -> Callable[[Ranks], tuple[str, str]]:
+        def fill(ranks: Ranks) -> tuple[str, str]:
+            seen = ranks[rank]
+            at = ", ".join(f"{line} {num / WATCHED:g}" for line, num in seen["waits_at"])
+            helpers = seen["num_waits_in_helpers"] / WATCHED
+            also = f"; in helper threads {helpers:g}" if helpers else ""
+            return f"{seen['num_waits'] / WATCHED:g}", at + also
+
+        return fill
+
+    size = f"large {FLOAT32}"
+    yield Row(f"waits of the host per step, {PLAIN}", ((PLAIN, size),), fill_of(0))
+    yield Row(f"waits of the host per step, {ONE}", ((ONE, size),), fill_of(0))
+    for place in PAIRS:
+        for name, case in (("gpipe", size), ("1f1b", "1f1b")):
+            for rank in range(2):
+                needs = ((place, case),)
+                yield Row(f"waits per step, {place}, {name}, rank {rank}", needs, fill_of(rank))
 
 
 def _capture() -> Iterator[Row]:

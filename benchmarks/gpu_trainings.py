@@ -1,7 +1,8 @@
 """The trainings of ``benchmarks/gpu.py``, as one of their ranks.
 
-Of thirty steps ten warm up, some of which are recorded; twenty are timed in blocks of five (only
-the end of a block waits for the device, so that a host that runs ahead may).
+Of forty steps ten warm up, some of which are recorded; twenty are timed in blocks of five (only the
+end of a block waits for the device, so that a host that runs ahead may); in ten the waits of the
+host are counted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from gpu_processes import Case, Place
+from gpu_waits import HostWaits
 from measuring import quiet, trainer
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -27,7 +29,7 @@ from lightning_gpp import GraphPipeStrategy, HAPStrategy, TimelineCallback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.plan.by_rank import by_rank
 
-WARM_UP, BLOCK, NUM_BLOCKS = 10, 5, 4
+WARM_UP, BLOCK, NUM_BLOCKS, WATCHED = 10, 5, 4, 10
 RECORDED = (4, 6, 8)
 MICROBATCHES = 4
 TIMEOUT_S = 100.0
@@ -157,7 +159,7 @@ class Memory:
 
 
 class Notes(pl.Callback):
-    """Losses, times and memory of this rank.
+    """Losses, times, memory and waits of this rank.
 
     Args:
         device: of this rank.
@@ -170,6 +172,7 @@ class Notes(pl.Callback):
         self.losses: list[Tensor] = []
         self.predicted_bytes: list[int] = []
         self.blocks = Blocks(device)
+        self.waits = HostWaits(device)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """After a step."""
@@ -178,9 +181,12 @@ class Notes(pl.Callback):
         self.blocks.step_ends()
         if self.blocks.num_steps == WARM_UP:
             self.memory.start()
+        if self.blocks.are_over:
+            self.waits.start()
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         """While all is still where it was trained."""
+        self.waits.stop()
         self.memory.note("steps")
         strategy = trainer.strategy
         if isinstance(strategy, GraphPipeStrategy) and not isinstance(strategy, HAPStrategy):
@@ -261,7 +267,7 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
     module = Module(layers(given, device), memory)
     trainer(
         **_placed(place, strategy),
-        max_steps=WARM_UP + BLOCK * NUM_BLOCKS,
+        max_steps=WARM_UP + BLOCK * NUM_BLOCKS + WATCHED,
         max_epochs=-1,
         precision=given["precision"],
         callbacks=callbacks,
@@ -275,6 +281,9 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
         "peaks": memory.peaks,
         "predicted_bytes": notes.predicted_bytes,
         "model_bytes": sum(each.nbytes for each in module.parameters()),
+        "num_waits": notes.waits.num(in_helpers=False),
+        "num_waits_in_helpers": notes.waits.num(in_helpers=True),
+        "waits_at": notes.waits.most_frequent(3),
         "recorded_s": None if typical is None else recorded.timelines[typical].step_s,
         "predicted_s": None if typical is None else recorded.reports[typical].predicted.step_s,
     }

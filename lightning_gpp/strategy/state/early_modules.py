@@ -2,9 +2,8 @@
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
 forward tells. Batches are on rank 0's device by then, and ``self.device`` says a device on all
-ranks (the summary of a model calls it there). So a module that is called before moves there, as do
-parameters and buffers of the LightningModule itself, and back before the model is captured. The
-pipelined module, and what it is part of, only have their forward called, and stay where they are.
+ranks (the summary of a model calls it there). So what lies beside the pipelined module moves there,
+and parts of it that are called before; and back before the model is captured.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class EarlyModules:
 
     def __init__(self, module: nn.Module, target: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
-        self._around = [part for part in module.modules() if target in part.modules()]
+        self._target = target
         self._moved: list[tuple[Tensor, Tensor]] = []
         self._hook: RemovableHandle | None = None
 
@@ -42,9 +41,9 @@ class EarlyModules:
         if self._device.type in ("cpu", "meta"):
             return
         tell_device(self._module, self._device)
-        self._members = set(self._module.modules()).difference(self._around)
+        self._inside = set(self._target.modules()) - {self._target}
         self._hook = register_module_forward_pre_hook(self._before)
-        for part in self._around:
+        for part in set(self._module.modules()) - self._inside:
             self._move(place.tensor for place in own_places(part))
 
     def stop(self) -> None:
@@ -59,7 +58,7 @@ class EarlyModules:
         self._hook, self._moved = None, []
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if module in self._members:
+        if module in self._inside:
             # Layers may read the weights of modules in them without calling these.
             self._move([*module.parameters(), *module.buffers()])
 
