@@ -42,7 +42,7 @@ from helpers.shared_brute_force import best_shared_step_s
 from helpers.small_requests import SETTINGS, random_request
 
 from lightning_gpp.planner import PlanRequest, answer
-from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.base import DoesNotFitError
 from lightning_gpp.simulate import simulate_plan
 
 SPACES = ((4, False), (2, True))

@@ -41,7 +41,7 @@ from lightning_gpp.common.text_table import text_table
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.roofline import roofline
 from lightning_gpp.planner import plan_request
-from lightning_gpp.planner.ways.answers import WaysAnswer, WaysQuestion, answer_ways
+from lightning_gpp.planner.ways import WaysAnswer, WaysQuestion, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph

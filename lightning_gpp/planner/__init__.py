@@ -7,9 +7,8 @@ Folders beside theirs: ``plan`` has plans as data, ``units`` the model as planne
 ``step_time`` how long a step takes.
 """
 
-from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest
-from lightning_gpp.planner.best_plan import refusal_notes
+from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.make_plan import (
     BALANCED,
     GRAPHPIPE,
@@ -21,14 +20,25 @@ from lightning_gpp.planner.make_plan import (
 )
 from lightning_gpp.planner.plan.by_rank import by_rank
 from lightning_gpp.planner.plan.manual import PlanLike, resolve_plan
-from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
-from lightning_gpp.planner.plan.validate import validate_plan
-from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
+from lightning_gpp.planner.plan.plan import (
+    Plan,
+    Stage,
+    load_plan,
+    plan_from_json,
+    plan_to_json,
+    save_plan,
+)
+from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph, validate_plan
+from lightning_gpp.planner.plan_to_run import (
+    PlanQuestion,
+    PlanToRun,
+    num_devices_used,
+    on_all_devices,
+    plan_to_run,
+)
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.planner.units.units import num_separable
-from lightning_gpp.planner.ways.plan_in_ways import first_way, plan_in_ways
+from lightning_gpp.planner.ways import first_way, plan_in_ways
 
 __all__ = [
     "BALANCED",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.checks import check_whole, short_list
@@ -18,7 +18,7 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Schedule, find_schedule
+from lightning_gpp.schedule import GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_ASYNC, Schedule, find_schedule
 
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""
@@ -123,12 +123,7 @@ class PlanRequest:
                 f"num_microbatches can be at most {most} for {self.minibatch_size} samples, got "
                 f"{self.num_microbatches}"
             )
-        if self.num_minibatches > 1 and self.max_replicas != 1:
-            raise ValueError(
-                f"the schedule {self.schedule!r} has no replicas: max_replicas has to be 1, got "
-                f"{self.max_replicas}"
-            )
-        if self.order.reverses and self.max_replicas != 1:
+        if (self.num_minibatches > 1 or self.order.reverses) and self.max_replicas != 1:
             raise ValueError(
                 f"the schedule {self.schedule!r} has no replicas: max_replicas has to be 1, got "
                 f"{self.max_replicas}"
@@ -199,6 +194,10 @@ class PlanRequest:
         """Whether the costs are estimates."""
         return self.costs.is_estimated
 
+    def named(self, planner: str) -> str:
+        """The name of a planner in its plans, which says whether the costs are estimates."""
+        return f"{planner} (estimated)" if self.is_estimated else planner
+
     @cached_property
     def microbatch_sizes(self) -> tuple[float, ...]:
         """The micro-batch sizes to choose from, in samples, ascending.
@@ -237,6 +236,15 @@ class PlanRequest:
         """Costs for a micro-batch size on a kind of device (that of device 0 if not given)."""
         return self.tables.profile(microbatch_size, kind or self.cluster.kinds[0])
 
+    def slowest_kind(self, microbatch_size: float) -> str:
+        """The kind of device on which the model takes longest."""
+
+        def work_s(kind: str) -> float:
+            costs = self.profile(microbatch_size, kind).operators.values()
+            return sum(cost.forward_s + cost.backward_s for cost in costs)
+
+        return max(self.cluster.kinds, key=work_s)
+
     @cached_property
     def tables(self) -> RequestTables:
         """What all plans have in common, as far as it was asked for."""
@@ -245,3 +253,42 @@ class PlanRequest:
 
 Planner = Callable[[PlanRequest], Plan]
 """A planner."""
+
+
+HOLDS_ALL = GPIPE.name
+"""The schedule that is used where memory allows: stages hold all micro-batches of a mini-batch."""
+
+HOLDS_FEW = ONE_F_ONE_B.name
+"""The schedule whose stages hold as few micro-batches as a full pipeline needs."""
+
+MEAN_OVER_SAMPLES = "it runs the step once per micro-batch: the loss must be a mean over samples"
+"""What :data:`HOLDS_FEW` asks of the user."""
+
+HOLD_FEWER = (
+    f'schedule="{HOLDS_FEW}" would do (strategy.schedule={HOLDS_FEW} on the command line; '
+    f"{MEAN_OVER_SAMPLES})"
+)
+"""The remedy where a plan fits with :data:`HOLDS_FEW` and not with :data:`HOLDS_ALL`."""
+
+
+class DoesNotFitError(ValueError):
+    """No plan of a planner fits into the devices' memory.
+
+    What would help is sought when the text is asked for: it takes searches of its own, and nobody
+    reads it where another question is asked instead.
+
+    Args:
+        text: the text, or what makes it.
+    """
+
+    def __init__(self, text: str | Callable[[], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def __str__(self) -> str:
+        if not isinstance(self._text, str):
+            self._text = self._text()
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),)

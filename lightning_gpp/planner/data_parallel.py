@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.best_plan import BestPlan
-from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.base import DoesNotFitError, PlanRequest
+from lightning_gpp.planner.baselines.best_plan import BestPlan
 from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.plan.validate import validate_plan
+from lightning_gpp.planner.plan.plan_graph import validate_plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "data_parallel"
@@ -37,7 +36,7 @@ def data_parallel(request: PlanRequest) -> Plan:
     """
     if (refusal := _refusal(request)) is not None:
         raise ValueError(refusal)
-    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    name = request.named(NAME)
     best = _best(request, name, by_speed=True)
     return best.plan if best is not None else _what_is_closest(request, name)
 

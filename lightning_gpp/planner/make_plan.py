@@ -18,32 +18,17 @@ from lightning_gpp.planner.base import (
     Planner,
     PlanRequest,
 )
-from lightning_gpp.planner.best_plan import refusal_notes
+from lightning_gpp.planner.baselines.best_plan import refusal_notes
+from lightning_gpp.planner.baselines.pipedream import pipedream
+from lightning_gpp.planner.baselines.piper import piper
 from lightning_gpp.planner.data_parallel import data_parallel
-from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.graphpipe.place.planner import graphpipe, search_plans
-from lightning_gpp.planner.graphpipe.planner import graphpipe_exclusive, search_exclusive
-from lightning_gpp.planner.pipedream import pipedream
-from lightning_gpp.planner.piper import piper
+from lightning_gpp.planner.graphpipe.judge import SearchResult
+from lightning_gpp.planner.graphpipe.planner import search_chains, search_exclusive, search_plans
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.plan.validate import validate_plan
-from lightning_gpp.planner.sequential import search_chains, sequential
+from lightning_gpp.planner.plan.plan_graph import validate_plan
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""
-
-PLANNERS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "balanced": balanced,
-        "data_parallel": data_parallel,
-        "graphpipe": graphpipe,
-        "graphpipe_exclusive": graphpipe_exclusive,
-        "pipedream": pipedream,
-        "piper": piper,
-        "sequential": sequential,
-    }
-)
-"""Planners by name. A new planner is a file with one function, and an entry here."""
 
 RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
     {
@@ -53,6 +38,24 @@ RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
     }
 )
 """Planners that tell which plans they rank next."""
+
+
+def _best(search: Callable[[PlanRequest], SearchResult]) -> Planner:
+    return lambda request: search(request).best
+
+
+PLANNERS: Mapping[str, Planner] = MappingProxyType(
+    {
+        "balanced": balanced,
+        "data_parallel": data_parallel,
+        "graphpipe": _best(search_plans),
+        "graphpipe_exclusive": _best(search_exclusive),
+        "pipedream": pipedream,
+        "piper": piper,
+        "sequential": _best(search_chains),
+    }
+)
+"""Planners by name. A new planner is a file with one function, and an entry here."""
 
 
 def make_plan(

@@ -1,18 +1,40 @@
-"""The plan that training runs for a question: the same for the strategy and for every job."""
+"""The plan that training runs for a question: the same for the strategy and for every job.
+
+Plans without idle devices.
+
+Who asks for so many devices expects them in use, while the fastest plan of a small model may be one
+on fewer of them.
+
+Which schedule runs a plan where the user named none: ``gpipe`` if it fits, else ``1f1b``.
+
+Stages that hold the activations of all micro-batches let the user's step run once on the whole
+mini-batch, so any loss is exact, and take as long (GPipe, arXiv 1811.06965). What they need is
+memory. So ``1f1b`` is chosen only where there is no plan otherwise, and never because it would be
+faster: a plan of ``gpipe`` with smaller micro-batches or fewer replicas is one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_gpp.planner.all_devices import on_all_devices, why_fuller
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.planner.balanced import balanced
+from lightning_gpp.planner.base import (
+    HOLDS_ALL,
+    HOLDS_FEW,
+    MEAN_OVER_SAMPLES,
+    DoesNotFitError,
+    PlanRequest,
+)
+from lightning_gpp.planner.graphpipe.judge import SearchResult
+from lightning_gpp.planner.graphpipe.planner import search_on_all
 from lightning_gpp.planner.make_plan import GRAPHPIPE, ask
 from lightning_gpp.planner.plan.by_rank import by_rank, rank_of_device, with_loss_on
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.plan.validate import validate_plan
-from lightning_gpp.planner.schedule_choice import choose_schedule
+from lightning_gpp.planner.plan.plan_graph import validate_plan
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
+from lightning_gpp.planner.units.units import num_separable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,138 @@ class PlanToRun:
     ranks: tuple[int, ...]
     result: SearchResult
     notes: tuple[str, ...] = ()
+
+
+MOST_MICROBATCHES = 4
+"""Micro-batches per device that are tried at most; more hardly shorten the step."""
+
+
+def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
+    """A plan, or where it leaves devices idle the fastest one that uses more.
+
+    Those of ``balanced`` are candidates. For plans of ``graphpipe`` its search begins with them and
+    looks at none that leaves devices idle; it is not made as a whole again.
+
+    Args:
+        plan: what some planner answered.
+        request: the question.
+    """
+    num_stages = min(request.num_devices, num_separable(request.graph))
+    if num_stages <= num_devices_used(plan):
+        return plan
+    part = replace(request, cluster=request.cluster.first(num_stages))
+    plans = [balanced(replace(part, num_microbatches=count)) for count in _counts(part)]
+    found = [evaluate_plan(other, request) for other in plans]
+    if plan.planner.startswith(GRAPHPIPE):
+        better = search_on_all(request, found, num_stages)
+        return plan if better is None else better.plan
+    fitting = [evaluation for evaluation in found if evaluation.is_feasible]
+    if not fitting:
+        return plan
+    return min(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes)).plan
+
+
+def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
+    """Why another planner's plan is used."""
+    few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
+    used = num_devices_used(fewer)
+    return (
+        f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
+        f"predicted to take {seconds_text(few_s)} per step instead of {seconds_text(full_s)}. "
+        f"devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
+    )
+
+
+def num_devices_used(plan: Plan) -> int:
+    """Devices with a stage or a replica of one."""
+    return len({device for stage in plan.stages for device in stage.devices})
+
+
+def _counts(request: PlanRequest) -> list[int]:
+    """Numbers of micro-batches to try, of the sizes that a planner may choose: the two largest."""
+    counts = [round(request.minibatch_size / size) for size in request.microbatch_sizes]
+    most = MOST_MICROBATCHES * request.num_devices
+    few = [count for count in counts if count <= most]
+    return sorted(few, reverse=True)[:2] or [min(counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A plan, and the question that it answers.
+
+    Attributes:
+        result: the plan, with what its planner says of the search.
+        request: the question, with the schedule that runs the plan.
+        notes: why the schedule is not the one that is used where memory allows.
+    """
+
+    result: SearchResult
+    request: PlanRequest
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.result.best
+
+
+def choose_schedule(
+    request: PlanRequest, schedule: str | None, search: Callable[[PlanRequest], SearchResult]
+) -> Answered:
+    """The plan of a search, with the schedule that runs it.
+
+    Args:
+        request: the question; its own schedule plays no part.
+        schedule: the schedule that the user asked for; None chooses.
+        search: answers the question for a schedule. It may raise :class:`DoesNotFitError`, or
+            answer with a plan that does not fit.
+
+    Returns:
+        Where nothing fits with either schedule but the search has an answer, that with ``gpipe``.
+
+    Raises:
+        ValueError: of the search; where neither schedule fits that of ``1f1b``, which needs less.
+    """
+    if schedule is not None:
+        asked = request.scheduled(schedule)
+        return Answered(search(asked), asked)
+    with_all = replace(request, schedule=HOLDS_ALL)
+    with_few = replace(request, schedule=HOLDS_FEW)
+    first = _searched(with_all, search)
+    if first is not None and _fits(first.best, with_all):
+        return Answered(first, with_all)
+    second = search(with_few)
+    if first is not None and not _fits(second.best, with_few):
+        return Answered(first, with_all)
+    if _fits(second.best, with_all):  # the first search has missed it
+        return Answered(second, with_all)
+    return Answered(second, with_few, (_why_few(second.best, with_all),))
+
+
+def _searched(
+    request: PlanRequest, search: Callable[[PlanRequest], SearchResult]
+) -> SearchResult | None:
+    """What a search finds; None where nothing fits into memory."""
+    try:
+        return search(request)
+    except DoesNotFitError:
+        return None
+
+
+def _fits(plan: Plan, request: PlanRequest) -> bool:
+    return all(device.fits for device in plan_devices(plan, request))
+
+
+def _why_few(plan: Plan, with_all: PlanRequest) -> str:
+    """Why a plan does not run with the schedule that holds all micro-batches."""
+    lacking = [device for device in plan_devices(plan, with_all) if not device.fits]
+    worst = max(lacking, key=lambda device: device.memory_bytes - (device.limit_bytes or 0))
+    return (
+        f"Schedule: {HOLDS_FEW}, as the activations of all micro-batches do not fit into memory "
+        f"({HOLDS_ALL} needs {bytes_text(worst.memory_bytes)} of "
+        f"{bytes_text(worst.limit_bytes or 0)} on device {worst.device} with this plan, and no "
+        f"other was found); {MEAN_OVER_SAMPLES}."
+    )
 
 
 def plan_to_run(

@@ -16,12 +16,11 @@ from typing import Literal, get_args
 
 from lightning_gpp.cluster import AllReduce, all_reduce_s
 from lightning_gpp.planner import Plan, PlanRequest
-from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.request_tables import edge_bytes, input_bytes
 from lightning_gpp.planner.step_time.gradients import BUCKETS, Rule, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
-from lightning_gpp.planner.step_time.users_step import users_step_bytes
+from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory, users_step_bytes
 from lightning_gpp.schedule import reduce_groups
 from lightning_gpp.schedule.replicas import expand
 from lightning_gpp.simulate.program_costs import (

@@ -118,7 +118,7 @@ class PiperInstance:
 
 
 def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -> PiperInstance:
-    """Piper's own problem, for :func:`lightning_gpp.planner.piper.plan_instance`.
+    """Piper's own problem, for :func:`lightning_gpp.planner.baselines.piper_search.search`.
 
     Args:
         path: the file.

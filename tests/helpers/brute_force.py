@@ -1,7 +1,7 @@
 """The smallest bottleneck of all divisions of a small model, all or in a line, by trying every one.
 
-It shares no code with the search. What a stage takes and holds is what ``graphpipe.rates`` and
-``graphpipe.contents`` say that the search takes it to be: messages over the slowest link, sums of
+It shares no code with the search. What a stage takes and holds is what ``graphpipe.rates``
+says that the search takes it to be: messages over the slowest link, sums of
 gradients over neighbours, the readers of a value in different stages unless one of them follows
 another.
 """
@@ -17,9 +17,9 @@ from functools import cached_property
 from helpers.series_parallel import Stages
 from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
-from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.choice import Divisions
+from lightning_gpp.planner.graphpipe.draft import UnitTables
+from lightning_gpp.planner.graphpipe.space import Problem
 from lightning_gpp.schedule import find_schedule
 
 REPLICAS = (1, 2, 4)
@@ -296,6 +296,6 @@ def line_divisions(request: PlanRequest) -> list[tuple[Stages, Sequence[int]]]:
 
 def found_bottleneck_s(request: PlanRequest, size: int, *, take_turns: bool = False) -> float:
     """What the search of ``graphpipe_exclusive`` finds when it tries all divisions of the line."""
-    space = Problem(UnitTables(request), tries_all=True).space(size, take_turns=take_turns)
+    space = Problem(UnitTables(request)).space(size, take_turns=take_turns, tries_all=True)
     found = Divisions(space).smallest()
     return found.seconds_per_sample if found else INFEASIBLE

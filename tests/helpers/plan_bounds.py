@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lightning_gpp.planner import Plan, PlanRequest
-from lightning_gpp.planner.graphpipe.place.drafted import draft_of
-from lightning_gpp.planner.graphpipe.place.least import DraftBounds
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.bounds import DraftBounds
+from lightning_gpp.planner.graphpipe.draft import UnitTables, draft_of
 
 
 def least_step_s(plan: Plan, request: PlanRequest) -> float:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import FEED, ModelGraph
-from lightning_gpp.planner.graphpipe.space.contents import Contents
-from lightning_gpp.planner.graphpipe.space.flows import unit_flows
+from lightning_gpp.planner.graphpipe.rates import Contents
 from lightning_gpp.planner.make_plan import plan_request
+from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.units.units import UnitGraph, build_units
 
 
@@ -32,14 +32,19 @@ def expected(graph: ModelGraph, units: UnitGraph, stage: set[int], optimizer_val
     trained = sum(graph.parameter[n].size_bytes for n in names if graph.parameter[n].requires_grad)
     sent = received = inputs = 0.0
     senders, num_sent, num_received = set(), 0, 0
-    for flow in unit_flows(graph, units):
-        size, outside = flow.size, set(flow.targets) - stage
-        if flow.source not in stage and stage & set(flow.targets):
+    unit_of = {name: unit for unit, names in enumerate(units.operators) for name in names}
+    fed = {item.value.name for item in graph.inputs if not item.requires_grad}
+    for value in graph.values:
+        targets = {unit_of[operator.name] for operator in graph if value in operator.inputs}
+        source = unit_of[graph.producer[value]] if value in graph.producer else FEED
+        size = edge_bytes(graph, [value], has_backward=value not in fed)
+        outside = targets - stage
+        if source not in stage and stage & targets:
             received += size.forward(8)
             inputs += size.forward(8)
-            sent += size.backward(8) * (flow.source != FEED)
-            senders.add(flow.source)
-        if flow.source in stage:
+            sent += size.backward(8) * (source != FEED)
+            senders.add(source)
+        if source in stage:
             for target in outside:
                 if not follows(units, target, outside - {target}):
                     sent += size.forward(8)
@@ -69,7 +74,7 @@ def test_contents_are_the_sums_over_values(graph, data):
     bounds = st.sets(st.integers(0, len(units)), min_size=2, max_size=2)
     start, stop = sorted(data.draw(bounds))
     stage = set(range(start, stop))
-    found = contents[start, stop]._asdict()
+    found = contents.of((start, stop))._asdict()
     for name in ("sent", "received", "inputs"):
         per_sample, fixed = found[name]
         found[name] = per_sample * 8 + fixed

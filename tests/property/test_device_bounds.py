@@ -9,10 +9,9 @@ import pytest
 from helpers.series_parallel import shapes, tree_of
 from helpers.small_requests import SETTINGS, random_request
 
-from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
-from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.draft import UnitTables
+from lightning_gpp.planner.graphpipe.partition import LimitedWays
+from lightning_gpp.planner.graphpipe.space import Problem, Space
 
 SAMPLE = 4
 """Models of each size and setting that are tried."""
@@ -27,7 +26,7 @@ def fewest_devices(spaces: list[Space]) -> list[float]:
         min((space.usage.total(way.used) for way in ways), default=math.inf)
         for space in spaces
         for factor in FACTORS
-        for ways in [LimitedWays(space, space.load.lower_bound_s * factor).ways()]
+        for ways in [LimitedWays(space, space.lower_bound_s * factor).ways()]
     ]
 
 

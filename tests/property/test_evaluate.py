@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import Plan, Stage, plan_request
-from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.schedule import (
     SCHEDULES,

@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.choose.found_stage import placed
-from lightning_gpp.planner.graphpipe.choose.least import least_step
-from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.place.drafted import plan_of
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.choice import Divisions, placed
+from lightning_gpp.planner.graphpipe.draft import UnitTables, plan_of
 from lightning_gpp.planner.graphpipe.planner import search_exclusive
-from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.space import Problem
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -86,11 +83,10 @@ def test_no_plan_is_faster_than_the_least_step_of_its_space(request, is_chain, t
     problem = Problem(UnitTables(request))
     for size in request.microbatch_sizes:
         space = problem.space(size, take_turns=take_turns)
-        least = least_step(problem, space)
         divisions = Divisions(space)
         found = [divisions.at(math.inf), *divisions.narrowed()]
         for stages in {stages for one in found if one for stages in one.divisions}:
             for draft in placed(stages, size, request):
                 plan = plan_of(draft, problem.tables, "graphpipe", is_chain=is_chain)
                 validate_plan(plan, request.graph, request.num_devices)
-                assert evaluate_plan(plan, request).step_s >= least.step_s / ABOUT
+                assert evaluate_plan(plan, request).step_s >= space.least.step_s / ABOUT

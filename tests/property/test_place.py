@@ -18,21 +18,24 @@ from hypothesis import strategies as st
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request, validate_plan
-from lightning_gpp.planner.does_not_fit import DoesNotFitError
-from lightning_gpp.planner.graphpipe.place.arrange import arranged
-from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
-from lightning_gpp.planner.graphpipe.place.homes import Homes
-from lightning_gpp.planner.graphpipe.place.least import DraftBounds
-from lightning_gpp.planner.graphpipe.place.moves import FAMILIES
-from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
-from lightning_gpp.planner.graphpipe.place.planner import (
+from lightning_gpp.planner.base import DoesNotFitError
+from lightning_gpp.planner.graphpipe.bounds import DraftBounds
+from lightning_gpp.planner.graphpipe.draft import (
+    Draft,
+    DraftStage,
+    UnitTables,
+    arranged,
+    draft_of,
+    plan_of,
+)
+from lightning_gpp.planner.graphpipe.homes import Homes, OwnHomes
+from lightning_gpp.planner.graphpipe.moves import FAMILIES
+from lightning_gpp.planner.graphpipe.planner import (
     AS_GOOD,
     climbed,
     least_balanced_s,
     search_plans,
 )
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.make_plan import PLANNERS
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.simulate import simulate_plan

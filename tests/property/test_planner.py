@@ -23,8 +23,7 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.step_time.device_time import device_times
-from lightning_gpp.planner.units.coarsen import coarse_units
-from lightning_gpp.planner.units.units import build_units, indivisible_groups
+from lightning_gpp.planner.units.units import build_units, coarse_units, indivisible_groups
 from lightning_gpp.reports.plan.describe import describe_graph, describe_plan
 from lightning_gpp.schedule import SCHEDULES
 
@@ -159,7 +158,7 @@ def test_coarser_units_still_make_a_model(data, num_stages):
     graph = data.draw(model_graphs(min_operators=4))
     profile = data.draw(profiles(graph))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_gpp.planner.units.coarsen.MAX_UNITS", 3)
+        patch.setattr("lightning_gpp.planner.units.units.MAX_UNITS", 3)
         units = coarse_units(graph, profile, num_stages)
     fine = build_units(graph, profile, indivisible_groups(graph))
     assert len(units) >= min(num_stages, len(fine))

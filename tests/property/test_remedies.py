@@ -15,7 +15,7 @@ from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, TensorSpec, Value
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
-from lightning_gpp.planner.does_not_fit import HOLD_FEWER
+from lightning_gpp.planner.base import HOLD_FEWER
 from lightning_gpp.planner.make_plan import plan_request
 
 MEMORY = re.compile(r"(\d+) devices need .* \((\d+) bytes\) of memory each")

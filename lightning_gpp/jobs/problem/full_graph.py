@@ -20,7 +20,7 @@ from lightning_gpp.jobs.problem.problem import (
 )
 from lightning_gpp.jobs.problem.workload import workload_of
 from lightning_gpp.planner import BALANCED, plan_request
-from lightning_gpp.planner.ways.answers import (
+from lightning_gpp.planner.ways import (
     WaysAnswer,
     WaysQuestion,
     answer_ways,

@@ -1,30 +1,14 @@
-"""The planners ``graphpipe`` and ``graphpipe_exclusive``: stages that form a graph.
+"""The planners ``graphpipe``, ``graphpipe_exclusive`` and ``sequential``.
 
 GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
-``place``: plans as units on groups of devices, a judge of them, and a climb to better ones.
-
-``problem``: the model as a line of units. ``space``: what may be chosen.
-
-- ``rates`` (with ``contents``, ``holdings``, ``flows``): what a stage takes, and how many
-  micro-batches it can hold; ``load``: what all units take at least;
-- ``space``: what may be chosen with one smallest micro-batch.
-
-``divide``: all divisions of a space that are fast enough.
-
-- ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit.
-
-``choose``: the best divisions.
-
-- ``limits``: the binary search on the limit; ``found_stage``: what it finds, on devices;
-- ``choice`` (with ``least``): the spaces that are worth looking at, shown to the judge;
-- ``result``: the best plan and the next ones; ``infeasible``: what would help where nothing fits.
-
-``planner`` is ``graphpipe_exclusive``: the best divisions, and a climb among plans whose stages
-own their devices. ``place.planner`` is ``graphpipe``: beyond the paper, a climb among plans whose
-stages share devices, from the best of the former and those of other planners.
+- ``draft``: the units in an order in which branches stay together, what sets of them are, and a
+  plan as such sets on groups of devices;
+- ``rates``: what a stage of some units takes, and how many micro-batches it can hold; ``space``:
+  what may be chosen with one smallest micro-batch, and what it takes at least; ``partition``: the
+  dynamic program for one limit; ``choice``: the search on limits and spaces;
+- ``homes``: the devices that stages may go to; ``deals``: drafts without any search; ``moves``: the
+  drafts next to one;
+- ``bounds``: a lower bound of a draft's step; ``judge``: its step, within a budget; ``climb``: the
+  local search; ``planner``: the planners.
 """
-
-from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult
-
-__all__ = ["RankedPlan", "SearchResult"]

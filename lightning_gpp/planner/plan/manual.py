@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ from lightning_gpp.common.checks import short_list
 from lightning_gpp.common.strict_json import from_data
 from lightning_gpp.graph import ModelGraph, stage_graph
 from lightning_gpp.planner.plan.module_names import claim_operators, is_module
-from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_data
-from lightning_gpp.planner.plan.stage_order import ordered_stages
-from lightning_gpp.planner.plan.whole_shares import MOST_PARTS, least_parts, whole_shares
+from lightning_gpp.planner.plan.plan import Plan, Stage, load_plan, plan_from_data
+from lightning_gpp.planner.units.units import find_cycle, output_makers, topological_order
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
 """What :func:`resolve_plan` takes."""
@@ -180,3 +179,148 @@ def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, in
         producers = [placed[name] for name in graph.predecessors[operator.name]]
         placed.setdefault(operator.name, max(producers, default=last))
     return placed
+
+
+Reach = dict[str, dict[int, str]]
+"""Operator -> stages whose values reach it, each with one value that left the stage on the way."""
+
+
+def ordered_stages(
+    graph: ModelGraph, stage_of: Mapping[str, int], labels: Sequence[str]
+) -> list[int]:
+    """The positions of the stages in topological order, close to the order in which they came.
+
+    Operators in no stage hand on what they read. The last stage is one that an output comes from.
+
+    Args:
+        graph: the model.
+        stage_of: operator name -> position of its stage; operators may be absent.
+        labels: what to call the stages in errors.
+
+    Raises:
+        ValueError: stages depend on each other in a circle, or no stage can be the last one.
+    """
+    reach = _reach(graph, stage_of)
+    handed: dict[tuple[int, int], str] = {}
+    for name, stage in stage_of.items():
+        for source, value in reach[name].items():
+            if source != stage:
+                handed.setdefault((source, stage), value)
+    successors: dict[int, set[int]] = {stage: set() for stage in range(len(labels))}
+    for source, target in handed:
+        successors[source].add(target)
+    if cycle := find_cycle(successors):
+        raise ValueError(_cycle_text(cycle, handed, labels))
+    last = _last_stage(graph, stage_of, reach, successors)
+    if last is None:
+        sinks = [labels[stage] for stage, targets in successors.items() if not targets]
+        raise ValueError(
+            f"plan: {', '.join(sinks)} would come last, but no output of the model is made there, "
+            f"and the loss is computed in the last stage; join it with the stage of "
+            f"{' or '.join(output_makers(graph))}"
+        )
+    for stage in successors:
+        if stage != last:
+            successors[stage].add(last)
+    return topological_order(successors)
+
+
+def _reach(graph: ModelGraph, stage_of: Mapping[str, int]) -> Reach:
+    reach: Reach = {}
+    for operator in graph:
+        reached: dict[int, str] = {}
+        reach[operator.name] = reached
+        for value in operator.inputs:
+            producer = graph.producer.get(value)
+            if producer is None:
+                continue
+            if producer in stage_of:
+                reached.setdefault(stage_of[producer], value)
+            else:
+                for stage, first in reach[producer].items():
+                    reached.setdefault(stage, first)
+    return reach
+
+
+def _last_stage(
+    graph: ModelGraph,
+    stage_of: Mapping[str, int],
+    reach: Reach,
+    successors: Mapping[int, set[int]],
+) -> int | None:
+    sinks = {stage for stage, targets in successors.items() if not targets}
+    makers = output_makers(graph)
+    sources = [{stage_of[name]} if name in stage_of else set(reach[name]) for name in makers]
+    if not all(sources) or not makers:  # an output made of the inputs alone can be made anywhere
+        return max(sinks)
+    return max(sinks.intersection(*[set().union(*sources)]), default=None)
+
+
+def _cycle_text(
+    cycle: Sequence[int], handed: Mapping[tuple[int, int], str], labels: Sequence[str]
+) -> str:
+    steps = [
+        f"{labels[source]} hands {handed[source, target]!r} to {labels[target]}"
+        for source, target in zip(cycle, [*cycle[1:], cycle[0]])
+    ]
+    return (
+        f"plan: stages depend on each other in a circle: {'; '.join(steps)}; put what lies between "
+        "into one stage, or split one of them"
+    )
+
+
+MOST_PARTS = 100
+"""Fractions are taken as hundredths or coarser where nobody says how many parts there are."""
+
+
+def whole_shares(fractions: Sequence[float], total: int) -> tuple[int, ...]:
+    """Shares nearest to some fractions: whole, at least 1, together a total.
+
+    Largest remainders: every share is rounded down, and those that lose most by it get one more.
+    Shares that would be below 1 are 1, and the others divide what is left.
+
+    Args:
+        fractions: positive, of any sum.
+        total: at least as many as there are fractions.
+
+    Raises:
+        ValueError: a fraction is not positive, or the total is too small.
+
+    >>> whole_shares([0.5, 0.25, 0.25], 10), whole_shares([0.97, 0.01, 0.02], 10)
+    ((5, 3, 2), (8, 1, 1))
+    """
+    if total < len(fractions) or min(fractions, default=0.0) <= 0:
+        raise ValueError(
+            f"expected positive fractions, and at least as many parts, got {list(fractions)} of "
+            f"{total}"
+        )
+    shares = [1] * len(fractions)
+    free = list(range(len(fractions)))
+    while True:
+        left = total - (len(fractions) - len(free))
+        whole = sum(fractions[i] for i in free)
+        exact = {i: fractions[i] / whole * left for i in free}
+        small = [i for i in free if exact[i] < 1]
+        if not small:
+            break
+        free = [i for i in free if i not in small]
+    for i in free:
+        shares[i] = math.floor(exact[i])
+    by_remainder = sorted(free, key=lambda i: (shares[i] - exact[i], i))
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)
+
+
+def least_parts(fractions: Sequence[float]) -> int | None:
+    """The least number of parts of which fractions that sum to one are whole numbers.
+
+    None where it is above :data:`MOST_PARTS`.
+
+    >>> least_parts([0.75, 0.25]), least_parts([2 / 3, 1 / 3]), least_parts([0.123, 0.877])
+    (4, 3, None)
+    """
+    near = [Fraction(fraction).limit_denominator(MOST_PARTS) for fraction in fractions]
+    total = math.lcm(*(one.denominator for one in near))
+    is_exact = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(near, fractions))
+    return total if is_exact and total <= MOST_PARTS else None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, ReplicaEvaluation
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+
+Work = tuple[float, bool, float]
+"""When a forward or a backward starts, whether it is a forward, and its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +51,24 @@ def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[Devi
     """
     run = pipeline_run(evaluation.plan, request)
     timing = run.play()
-    work: dict[int, list[_Work]] = {found.device: [] for found in evaluation.devices}
+    work: dict[int, list[Work]] = {found.device: [] for found in evaluation.devices}
     for found, replicas in zip(evaluation.stages, timing.start_s):
         for device, replica, starts in zip(found.stage.devices, found.replicas, replicas):
-            steps = run.steps[found.stage.id]
-            work[device] += [_Work(s, step >= 0, replica) for step, s in zip(steps, starts)]
+            for step, start_s in zip(run.steps[found.stage.id], starts):
+                own_s = replica.forward_s if step >= 0 else replica.backward_s
+                work[device].append((start_s, step >= 0, own_s))
     return tuple(_device_time(device, evaluation, own) for device, own in work.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A forward or a backward of a replica."""
-
-    start_s: float
-    is_forward: bool
-    replica: ReplicaEvaluation
-
-    @property
-    def duration_s(self) -> float:
-        return self.replica.forward_s if self.is_forward else self.replica.backward_s
-
-
-def _device_time(device: int, evaluation: PlanEvaluation, all_work: Sequence[_Work]) -> DeviceTime:
+def _device_time(device: int, evaluation: PlanEvaluation, work: Sequence[Work]) -> DeviceTime:
     own = [found for found in evaluation.stages if device in found.stage.devices]
     waits = {"fill": 0.0, "inputs": 0.0, "gradients": 0.0}
     clock_s = compute_s = 0.0
-    for number, work in enumerate(sorted(all_work, key=lambda work: work.start_s)):
-        reason = "fill" if number == 0 else "inputs" if work.is_forward else "gradients"
-        waits[reason] += max(0.0, work.start_s - clock_s)
-        clock_s = work.start_s + work.duration_s
-        compute_s += work.duration_s
+    for number, (start_s, is_forward, duration_s) in enumerate(sorted(work, key=itemgetter(0))):
+        reason = "fill" if number == 0 else "inputs" if is_forward else "gradients"
+        waits[reason] += max(0.0, start_s - clock_s)
+        clock_s = start_s + duration_s
+        compute_s += duration_s
     reduce_s = sum(found.reduce_s for found in own)
     return DeviceTime(
         device,

@@ -14,14 +14,15 @@ from typing import Literal, NamedTuple
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.request_tables import StageCompute
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.step_time.stage_costs import (
     StageMemory,
     replica_computes,
     stage_memory,
+    users_step_bytes,
 )
-from lightning_gpp.planner.step_time.users_step import users_step_bytes
 
 Bound = Literal["compute", "communication"]
 
@@ -232,7 +233,7 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = pipeline_run(plan, request)
-    return _devices(run, evaluate_stages(run))
+    return _devices(run, _stages(run))
 
 
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
@@ -252,7 +253,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     step_s = run.step_s(at_most_s)
     if step_s > at_most_s:
         return None
-    stages = evaluate_stages(run)
+    stages = _stages(run)
     return PlanEvaluation(
         plan=plan,
         minibatch_size=request.minibatch_size,
@@ -265,57 +266,37 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     )
 
 
-def evaluate_stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
+def _stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
     """What the stages of a plan do; the step is not played."""
-    request = run.request
-    communication_s = run.sent_s()
+    request, found = run.request, []
     unit_size = request.minibatch_size / run.num_microbatches
-    return tuple(
-        _stage(run, request, stage, unit_size, communication_s[stage.id])
-        for stage in run.plan.stages
-    )
+    for stage, sent_s in zip(run.plan.stages, run.sent_s()):
+        size = unit_size * stage.microbatch_multiple
+        replicas = _replicas(run, stage, unit_size)
+        reduce_s = run.sums(stage).after_s
+        busy_s = max(*(replica.compute_s for replica in replicas), sent_s)
+        per_sample_s = busy_s / size + reduce_s / request.minibatch_size
+        in_flight = run.in_flight[stage.id]
+        found.append(
+            StageEvaluation(stage, size, replicas, sent_s, reduce_s, per_sample_s, in_flight)
+        )
+    return tuple(found)
 
 
-def _stage(
-    run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float, communication_s: float
-) -> StageEvaluation:
-    size = unit_size * stage.microbatch_multiple
-    replicas = _replicas(run, request, stage, unit_size)
-    reduce_s = run.sums(stage).after_s
-    busy_s = max(*(replica.compute_s for replica in replicas), communication_s)
-    return StageEvaluation(
-        stage=stage,
-        microbatch_size=size,
-        replicas=replicas,
-        communication_s=communication_s,
-        reduce_s=reduce_s,
-        seconds_per_sample=busy_s / size + reduce_s / request.minibatch_size,
-        in_flight=run.in_flight[stage.id],
-    )
-
-
-def _replicas(
-    run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float
-) -> tuple[ReplicaEvaluation, ...]:
+def _replicas(run: PipelineRun, stage: Stage, unit_size: float) -> tuple[ReplicaEvaluation, ...]:
     """What the replicas of a stage do; equal ones are looked at once."""
-    in_flight = run.in_flight[stage.id]
-    computes = replica_computes(request, stage, unit_size)
-    found: dict[tuple[int, StageCompute], ReplicaEvaluation] = {}
-    for one in zip(stage.replica_multiples, computes):
-        if one not in found:
-            units, compute = one
-            # What it reads counts where it is kept for a second forward.
-            share = unit_size * units
-            read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
-            memory = stage_memory(request, stage, compute, in_flight, read_bytes)
-            found[one] = ReplicaEvaluation(compute.forward_s, compute.backward_s, memory)
-    return tuple([found[one] for one in zip(stage.replica_multiples, computes)])
-
-
-def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: float) -> float:
-    """Bytes of a replica's share of the inputs of a stage."""
-    edges = (edge for edge in run.graph.stages.edges if edge.target == stage.id)
-    return sum(request.tables.edge_bytes(edge.values).held(share) for edge in edges)
+    request, in_flight = run.request, run.in_flight[stage.id]
+    edges = [edge for edge in run.graph.stages.edges if edge.target == stage.id]
+    each = [*zip(stage.replica_multiples, replica_computes(request, stage, unit_size))]
+    found = {}
+    for units, compute in dict.fromkeys(each):
+        read_bytes = 0.0
+        if stage.recompute:  # what it reads is kept for the second forward
+            sizes = (request.tables.edge_bytes(edge.values) for edge in edges)
+            read_bytes = sum(size.held(unit_size * units) for size in sizes)
+        memory = stage_memory(request, stage, compute, in_flight, read_bytes)
+        found[units, compute] = ReplicaEvaluation(compute.forward_s, compute.backward_s, memory)
+    return tuple([found[one] for one in each])
 
 
 def _busiest_device_s(stages: Sequence[StageEvaluation], minibatch_size: int) -> float:
@@ -348,3 +329,26 @@ def _devices(run: PipelineRun, stages: Sequence[StageEvaluation]) -> tuple[Devic
         )
         for device in sorted(busy_s)
     )
+
+
+def border_bytes(plan: Plan, request: PlanRequest) -> float:
+    """Activations and gradients that go from one stage's devices to another's in a step."""
+    placed, graph, total = plan_graph(plan, request.graph), request.graph, 0.0
+    for edge in placed.stages.edges:
+        if edge.source >= 0 and placed.devices[edge.source] != placed.devices[edge.target]:
+            sizes = edge_bytes(graph, edge.values, has_backward=edge.has_backward)
+            size = request.minibatch_size
+            total += sizes.forward(size) + sizes.backward(size)
+    return total
+
+
+def message_bytes(plan: Plan, request: PlanRequest) -> float:
+    """What goes from stage to stage, and the replicas' sums of gradients, in rings.
+
+    Where stages share some devices and not all, what stays on one of them counts as well.
+    """
+    total = border_bytes(plan, request)
+    for stage in plan.stages:
+        _, trained_bytes = request.tables.parameter_bytes(stage.operators)
+        total += 2 * (len(stage.devices) - 1) * trained_bytes
+    return total

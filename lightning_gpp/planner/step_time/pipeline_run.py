@@ -55,7 +55,7 @@ class PipelineRun:
         Raises:
             ValueError: devices wait for each other for ever.
         """
-        played = self._play(self._numbered, at_most_s)
+        played = self._play(at_most_s)
         return math.inf if played is None else played.step_s
 
     def play(self) -> Timing:
@@ -65,7 +65,7 @@ class PipelineRun:
             ValueError: devices wait for each other for ever.
         """
         numbered = self._numbered
-        played = self._play(numbered)
+        played = self._play()
         assert played is not None  # no step is too long
         starts_s = []
         for stage, steps in self.steps.items():
@@ -92,15 +92,15 @@ class PipelineRun:
             for stage in self.plan.stages
         ]
 
-    @property
+    @cached_property
     def _numbered(self) -> StepWork:
         return StepWork(
             self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
         )
 
-    def _play(self, numbered: StepWork, at_most_s: float = math.inf) -> Played | None:
+    def _play(self, at_most_s: float = math.inf) -> Played | None:
         buckets = [self.sums(stage).buckets for stage in self.plan.stages]
-        played = play(numbered.work(self.replica_s, buckets), at_most_s)
+        played = play(self._numbered.work(self.replica_s, buckets), at_most_s)
         if played is not None and played.stuck:
             raise ValueError(
                 f"devices {sorted(played.stuck)} wait for each other: the orders deadlock"

@@ -2,16 +2,23 @@
 
 Every replica computes its own share of a micro-batch on its own device; where one number stands for
 a stage, it is that of its slowest replica.
+
+What the user's step holds on the device of the loss, beside its stages.
+
+A step holds its batch, the outputs of the forward and their gradients: those of the whole
+mini-batch where it runs once on it, those of one micro-batch where it runs for each. Not in it is
+what is not known before it runs, as what a loss keeps for its backward (a softmax over a vocabulary
+as much as its scores), nor that the losses of two micro-batches are compared now and then.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gpp.cluster import Cluster, all_reduce_s
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.request_tables import StageCompute
+from lightning_gpp.schedule import find_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +46,6 @@ class StageMemory:
     def total_bytes(self) -> int:
         """All together."""
         return self.fixed_bytes + self.activation_bytes
-
-
-def stage_compute(request: PlanRequest, stage: Stage, unit_size: float) -> StageCompute:
-    """Compute of the slowest replica of a stage, with the activations of the largest share.
-
-    Args:
-        request: the model, the devices and the costs.
-        stage: the stage.
-        unit_size: samples of a smallest micro-batch.
-    """
-    found = replica_computes(request, stage, unit_size)
-    if stage.num_replicas == 1:
-        return found[0]
-    slowest = max(found, key=lambda compute: compute.forward_s + compute.backward_s)
-    return slowest._replace(activation_bytes=max(c.activation_bytes for c in found))
 
 
 def replica_computes(
@@ -118,8 +110,19 @@ def stage_memory(
     )
 
 
-def reduce_line(cluster: Cluster, devices: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds of a ring all-reduce over the replicas of a stage: at least, and per byte."""
-    one_s, many_s = (all_reduce_s(cluster, devices, size, "ring") for size in (1, 10**15))
-    per_byte_s = (many_s - one_s) / (10**15 - 1)
-    return max(0.0, one_s - per_byte_s), per_byte_s
+def users_step_bytes(request: PlanRequest, unit_size: float, in_flight: int) -> int:
+    """Bytes that the user's step holds.
+
+    Args:
+        request: the model, the mini-batch and the schedule.
+        unit_size: samples of a smallest micro-batch.
+        in_flight: mini-batches whose steps have begun, where the pipeline does not drain.
+    """
+    graph, tables = request.graph, request.tables
+    minibatch = request.minibatch_size / request.num_minibatches
+    batches = min(in_flight, request.num_minibatches)
+    batch = tables.edge_bytes(tuple(one.value.name for one in graph.inputs))
+    outputs = tables.edge_bytes(graph.outputs)
+    size = minibatch if find_schedule(request.schedule).forwards_first else unit_size
+    taken = outputs.forward(size) + outputs.backward(size)
+    return round(batches * batch.forward(minibatch) + taken)

@@ -16,13 +16,13 @@ from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.planner.step_time.merged_lines import (
+from lightning_gpp.planner.step_time.lines import (
+    EdgeMessages,
+    Numbering,
     endless_lines,
     merged_lines,
     replica_paths,
 )
-from lightning_gpp.planner.step_time.numbering import Numbering
-from lightning_gpp.planner.step_time.shares import EdgeMessages
 from lightning_gpp.schedule import Steps, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]

@@ -3,17 +3,21 @@
 Operators that change the same module state (the running statistics of one BatchNorm that is
 called twice) must be in one stage, and with them everything between them, or the stage would not
 be convex. Contracting them first lets the rest of a planner move single units freely.
+
+Large models get fewer units, so that planning them stays a matter of a second: a unit is merged
+into its only predecessor, or its only successor, while the two together stay light. Neither can
+close a circle: a second path between them would need a second neighbour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED, ModelGraph
-from lightning_gpp.planner.units.dag import find_cycle, group_successors, topological_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +181,135 @@ def _flows(graph: ModelGraph, unit_of: Mapping[str, int]) -> tuple[Flow, ...]:
         if flow.targets or flow.is_output:
             flows.append(flow)
     return tuple(flows)
+
+
+MAX_UNITS = 192
+"""Graphs of more units are made coarser."""
+
+UNITS_PER_STAGE = 16
+"""A merged unit is at most this fraction of an equal share of the work of a stage."""
+
+
+def coarse_units(graph: ModelGraph, profile: Profile, num_stages: int) -> UnitGraph:
+    """The units of a graph, light neighbours merged where there are more than MAX_UNITS.
+
+    Args:
+        graph: the model.
+        profile: what its operators cost.
+        num_stages: how many stages will be cut; there stay at least as many units.
+    """
+    units = build_units(graph, profile, indivisible_groups(graph))
+    for forward in (True, False):
+        if len(units) > max(MAX_UNITS, num_stages):
+            limit_s = sum(units.compute_s) / (num_stages * UNITS_PER_STAGE)
+            spare = len(units) - max(MAX_UNITS, num_stages)
+            merged = _merge_light(units, limit_s, spare, forward=forward)
+            groups = {n: merged[u] for u, names in enumerate(units.operators) for n in names}
+            units = build_units(graph, profile, groups)
+    return units
+
+
+def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool) -> list[int]:
+    """Group of every unit after up to ``spare`` mergers in one direction."""
+    group = list(range(len(units)))
+    weight_s = list(units.compute_s)
+    neighbours = units.predecessors if forward else units.successors
+    for unit in _walk(units, forward):
+        others = {group[neighbour] for neighbour in neighbours[unit]}
+        if len(others) != 1 or (forward and unit in units.finals) or not spare:
+            continue
+        (other,) = others
+        if weight_s[other] + weight_s[unit] <= limit_s:
+            group[unit] = other
+            weight_s[other] += weight_s[unit]
+            spare -= 1
+    return group
+
+
+def _walk(units: UnitGraph, forward: bool) -> Iterable[int]:
+    order: Sequence[int] = range(len(units))
+    return order if forward else reversed(order)
+
+
+def find_cycle(successors: Mapping[int, Iterable[int]]) -> list[int]:
+    """A cycle as its nodes in order, or an empty list.
+
+    >>> find_cycle({0: [1], 1: [2], 2: [1]})
+    [1, 2]
+    >>> find_cycle({0: [1], 1: []})
+    []
+    """
+    finished: set[int] = set()
+    for root in successors:
+        path = [root]
+        targets = [iter(sorted(successors[root]))]
+        while path:
+            node = next((target for target in targets[-1] if target not in finished), None)
+            if node is None:
+                finished.add(path.pop())
+                targets.pop()
+            elif node in path:
+                return path[path.index(node) :]
+            else:
+                path.append(node)
+                targets.append(iter(sorted(successors[node])))
+    return []
+
+
+def topological_order(successors: Mapping[int, Iterable[int]]) -> list[int]:
+    """The nodes of an acyclic graph, sources first; of those that can come next, the smallest.
+
+    >>> topological_order({0: [1], 2: [1], 1: []})
+    [0, 2, 1]
+    """
+    missing = dict.fromkeys(successors, 0)
+    for targets in successors.values():
+        for target in targets:
+            missing[target] += 1
+    ready = sorted(node for node, count in missing.items() if not count)
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for target in successors[order[-1]]:
+            missing[target] -= 1
+            if not missing[target]:
+                heapq.heappush(ready, target)
+    return order
+
+
+def order_to_end(successors: Mapping[int, set[int]], ends: Iterable[int]) -> list[int] | None:
+    """The order of :func:`topological_order` with one of some nodes last, the largest that can be.
+
+    Args:
+        successors: node -> its successors.
+        ends: nodes that may be last, if they have no successors.
+
+    Returns:
+        None where there is a cycle, or no node can be last.
+
+    >>> order_to_end({0: {1}, 1: set(), 2: set()}, ends=[0, 1])
+    [0, 2, 1]
+    """
+    last = max((node for node in ends if not successors[node]), default=None)
+    if last is None:
+        return None
+    order = topological_order(
+        {
+            node: targets if node == last else targets | {last}
+            for node, targets in successors.items()
+        }
+    )
+    return order if len(order) == len(successors) else None
+
+
+def group_successors(graph: ModelGraph, groups: Mapping[str, int]) -> dict[int, set[int]]:
+    """Group of operators -> other groups that read from it.
+
+    Args:
+        graph: the model.
+        groups: operator name -> its group, for all operators.
+    """
+    found: dict[int, set[int]] = {group: set() for group in groups.values()}
+    for name, targets in graph.successors.items():
+        found[groups[name]] |= {groups[target] for target in targets} - {groups[name]}
+    return found

@@ -24,11 +24,10 @@ from lightning_gpp.common.units_of_measure import (
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
-from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
-from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
-from lightning_gpp.planner.edge_bytes import edge_bytes
+from lightning_gpp.planner.base import ADAM_VALUES, HOLDS_ALL, HOLDS_FEW, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.step_time.evaluate import (
     PlanEvaluation,
     StageEvaluation,

@@ -14,8 +14,7 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
     seconds_text,
 )
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.does_not_fit import HOLDS_FEW
+from lightning_gpp.planner.base import HOLDS_FEW, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from lightning_gpp.planner.plan.plan_json import save_plan
+from lightning_gpp.planner.plan.plan import save_plan
 
 
 class PlanFile(Callback):

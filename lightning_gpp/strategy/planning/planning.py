@@ -29,7 +29,7 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
-from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.refit.refit import Refit

@@ -11,16 +11,18 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
-from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.pipedream.planner import cluster_levels, stage_devices
-from lightning_gpp.planner.pipedream.recurrence import (
+from lightning_gpp.planner.baselines.pipedream import (
+    Layers,
     Level,
     Segment,
+    cluster_levels,
+    linear_layers,
     pipedream_stages,
     solve_levels,
+    stage_devices,
 )
+from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
-from lightning_gpp.planner.units.linear import Layers, linear_layers
 
 BANDWIDTH = 100.0
 

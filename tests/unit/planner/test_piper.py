@@ -5,20 +5,19 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
 from helpers.published import piper_document, shared_graph, write_piper
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_preset
-from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
+from lightning_gpp.planner import PLANNERS, Stage, make_plan, validate_plan
+from lightning_gpp.planner.baselines.best_plan import uniform_plans
+from lightning_gpp.planner.baselines.piper import instance_of
+from lightning_gpp.planner.baselines.piper_search import PiperPlan, PiperRules, downsets, search
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.piper import plan_instance
-from lightning_gpp.planner.piper.downsets import downsets
-from lightning_gpp.planner.piper.planner import instance_of
-from lightning_gpp.planner.piper.search import PiperPlan, PiperRules, search
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
-from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
 from lightning_gpp.planner.units.units import build_units, indivisible_groups
 from lightning_gpp.workloads import (
     PiperEdge,
@@ -36,12 +35,13 @@ from lightning_gpp.workloads import (
 )
 def test_the_published_objective(num_devices, memory_bytes, seconds_per_sample, num_stages):
     """What Piper's own program finds for its ``resnet.json``, scaled to seconds."""
-    found = plan_instance(
+    instance = replace(
         read_piper_instance(shared_graph("piper/resnet.json")),
         num_devices=num_devices,
         memory_bytes=memory_bytes,
         bandwidth_bytes_per_s=2.5e10,
     )
+    found = search(instance)
     assert found.seconds_per_sample == pytest.approx(seconds_per_sample, rel=1e-8)
     assert len(found.stages) == num_stages
 
@@ -205,20 +205,20 @@ def test_ways_that_the_knapsack_cannot_choose_from(tmp_path):
         tmp_path / "w.json", document, *("nodes", 0, "TMPCs", "1"), value=[*ways, ways[0]]
     )
     with pytest.raises(ValueError, match=r"'a' has 3 ways to run on 1 devices; .* at most 2"):
-        plan_instance(read_piper_instance(path))
+        search(read_piper_instance(path))
     path = write_piper(
         tmp_path / "w.json", document, *("nodes", 0, "TMPCs", "1", 1, "parameterSize"), value=1.0
     )
     with pytest.raises(ValueError, match=r"'a': ways .* must have the same parameterSize"):
-        plan_instance(read_piper_instance(path))
+        search(read_piper_instance(path))
 
 
 def test_an_instance_can_be_asked_with_other_devices(tmp_path):
     instance = read_piper_instance(write_piper(tmp_path / "w.json", piper_document()))
-    alone = plan_instance(instance, num_devices=1)
+    alone = search(replace(instance, num_devices=1))
     assert alone.seconds_per_sample == pytest.approx(18e-3)  # 3 + 6 + 9 ms
-    assert plan_instance(instance, num_devices=1, memory_bytes=1e7) is None
-    slow = plan_instance(instance, num_devices=2, bandwidth_bytes_per_s=1e3)
+    assert search(replace(instance, num_devices=1, memory_bytes=1e7)) is None
+    slow = search(replace(instance, num_devices=2, bandwidth_bytes_per_s=1e3))
     # Cutting an edge would take 2000 s; one stage on two devices synchronises 12 MB in 64 samples.
     assert len(slow.stages) == 1
     expected = 18e-3 / 2 + 4 * 12e6 / 2 / 64 / 1e3
@@ -320,7 +320,7 @@ def test_operators_with_state_do_not_recompute():
 
 def test_replicas_take_turns_or_share_microbatches():
     request = request_of(4, minibatch_size=32)
-    stages = [ReplicatedStage(("a",), (0, 1)), ReplicatedStage(("b",), (2,))]
+    stages = [Stage(0, ("a",), (0, 1), 2), Stage(1, ("b",), (2,))]
     turns, share = uniform_plans(request, stages, 4.0, "x")
     assert turns.num_microbatches == 8  # of 4 samples, two at a time in the first stage
     assert [stage.microbatch_multiple for stage in turns.stages] == [2, 1]
@@ -329,7 +329,7 @@ def test_replicas_take_turns_or_share_microbatches():
     (turns,) = uniform_plans(request, stages, 1.0, "x")  # one sample cannot be shared
     assert turns.num_microbatches == 32
     assert [p.num_microbatches for p in uniform_plans(request, stages, 32.0, "x")] == [2]
-    (alone,) = uniform_plans(request, stages[1:], 4.0, "x")
+    (alone,) = uniform_plans(request, [Stage(0, ("b",), (2,))], 4.0, "x")
     assert alone.num_microbatches == 8
 
 

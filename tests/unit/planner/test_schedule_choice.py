@@ -33,9 +33,9 @@ from lightning_gpp.planner import (
     plan_request,
     plan_to_run,
 )
-from lightning_gpp.planner.does_not_fit import HOLD_FEWER, DoesNotFitError
-from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.schedule_choice import choose_schedule
+from lightning_gpp.planner.base import HOLD_FEWER, DoesNotFitError
+from lightning_gpp.planner.graphpipe.judge import SearchResult
+from lightning_gpp.planner.plan_to_run import choose_schedule
 from lightning_gpp.reports.plan.describe import describe_plan
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))

@@ -8,7 +8,7 @@ from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.estimate import NOMINAL_KIND
 from lightning_gpp.planner import PlanRequest, plan_request
-from lightning_gpp.planner.ways.answers import WaysAnswer, WaysQuestion, answer_ways
+from lightning_gpp.planner.ways import WaysAnswer, WaysQuestion, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph

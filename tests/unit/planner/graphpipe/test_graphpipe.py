@@ -9,10 +9,8 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import PlanRequest, make_plan, validate_plan
-from lightning_gpp.planner.graphpipe.choose import choice
-from lightning_gpp.planner.graphpipe.place import planner
-from lightning_gpp.planner.graphpipe.place.planner import AS_GOOD, search_plans
-from lightning_gpp.planner.graphpipe.planner import search_exclusive
+from lightning_gpp.planner.graphpipe import choice, planner
+from lightning_gpp.planner.graphpipe.planner import AS_GOOD, search_exclusive, search_plans
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -151,7 +149,7 @@ def test_results_are_ranked_and_explained():
     steps = [ranked.evaluation.step_s for ranked in result.ranked]
     assert steps[1:] == sorted(steps[1:]) and len(steps) > 1
     assert steps[0] <= AS_GOOD * min(steps)
-    assert result.best == result.ranked[0].plan
+    assert result.best == result.ranked[0].evaluation.plan
     assert "as good" in result.ranked[0].note and "faster" in result.ranked[1].note
     assert "slower" in result.ranked[-1].note
     validate_plan(result.best, graph, 4)

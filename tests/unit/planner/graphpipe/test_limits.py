@@ -8,13 +8,11 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.graphpipe.choose.choice import choose
-from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
-from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
-from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.choice import Divisions, choose
+from lightning_gpp.planner.graphpipe.draft import UnitTables
+from lightning_gpp.planner.graphpipe.judge import DraftJudge
+from lightning_gpp.planner.graphpipe.partition import LimitedWays
+from lightning_gpp.planner.graphpipe.space import Problem, Space
 
 LAYER_S = 3.0 / 4
 """Forward and backward of a layer, per sample of a micro-batch of four."""
@@ -49,7 +47,7 @@ def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage():
 
 def test_more_units_than_stages_need_company(space):
     """Twenty layers on eight devices: three are together somewhere."""
-    assert space.load.lower_bound_s == pytest.approx(3 * LAYER_S)
+    assert space.lower_bound_s == pytest.approx(3 * LAYER_S)
 
 
 def test_divisions_answer_for_limits_down_to_their_slowest_stage(space, monkeypatch):

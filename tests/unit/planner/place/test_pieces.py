@@ -14,25 +14,29 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import evaluate_plan, plan_request
-from lightning_gpp.planner.graphpipe.place.arrange import arranged
-from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
-from lightning_gpp.planner.graphpipe.place.deals import (
+from lightning_gpp.planner.graphpipe.deals import (
+    balanced,
     branches,
     deals,
     equal_groups,
     followed,
     packed_branches,
+    redealt,
     runs,
 )
-from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.place.drafted import plan_of
-from lightning_gpp.planner.graphpipe.place.homes import Homes
-from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.place.moves import merged, parted, resized, shifted
-from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
-from lightning_gpp.planner.graphpipe.place.planner import search_plans
-from lightning_gpp.planner.graphpipe.place.redealt import balanced, redealt
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables, arranged, plan_of
+from lightning_gpp.planner.graphpipe.homes import Homes, OwnHomes
+from lightning_gpp.planner.graphpipe.judge import DraftJudge
+from lightning_gpp.planner.graphpipe.moves import (
+    at_branches,
+    by_needs,
+    by_work,
+    merged,
+    parted,
+    resized,
+    shifted,
+)
+from lightning_gpp.planner.graphpipe.planner import search_plans
 
 GRAPH = literal_graph({"a": "x", "b": "a", "c": "x", "d": "c", "j": "b d"})
 A, B, C, D, J = (1 << place for place in range(5))  # in depth-first order

@@ -14,7 +14,7 @@ from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.planner.does_not_fit import HOLD_FEWER
+from lightning_gpp.planner.base import HOLD_FEWER
 from lightning_gpp.strategy import GraphPipeStrategy
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.report import describe_planned

@@ -1,0 +1,1 @@
+"""PipeDream and Piper, the baselines of the GraphPipe paper."""

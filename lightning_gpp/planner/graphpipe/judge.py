@@ -1,0 +1,272 @@
+"""Judges drafts by the step that they would take, within a budget, and ranks what it has seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.engine.play import ROUNDING
+from lightning_gpp.planner.graphpipe.bounds import DraftBounds
+from lightning_gpp.planner.graphpipe.draft import Draft, UnitTables, arranged, draft_of, plan_of
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below
+
+LOOKS_PER_BOUND = 8
+"""So many looks at what the devices compute are taken in the time of one lower bound."""
+
+ACTIONS_PER_LOOK = 4
+"""So many forwards and backwards are played in the time of one look."""
+
+
+FEW_DEVICES = 16
+"""On twice as many devices a played action counts half: steps have more of them there, and searches
+may take longer."""
+
+
+class DraftJudge:
+    """Looks at drafts, and keeps what it saw.
+
+    Args:
+        tables: of the units.
+        name: of the planner.
+        budget: looks that may be taken; see :attr:`is_spent`.
+        least_devices: plans on fewer devices are left out.
+        is_chain: whether every stage waits for the one before it.
+        below_s: steps that are not shorter are of no interest.
+
+    Attributes:
+        name: of the planner.
+        best: the best plan that fits into memory: shortest step first, then least memory.
+    """
+
+    def __init__(
+        self,
+        tables: UnitTables,
+        name: str,
+        budget: int = 0,
+        *,
+        least_devices: int = 1,
+        is_chain: bool = False,
+        below_s: float = math.inf,
+    ) -> None:
+        self.tables = tables
+        self._below_s = below_s
+        self._is_chain = is_chain
+        self._least_devices = least_devices
+        self.best: PlanEvaluation | None = None
+        self.name = name
+        self._budget: float = budget
+        self._bounds = DraftBounds(tables)
+        self._least_s: dict[Draft, float] = {}
+        self._step_s: dict[Draft, float] = {}
+        self._found: dict[Plan, PlanEvaluation] = {}
+        self._spent = 0
+        times = max(1, tables.request.num_devices // FEW_DEVICES)
+        self._actions_per_look = ACTIONS_PER_LOOK * times
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the step of the best plan; without one those that are of interest."""
+        return self._below_s if self.best is None else self.best.step_s
+
+    def drafts(self, found: Iterable[PlanEvaluation]) -> list[tuple[Draft, float]]:
+        """Plans as drafts, each with its step; those that divide units are left out."""
+        drafts = ((draft_of(one.plan, self.tables), one) for one in found)
+        return [(draft, one.step_s) for draft, one in drafts if draft is not None]
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all looks are taken.
+
+        A look asks what the devices compute; a lower bound and a played step cost as many as they
+        take the time of. So a search takes about as long for many models, and longer for those of
+        hundreds of operators or devices.
+        """
+        return self._spent >= self._budget
+
+    def allow(self, looks: float) -> None:
+        """So many looks may be taken from now on."""
+        self._budget = self._spent + looks
+
+    def limit(self, looks: float) -> None:
+        """So many looks may be taken from now on, if so many are left."""
+        self._budget = min(self._budget, self._spent + looks)
+
+    def spend(self, looks: int) -> None:
+        """Takes looks for other work."""
+        self._spent += looks
+
+    def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
+        """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
+
+        Args:
+            drafts: with their stages in any order.
+            below_s: the limit.
+
+        Returns:
+            The bounds, and the drafts with their stages in order; none when the budget ends.
+        """
+        found: dict[Draft, float] = {}
+        for draft in drafts:
+            if self.is_spent:
+                return []
+            self._spent += 1
+            if self._least_devices > 1 and draft.num_devices < self._least_devices:
+                continue
+            if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
+                continue
+            stages = arranged(draft.stages, self.tables)
+            if stages is None:
+                continue
+            able = draft._replace(stages=stages)
+            if able not in found:
+                least_s = self._least(able)
+                if least_s < below_s:
+                    found[able] = least_s
+        return sorted(((s, draft) for draft, s in found.items()), key=lambda one: one[0])
+
+    def _least(self, draft: Draft) -> float:
+        found = self._least_s.get(draft)
+        if found is None:
+            self._spent += LOOKS_PER_BOUND
+            found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
+        return found
+
+    def step_s(self, draft: Draft, below_s: float) -> float:
+        """Seconds of a draft's step; infinite where it does not fit, or is longer than a limit.
+
+        What was too long for one limit is played again for a larger one.
+
+        Args:
+            draft: with its stages in order.
+            below_s: the limit.
+        """
+        found = self._step_s.get(draft)
+        if found is not None:
+            return found
+        if self._least_s.get(draft, 0.0) >= below_s:
+            return math.inf
+        self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
+        plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
+        evaluation = evaluate_below(plan, self.tables.request, below_s)
+        if evaluation is None:
+            self._least_s[draft] = below_s
+            return math.inf
+        found = evaluation.step_s if evaluation.is_feasible else math.inf
+        self._step_s[draft] = found
+        self.show(evaluation)
+        return found
+
+    def show(self, found: PlanEvaluation) -> None:
+        """Takes note of a plan; one that does not fit into memory is left out."""
+        if found.is_feasible:
+            self._found.setdefault(found.plan, found)
+            if self.best is None or _rank(found) < _rank(self.best):
+                self.best = found
+
+    def settle(self, at_most_s: float) -> None:
+        """Makes the plan with the fewest stages the best one, of those that are as good.
+
+        Args:
+            at_most_s: the longest step of these.
+        """
+        as_good = [one for one in self._found.values() if one.step_s <= at_most_s]
+        self.best = min(as_good, key=lambda one: (len(one.stages), *_rank(one)), default=self.best)
+
+    @property
+    def found(self) -> list[PlanEvaluation]:
+        """The plans so far, the best one first."""
+        return sorted(self._found.values(), key=_rank)
+
+    def ranked(self) -> tuple[RankedPlan, ...]:
+        """The best plans, with a word on each; one of those with more stages."""
+        best, found = self.best, self.found
+        if best is None:
+            return ()
+        shorter = [one for one in found if one.step_s < best.step_s]
+        others = [one for one in found[len(shorter) :] if one is not best]
+        return ranked_plans([best, *shorter[:1], *others])
+
+    @staticmethod
+    def _num_actions(draft: Draft) -> int:
+        count = draft.num_microbatches
+        return sum(2 * one.num_replicas * count // one.multiple for one in draft.stages)
+
+
+def _rank(found: PlanEvaluation) -> tuple[float, int]:
+    return found.step_s, found.peak_memory_bytes
+
+
+NUM_RANKED = 8
+"""Plans that a result lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlan:
+    """A plan that a search looked at.
+
+    Attributes:
+        evaluation: the plan, and what it would do.
+        note: why it won or lost, in a few words.
+    """
+
+    evaluation: PlanEvaluation
+    note: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: the plan with the shortest step, or nearly, and few stages.
+        notes: what to know about the search.
+        ranked: the best plan and the next ones, in this order; none where nobody ranks them.
+    """
+
+    best: Plan
+    notes: tuple[str, ...] = ()
+    ranked: tuple[RankedPlan, ...] = ()
+
+
+def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
+    """The first plans with a word on each.
+
+    Args:
+        found: the best one first.
+    """
+    best = found[0]
+    shortest_s = min(one.step_s for one in found)
+    return tuple(RankedPlan(one, _note(one, best, shortest_s)) for one in found[:NUM_RANKED])
+
+
+def _note(one: PlanEvaluation, best: PlanEvaluation, shortest_s: float) -> str:
+    form = (
+        f"{len(one.stages)} stages, depth {one.depth}, "
+        f"micro-batches of {one.stages[0].microbatch_size:g}"
+    )
+    if one is best:
+        is_shortest = one.step_s <= shortest_s
+        return f"{form}: {'the shortest step' if is_shortest else 'as good with fewer stages'}"
+    longer = _longer(one.step_s, best.step_s)
+    if longer < -1e-9:
+        return f"{form}: {-longer:.2%} faster, but has more stages"
+    if longer < 1e-9 and one.peak_memory_bytes == best.peak_memory_bytes:
+        return f"{form}: as fast"
+    if longer < 1e-9:
+        return f"{form}: as fast, but needs {_percent(one.peak_memory_bytes, best)} more memory"
+    slower = _longer(one.seconds_per_sample, best.seconds_per_sample)
+    why = "its bottleneck is slower" if slower > longer / 2 else "it warms up and drains longer"
+    return f"{form}: {longer:.1%} slower, as {why}"
+
+
+def _longer(one_s: float, best_s: float) -> float:
+    """By which part of the best one is longer; models whose operators take no time are allowed."""
+    if not best_s:
+        return math.inf if one_s else 0.0
+    return one_s / best_s - 1
+
+
+def _percent(peak_bytes: int, best: PlanEvaluation) -> str:
+    return f"{peak_bytes / max(1, best.peak_memory_bytes) - 1:.1%}"

@@ -1,0 +1,151 @@
+"""Pipeline of layers, graph parallelism, or both: how many ways, and the plan: stages × ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lightning_gpp.graph.graph_parallel import WaysGraph
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.make_plan import answer
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, border_bytes, evaluate_plan
+
+
+@dataclass(frozen=True, slots=True)
+class WaysQuestion:
+    """The question for a number of ways.
+
+    Attributes:
+        request: for the model in ways; its micro-batches are the chunks.
+        model: the same model.
+        notes: what to know of the division.
+    """
+
+    request: PlanRequest
+    model: WaysGraph
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_ways(self) -> int:
+        """Devices that divide the vertices of every chunk."""
+        return self.model.num_ways
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers."""
+        return self.request.num_devices // self.num_ways
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that go through the layers one after the other."""
+        return self.request.num_microbatches or 1
+
+
+@dataclass(frozen=True)
+class WaysAnswer:
+    """A plan for a number of ways.
+
+    Attributes:
+        question: which it answers.
+        plan: for the model in ways.
+    """
+
+    question: WaysQuestion
+    plan: Plan
+
+    @cached_property
+    def evaluation(self) -> PlanEvaluation:
+        """What the plan would do; an epoch is a step."""
+        return evaluate_plan(self.plan, self.question.request)
+
+    @cached_property
+    def message_bytes(self) -> float:
+        """Bytes of activations and gradients that devices send in an epoch."""
+        return border_bytes(self.plan, self.question.request)
+
+
+def answer_ways(questions: Iterable[WaysQuestion], planner: str) -> Iterator[WaysAnswer]:
+    """The plan for every number of ways.
+
+    Args:
+        questions: one per number of ways.
+        planner: name of the planner that divides the layers.
+
+    Raises:
+        ValueError: the layers cannot be divided so.
+    """
+    for question in questions:
+        part = first_way(question.request, question.model)
+        yield WaysAnswer(question, plan_in_ways(answer(part, planner), question.model))
+
+
+def numbers_of_ways(num_devices: int) -> list[int]:
+    """The numbers of ways that divide the devices.
+
+    >>> numbers_of_ways(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [ways for ways in range(1, num_devices + 1) if num_devices % ways == 0]
+
+
+def first_way(request: PlanRequest, model: WaysGraph) -> PlanRequest:
+    """The question for one way: its branch alone, on the first device of those of all ways.
+
+    Args:
+        request: for the model in ways.
+        model: the same.
+
+    Raises:
+        ValueError: the ways do not divide the devices.
+    """
+    if request.num_devices % model.num_ways:
+        raise ValueError(f"{model.num_ways} ways do not divide {request.num_devices} devices")
+    cluster = request.cluster.every(model.num_ways)
+    return replace(request, graph=model.first_way(), cluster=cluster)
+
+
+def plan_in_ways(plan: Plan, model: WaysGraph) -> Plan:
+    """Every device of a plan becomes as many neighbouring devices as there are ways.
+
+    What a way needs of others has to have come before it goes on, so a stage ends before every
+    operator that reads rows of other ways. The last stage joins the outputs.
+
+    Args:
+        plan: for :meth:`~lightning_gpp.graph.graph_parallel.WaysGraph.first_way`, without replicas.
+        model: in ways.
+
+    Raises:
+        ValueError: the plan has replicas.
+    """
+    num_ways = model.num_ways
+    if num_ways == 1:
+        return plan
+    if any(stage.num_replicas > 1 for stage in plan.stages):
+        raise ValueError(f"a plan for ways has no replicas, got {plan.planner!r}'s with some")
+    stage_of = {model.operators[name][0]: s for s in plan.stages for name in s.operators}
+    levels: dict[str, int] = {}
+    members: dict[tuple[int, int, int], list[str]] = {}
+    joins: list[str] = []
+    for operator in model.graph:
+        if operator.name not in model.operators:
+            joins.append(operator.name)
+            continue
+        name, way = model.operators[operator.name]
+        before = [levels[other] for other in model.graph.predecessors[operator.name]]
+        level = levels[operator.name] = max(before, default=0) + model.exchanges(operator)
+        members.setdefault((stage_of[name].id, level, way), []).append(operator.name)
+    stages = [
+        Stage(
+            number,
+            tuple(members[key]),
+            (plan.stages[key[0]].devices[0] * num_ways + key[2],),
+            recompute=plan.stages[key[0]].recompute,
+        )
+        for number, key in enumerate(sorted(members))
+    ]
+    if joins:
+        last = plan.stages[-1].devices[0] * num_ways
+        stages.append(Stage(len(stages), tuple(joins), (last,)))
+    return Plan(tuple(stages), plan.planner, plan.num_microbatches)

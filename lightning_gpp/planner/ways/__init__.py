@@ -1,1 +1,0 @@
-"""Plans for models whose vertices are divided over ways: pipeline, graph parallelism, or both."""
