@@ -16,6 +16,7 @@ faster: a plan of ``gpipe`` with smaller micro-batches or fewer replicas is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
@@ -101,7 +102,7 @@ def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
     fitting = [evaluation for evaluation in found if evaluation.is_feasible]
     if not fitting:
         return plan
-    return min(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes)).plan
+    return min(fitting, key=lambda found: found.rank).plan
 
 
 def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
@@ -170,7 +171,9 @@ def choose_schedule(
         return Answered(search(asked), asked)
     with_all = replace(request, schedule=HOLDS_ALL)
     with_few = replace(request, schedule=HOLDS_FEW)
-    first = _searched(with_all, search)
+    first: SearchResult | None = None
+    with suppress(DoesNotFitError):
+        first = search(with_all)
     if first is not None and _fits(first.best, with_all):
         return Answered(first, with_all)
     second = search(with_few)
@@ -179,16 +182,6 @@ def choose_schedule(
     if _fits(second.best, with_all):  # the first search has missed it
         return Answered(second, with_all)
     return Answered(second, with_few, (_why_few(second.best, with_all),))
-
-
-def _searched(
-    request: PlanRequest, search: Callable[[PlanRequest], SearchResult]
-) -> SearchResult | None:
-    """What a search finds; None where nothing fits into memory."""
-    try:
-        return search(request)
-    except DoesNotFitError:
-        return None
 
 
 def _fits(plan: Plan, request: PlanRequest) -> bool:

@@ -55,7 +55,7 @@ class BestPlan:
                 fits = True  # as above
             elif found.is_feasible:
                 fits = True
-                if self.evaluation is None or _rank(found) < _rank(self.evaluation):
+                if self.evaluation is None or found.rank < self.evaluation.rank:
                     self.evaluation = found
             else:
                 self._note(found)
@@ -146,10 +146,6 @@ def refusal_notes(plan: Plan) -> tuple[str, ...]:
         f"plans of {planner} with replicas cannot run: replicas would have to exchange values that "
         "cannot be cut by samples; this is its best plan without replicas",
     )
-
-
-def _rank(found: PlanEvaluation) -> tuple[float, int]:
-    return found.step_s, found.peak_memory_bytes
 
 
 def computing_s(plan: Plan, request: PlanRequest) -> float:

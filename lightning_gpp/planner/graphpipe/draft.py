@@ -70,7 +70,8 @@ class Draft(NamedTuple):
         Draft(stages=(DraftStage(units=1, devices=(0,), multiple=1, recompute=False, shares=()), \
 DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), num_microbatches=4)
         """
-        most = math.gcd(self.num_microbatches, *(self._spare(stage) for stage in self.stages))
+        spare = (math.gcd(*one.shares) or one.multiple // len(one.devices) for one in self.stages)
+        most = math.gcd(self.num_microbatches, *spare)
         return self if most == 1 else self._counted(lambda count: count // most)
 
     def scaled(self, factor: int) -> Draft:
@@ -84,10 +85,6 @@ DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), nu
             for one in self.stages
         ]
         return Draft(tuple(stages), changed(self.num_microbatches))
-
-    @staticmethod
-    def _spare(stage: DraftStage) -> int:
-        return math.gcd(*stage.shares) if stage.shares else stage.multiple // stage.num_replicas
 
 
 def draft_of(plan: Plan, tables: UnitTables) -> Draft | None:

@@ -162,7 +162,7 @@ class DraftJudge:
         """Takes note of a plan; one that does not fit into memory is left out."""
         if found.is_feasible:
             self._found.setdefault(found.plan, found)
-            if self.best is None or _rank(found) < _rank(self.best):
+            if self.best is None or found.rank < self.best.rank:
                 self.best = found
 
     def settle(self, at_most_s: float) -> None:
@@ -172,12 +172,12 @@ class DraftJudge:
             at_most_s: the longest step of these.
         """
         as_good = [one for one in self._found.values() if one.step_s <= at_most_s]
-        self.best = min(as_good, key=lambda one: (len(one.stages), *_rank(one)), default=self.best)
+        self.best = min(as_good, key=lambda one: (len(one.stages), *one.rank), default=self.best)
 
     @property
     def found(self) -> list[PlanEvaluation]:
         """The plans so far, the best one first."""
-        return sorted(self._found.values(), key=_rank)
+        return sorted(self._found.values(), key=lambda one: one.rank)
 
     def ranked(self) -> tuple[RankedPlan, ...]:
         """The best plans, with a word on each; one of those with more stages."""
@@ -192,10 +192,6 @@ class DraftJudge:
     def _num_actions(draft: Draft) -> int:
         count = draft.num_microbatches
         return sum(2 * one.num_replicas * count // one.multiple for one in draft.stages)
-
-
-def _rank(found: PlanEvaluation) -> tuple[float, int]:
-    return found.step_s, found.peak_memory_bytes
 
 
 NUM_RANKED = 8

@@ -198,6 +198,11 @@ class PlanEvaluation:
         return max(device.memory_bytes for device in self.devices)
 
     @property
+    def rank(self) -> tuple[float, int]:
+        """Shorter steps are better, then less memory."""
+        return self.step_s, self.peak_memory_bytes
+
+    @property
     def is_feasible(self) -> bool:
         """Whether every device has enough memory."""
         return all(device.fits for device in self.devices)

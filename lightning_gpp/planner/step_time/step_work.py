@@ -171,7 +171,7 @@ class StepWork(Numbering):
         Where all forwards come first, messages with the longest way to go are sent first. From
         replicas of equal shares it is equally far, so edges alone are put in order.
         """
-        if not (self.has_halves and self.is_uneven):
+        if not (self.has_halves and self.graph.is_uneven):
             return {}
         paths = replica_paths(self)
         replicas = [
@@ -276,11 +276,6 @@ class StepWork(Numbering):
         return tuple(self.numbers.setdefault(name, len(self.numbers)) for name in names)
 
     @property
-    def is_uneven(self) -> bool:
-        """Whether a stage has replicas that take unequal shares."""
-        return any(len(set(share.units)) > 1 for share in self.shares)
-
-    @property
     def loss_reads_others(self) -> bool:
         """Whether the loss waits for stages before the last one, too."""
         edges = self.graph.stages.edges
@@ -302,7 +297,7 @@ class StepWork(Numbering):
         if not self.order.flushes:
             return endless_lines(self, 1 + max(used))
         has_loss = self.num_stages < len(self.shares)
-        is_late = has_loss and (self.is_uneven or self.loss_reads_others or self.starts_apart)
+        is_late = has_loss and (self.graph.is_uneven or self.loss_reads_others or self.starts_apart)
         if len(set(used)) < len(used) or self.num_feed_backwards or is_late:
             lines = merged_lines(self, 1 + max(used))
         else:

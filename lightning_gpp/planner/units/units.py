@@ -12,7 +12,7 @@ close a circle: a second path between them would need a second neighbour.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -214,7 +214,7 @@ def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool)
     group = list(range(len(units)))
     weight_s = list(units.compute_s)
     neighbours = units.predecessors if forward else units.successors
-    for unit in _walk(units, forward):
+    for unit in range(len(units))[:: 1 if forward else -1]:
         others = {group[neighbour] for neighbour in neighbours[unit]}
         if len(others) != 1 or (forward and unit in units.finals) or not spare:
             continue
@@ -224,11 +224,6 @@ def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool)
             weight_s[other] += weight_s[unit]
             spare -= 1
     return group
-
-
-def _walk(units: UnitGraph, forward: bool) -> Iterable[int]:
-    order: Sequence[int] = range(len(units))
-    return order if forward else reversed(order)
 
 
 def find_cycle(successors: Mapping[int, Iterable[int]]) -> list[int]:
