@@ -42,7 +42,8 @@ def register() -> None:
     """Registers now what is imported, and the rest when it is."""
     for name in _MODULES:
         module = sys.modules.get(name)
-        if module is not None and not getattr(module.__spec__, "_initializing", False):
+        spec = getattr(module, "__spec__", None)
+        if module is not None and not getattr(spec, "_initializing", False):
             _register(module)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -107,7 +108,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking = False
-        if spec is not None and spec.loader is not None:
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             execute = spec.loader.exec_module
 
             def then_register(module: ModuleType) -> None:

@@ -191,7 +191,7 @@ def describe_sweep(jobs: Sequence[SweptJob]) -> str:
     >>> print(describe_sweep([first, second]))
     sweep of 2 jobs, 1 failed; all with devices=2
     job  schedule  val_loss  seconds  error
-    ───────────────────────────────────────────────────
+    ─────────────────────────────────────────────────────
       0  gpipe         0.25      9.5
       1  none                    0.5  ValueError: unknown
     """

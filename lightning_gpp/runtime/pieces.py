@@ -274,7 +274,12 @@ class Cutter:
     def _refuse_numbers(self, names: Sequence[str], values: Sequence[Any]) -> None:
         """A number of which nothing is known may be a count of samples."""
         for name, value in zip(names, values, strict=True):
-            numbers = [leaf for leaf in pytree.tree_leaves(value) if type(leaf) in (int, float)]
+            leaves = pytree.tree_leaves(value)
+            numbers = [
+                leaf
+                for leaf in leaves
+                if isinstance(leaf, int | float) and not isinstance(leaf, bool)
+            ]
             if numbers and self.variations.get(name) not in (Variation.SAME, Variation.COUNT):
                 raise ValueError(
                     f"{name!r} holds plain numbers, which may be counts of samples, so it cannot "

@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextvars
 import queue
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from lightning_gpp.runtime.waits import Background
+
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,31 @@ def in_suspended_call() -> bool:
     return _current.get() is not None
 
 
-class StepThreads(ThreadPoolExecutor):
+class StepThreads:
     """Threads that run suspended calls, kept for the next ones until :meth:`close`."""
 
     def __init__(self) -> None:
-        super().__init__(max_workers=1 << 16, thread_name_prefix="step")
+        self._all: list[Background] = []
+        self._idle: list[Background] = []
+
+    def run(self, task: Callable[[], None]) -> Background:
+        """Runs a task in an idle thread, or in a new one; returns the thread for release."""
+        if not self._idle:
+            self._all.append(Background("step"))
+            self._idle.append(self._all[-1])
+        thread = self._idle.pop()
+        thread.submit(task)
+        return thread
+
+    def release(self, thread: Background) -> None:
+        """Takes a thread back whose task is at its end."""
+        self._idle.append(thread)
 
     def close(self) -> None:
-        """Ends the threads; no call may be running."""
-        self.shutdown()
+        """Ends the threads; what still runs in one, after an error, ends with the process."""
+        for thread in self._all:
+            thread.close(_CLOSE_TIMEOUT_S)
+        self._all, self._idle = [], []
 
 
 class SuspendedCall:
@@ -82,7 +101,8 @@ class SuspendedCall:
 
     def start(self) -> Paused | Returned:
         """Runs up to the first question or to the end; errors of the function are raised here."""
-        self._threads.submit(contextvars.copy_context().run, self._main)
+        context = contextvars.copy_context()
+        self._thread = self._threads.run(lambda: context.run(self._main))
         return self._wait()
 
     def resume(self, answer: Any) -> Paused | Returned:
@@ -94,14 +114,23 @@ class SuspendedCall:
         """Ends a paused call without an answer."""
         while self._is_paused:
             self._answers.put(Abandoned())
-            self._is_paused = isinstance(self._events.get(), Paused)
+            self._note(self._events.get())
 
     def _wait(self) -> Paused | Returned:
-        event = self._events.get()
-        self._is_paused = isinstance(event, Paused)
+        try:
+            event = self._events.get()
+        except BaseException:  # Ctrl-C: what the call asks later is answered with its end
+            self._answers.put(Abandoned())
+            raise
+        self._note(event)
         if isinstance(event, BaseException):
             raise event
         return event
+
+    def _note(self, event: Paused | Returned | BaseException) -> None:
+        self._is_paused = isinstance(event, Paused)
+        if not self._is_paused:
+            self._threads.release(self._thread)
 
     def _pause(self, question: Any) -> Any:
         self._events.put(Paused(question))

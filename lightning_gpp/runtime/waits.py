@@ -122,7 +122,7 @@ def finish(future: Future[_T], do: Callable[[], _T]) -> Future[_T]:
     """Gives a future what a call returns or raises."""
     try:
         future.set_result(do())
-    except RuntimeError as error:
+    except Exception as error:  # whoever waits for it raises it
         future.set_exception(error)
     return future
 

@@ -343,8 +343,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
         self._hooks = LedHooks(session)
-        self._hooks.install()
         self._scopes.callback(self._hooks.remove)
+        self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         self._scopes.enter_context(ended_together(trainer, session.run))
 

@@ -2,8 +2,8 @@
 
 Between rank 0 and every other rank messages go over a gloo group of their own, served by threads,
 so that they tell of a rank whatever its main thread waits for and whatever else is on its way.
-Connections are those of torch's rendezvous, which is trusted (``docs/trust.md``); what is read is
-JSON, never pickled.
+Connections are those of torch's rendezvous, which is trusted (``docs/trust.md``); messages are
+JSON.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Heartbeats:
                 thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in (*self._writers, *self._readers)):
             dist.destroy_process_group(self._group)
+            self._readers, self._writers, self._group = [], [], None
 
     def _read(self, line: _RankLine) -> None:
         size = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -156,7 +157,7 @@ class Heartbeats:
                     message = json.loads(self._received(text, line).numpy().tobytes())
                     self._on_message(line.rank, message)
             line.has_left = True
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             is_end = "closed by peer" in str(error) or "reset by peer" in str(error)
             self._lose(line, ENDED if is_end else f"{ENDED} ({reason(error)})")
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -98,9 +98,11 @@ class ProcessTransport:
         self._device, self._timeout_s = device, timeout_s
         self._control = _new_group("gloo", _LISTEN_TIMEOUT)
         self._payload: list[dist.ProcessGroup] = []  # to higher ranks, and to lower ones
+        self._aborts: list[Callable[[], object]] = []
         if backend != "gloo":
             self._payload = [_new_group(backend, timedelta(seconds=timeout_s)) for _ in range(2)]
-            self.waits.on_abort += [partial(abort_group, group) for group in self._payload]
+            self._aborts = [partial(abort_group, group) for group in self._payload]
+            self.waits.on_abort += self._aborts
         self._on_cpu = not is_accelerator(device)
         is_staged = not (self._payload or self._on_cpu or self.num_ranks == 1)
         self._copies = DeviceCopies(device) if is_staged else None
@@ -109,13 +111,16 @@ class ProcessTransport:
         self._posted: list[_Posted] = []
         self._held_for: set[int] = set()
         self._closing = False
-        self._sender = Background("send-", partial(set_current, device))
+        self._senders = {
+            peer: Background(f"send-{peer}", partial(set_current, device))
+            for peer in range(self.num_ranks)
+            if peer != self.rank
+        }
         self._listeners = {
             peer: threading.Thread(
                 target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
             )
-            for peer in range(self.num_ranks)
-            if peer != self.rank
+            for peer in self._senders
         }
         for listener in self._listeners.values():
             listener.start()
@@ -156,7 +161,7 @@ class ProcessTransport:
             self._held_for.add(target)
         if self._copies is None:
             self._posted += self._post(parts, target)
-            if len(self._posted) > _MOST_POSTED:
+            if sum(send.tensor.device.type == "cpu" for send in self._posted) > _MOST_POSTED:
                 self._wait_in_background()
             return
         far = [place for place, tensor in enumerate(parts) if tensor.device.type != "cpu"]
@@ -165,7 +170,7 @@ class ProcessTransport:
             for place, host in zip(far, hosts, strict=True):
                 parts[place] = host
             self._copied = copied
-        self._sender.submit(lambda: self._post_staged(parts, target, copied))
+        self._senders[target].submit(lambda: self._post_staged(parts, target, copied))
 
     def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
         """Waits until the message is in the mailbox, where listeners put it."""
@@ -180,17 +185,16 @@ class ProcessTransport:
         if not self._held_for:
             return
         who, self._held_for = ", ".join(map(str, sorted(self._held_for))), set()
-        sent = self._wait_in_background()
-        self.waits.done(
-            sent,
-            self._timeout_s,
+        late = (
             f"sending: rank {who} took no messages within {self._timeout_s:g} s; "
-            "raise `timeout` if what it does before can take longer",
+            "raise `timeout` if what it does before can take longer"
         )
-        try:
-            sent.result()
-        except RuntimeError as error:
-            raise TransportError(f"a send failed ({reason(error)})") from error
+        for sent in self._wait_in_background():
+            self.waits.done(sent, self._timeout_s, late)
+            try:
+                sent.result()
+            except RuntimeError as error:
+                raise TransportError(f"a send failed ({reason(error)})") from error
 
     def _let_change(self) -> None:
         """This thread's stream waits for what it has sent."""
@@ -203,18 +207,30 @@ class ProcessTransport:
                     send.work.wait()
             self._posted = [send for send in self._posted if send.tensor.device.type == "cpu"]
 
-    def _wait_in_background(self) -> Future[None]:
-        posted, self._posted = self._posted, []
-        return self._sender.submit(lambda: _wait(posted, self._timeout_s + _LATER_S))
+    def _wait_in_background(self) -> list[Future[None]]:
+        """What ends when each peer has taken what is posted to it of tensors on the CPU."""
+        posted: dict[int, list[_Posted]] = {peer: [] for peer in self._senders}
+        for send in self._posted:
+            if send.tensor.device.type == "cpu":
+                posted[send.target].append(send)
+        self._posted = [send for send in self._posted if send.tensor.device.type != "cpu"]
+        limit_s = self._timeout_s + _LATER_S
+        return [
+            self._senders[peer].submit(partial(_wait, sends, limit_s))
+            for peer, sends in posted.items()
+            if sends
+        ]
 
     def close(self) -> None:
         """Says goodbye to all peers and waits for theirs."""
+        self._let_change()
         for peer in self._leave(_CLOSE_TIMEOUT_S):
             raise TransportError(
                 f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
             )
         for group in (self._control, *self._payload):
             dist.destroy_process_group(group)
+        self._forget()
 
     def hang_up(self) -> None:
         """Ends the transport after a failure: says goodbye to who is left, waits a little.
@@ -222,17 +238,24 @@ class ProcessTransport:
         A rank that has gone closes its connections; one that is left hangs up too. Listeners that
         outlive this would end the process with an abort.
         """
-        self._leave(_HANG_UP_TIMEOUT_S)
+        if not self._leave(_HANG_UP_TIMEOUT_S):
+            self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of the groups, whose threads and connections end with the last reference."""
+        self.waits.on_abort = [end for end in self.waits.on_abort if end not in self._aborts]
+        self._listeners, self._senders = {}, {}
+        self._posted, self._payload, self._aborts = [], [], []
+        del self._control
 
     def _leave(self, timeout_s: float) -> list[int]:
         """Says goodbye; the peers that did not in time."""
         self._closing = True
-        with contextlib.suppress(RuntimeError):  # of a communicator that is aborted
-            self._let_change()
         deadline = time.monotonic() + timeout_s
-        if self._posted:
-            self._wait_in_background()
-        self._sender.close(timeout_s / 2)
+        self._wait_in_background()
+        for sender in self._senders.values():
+            sender.close(max(0.1, deadline - timeout_s / 2 - time.monotonic()))
+        self._posted = []  # of a communicator that may be aborted
         for peer in self._listeners:
             with contextlib.suppress(RuntimeError):  # a peer that has gone
                 self._posted += self._post([GOODBYE], peer)
@@ -289,7 +312,7 @@ class ProcessTransport:
                 payload = Payload(data_in(first, head), head.requires_grad, head.structure)
                 self._receive_rest(payload, head, peer, far)
                 self._mailbox.put(peer, head.tag, payload)
-        except RuntimeError as error:
+        except Exception as error:  # a peer that has gone, or sends what nobody can read
             self._lose(peer, reason(error))
 
     def _receive_rest(

@@ -2,8 +2,9 @@
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
 forward tells. Batches are on rank 0's device by then, and ``self.device`` says a device on all
-ranks (the summary of a model calls it there). So what lies beside the pipelined module moves there,
-and parts of it that are called before; and back before the model is captured.
+ranks (the summary of a model calls it there). So a module that is called before, or a parameter
+that is read, moves there, and back before the model is captured. The pipelined module itself, and
+what it is part of, only have their forward called, and stay where they are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from lightning_gpp.common.tensor_places import own_places
+from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 
@@ -32,7 +33,9 @@ class EarlyModules:
 
     def __init__(self, module: nn.Module, target: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
-        self._target = target
+        self._around = {part for part in module.modules() if target in part.modules()}
+        self._read = nn.Module.__getattr__
+        self._ids: set[int] = set()
         self._moved: list[tuple[Tensor, Tensor]] = []
         self._hook: RemovableHandle | None = None
 
@@ -41,24 +44,33 @@ class EarlyModules:
         if self._device.type in ("cpu", "meta"):
             return
         tell_device(self._module, self._device)
-        self._inside = set(self._target.modules()) - {self._target}
+        self._members = set(self._module.modules()) - self._around
+        self._ids = {id(place.tensor) for place in tensor_places(self._module)}
         self._hook = register_module_forward_pre_hook(self._before)
-        for part in set(self._module.modules()) - self._inside:
-            self._move(place.tensor for place in own_places(part))
+        read = self._read = nn.Module.__getattr__
+
+        def moving(module: nn.Module, name: str) -> Any:
+            value: Any = read(module, name)
+            if id(value) in self._ids:
+                self._move([value])
+            return value
+
+        nn.Module.__getattr__ = moving  # type: ignore[method-assign]
 
     def stop(self) -> None:
         """All is back on the CPU."""
         if self._hook is None:
             return
         self._hook.remove()
+        nn.Module.__getattr__ = self._read  # type: ignore[method-assign]
         with lifted(), torch.inference_mode(False), torch.no_grad():
             for tensor, before in self._moved:
                 tensor.data = before.copy_(tensor.data)
         torch.clear_autocast_cache()  # which has parameters cast where they were
-        self._hook, self._moved = None, []
+        self._hook, self._ids, self._moved = None, set(), []
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if module in self._inside:
+        if module in self._members:
             # Layers may read the weights of modules in them without calling these.
             self._move([*module.parameters(), *module.buffers()])
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -37,6 +38,9 @@ _MISSING = object()
 # Versions are read tensor by tensor, and nothing tells when they change: extensions and compiled
 # functions write without Python. So all are looked at, in C, as attributes are.
 _requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
+
+_NO_TENSOR = torch.empty(0)
+"""In the place of a parameter or buffer that user code set to None."""
 
 Key = tuple[str, Any, str]
 """Kind of a change, the place of what changed, its name."""
@@ -244,7 +248,7 @@ class LeaderState:
         A step does not exchange parameters for others, but reading the whole module does.
         """
         watched = self._watched() if earlier is None else earlier.watched
-        tensors = earlier.tensors if earlier else [table[key] for table, key in watched.places]
+        tensors = earlier.tensors if earlier else _tensors_at(watched.places)
         own = vars(self._module).items()
         return _Snapshot(
             watched,
@@ -278,6 +282,11 @@ class LeaderState:
             for name, value in vars(metric).items()
             if name not in _METRICS_OWN and _is_state(value)
         }
+
+
+def _tensors_at(places: Sequence[tuple[dict[str, Any], str]]) -> list[Tensor]:
+    found = [table[key] for table, key in places]
+    return [_NO_TENSOR if each is None else each for each in found]
 
 
 def _differences(old: _Snapshot, new: _Snapshot) -> State:
@@ -318,7 +327,7 @@ def _set(part: Any, name: str, value: Any, *, is_list: bool) -> None:
         is_new, kept, entries = value
         now = values.get(name)
         now = now if isinstance(now, list) else []
-        if len(now) < kept:
+        if len(now) < kept and isinstance(part, Metric):
             raise RuntimeError(
                 f"the list {name!r} of a {type(part).__name__} has other entries on this rank than "
                 "on rank 0; do not update or reset metrics on some ranks only"
