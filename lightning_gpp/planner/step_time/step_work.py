@@ -105,7 +105,9 @@ class StepWork(Numbering):
         On the device of the loss they are final when the user's step has gone backward, too (see
         :func:`lightning_gpp.schedule.last_backward`).
         """
-        last, home = list(self.last(stage)), self.graph.devices[stage]
+        share, home = self.shares[stage], self.graph.devices[stage]
+        own, count = self.first[stage], 2 * share.num_microbatches
+        last = [own + count * number - 1 for number in range(1, share.num_replicas + 1)]
         loss_device = self.graph.devices[FEED][0]
         if self.num_feed_backwards and loss_device in home:
             replica = home.index(loss_device)
@@ -117,12 +119,6 @@ class StepWork(Numbering):
         if not self.sums_are_alone:
             shared = self.numbered(all_reduce_channels(self.request.cluster, tuple(sorted(home))))
         return Sum(home, tuple(last), tuple(buckets), self.feed_port + 1 + stage, shared)
-
-    def last(self, stage: int) -> Iterator[int]:
-        """The last backward of every replica of a stage."""
-        count = self.shares[stage].num_microbatches
-        for replica in range(self.shares[stage].num_replicas):
-            yield self.first[stage] + (2 * replica + 2) * count - 1
 
     def forwards(self, work: Work) -> Mapping[int, Sequence[Send]]:
         """Adds the messages with activations; returns those of the feed by its items."""
