@@ -161,7 +161,7 @@ class ProcessTransport:
             self._held_for.add(target)
         if self._copies is None:
             self._posted += self._post(parts, target)
-            if sum(send.tensor.device.type == "cpu" for send in self._posted) > _MOST_POSTED:
+            if len(self._posted) > _MOST_POSTED:
                 self._wait_in_background()
             return
         far = [place for place, tensor in enumerate(parts) if tensor.device.type != "cpu"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -158,11 +157,14 @@ class _Batches(Iterator[Any]):
         return iter, ((),)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """Rank 0: a batch that was read ahead, converted and moved to the device already."""
+    """Rank 0: a batch that was read ahead, converted and moved to the device already.
 
-    batch: Any
+    No dataclass: Lightning would look into it for tensors to convert.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
 
 
 class LeadingBatches(_Batches):
