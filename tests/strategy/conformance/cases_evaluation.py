@@ -20,6 +20,7 @@ class WholeBatchModule(CaseModule):
         super().__init__()
         self.error = torchmetrics.MeanAbsoluteError()
         self.kept: list[Tensor] = []
+        self.mixed: list[Tensor] = []  # of which other ranks get the numbers alone
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
@@ -36,6 +37,7 @@ class WholeBatchModule(CaseModule):
         self.error(output, y)
         self.log("val_error", self.error, on_step=True, on_epoch=True)
         self.kept.append(output)
+        self.mixed.append(output.mean() if batch_idx else output)
         return {"note": f"batch {batch_idx}", "largest": output.max().item(), "by": {1, len(x)}}
 
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -46,7 +48,9 @@ class WholeBatchModule(CaseModule):
         outputs = torch.cat(self.kept)
         self.log("val_spread", outputs.std())
         self.log("val_number", float(len(outputs)))
+        self.log("val_mixed", self.mixed[0].sum() + len(self.mixed))
         self.kept.clear()
+        self.mixed.clear()
 
 
 class PredictingModule(CaseModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,7 @@ def test_what_should_be_the_same_and_is_not():
     ("names", "values", "match"),
     [
         (("pair",), [(torch.ones(4), 4)], "'pair' holds plain numbers, which may be counts"),
+        (("pair",), [(torch.ones(4), np.float64(4))], "'pair' holds plain numbers"),
         (("h",), [torch.ones(2, 7, 3)], "cannot be cut into micro-batches"),
         (("other",), [torch.ones(4)], "cannot be cut into micro-batches"),
         (("count", "h"), [6, torch.ones(2, 8, 3)], "'count' is 6 for 4 samples"),
