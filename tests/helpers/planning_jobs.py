@@ -87,7 +87,7 @@ class _Times(pl.Callback):
         strategy: Any = trainer.strategy
         planned = strategy.session.run.built.planned
         if planned is not None:
-            self.found = planned.request.is_estimated, strategy._reports.batch_times
+            self.found = planned.request.is_estimated, strategy.reports.batch_times
 
 
 def said_in_fit(
