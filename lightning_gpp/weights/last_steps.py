@@ -10,21 +10,23 @@ parameter groups and clipping: the parameters before every update are kept, and 
 written over them, in one pass over the memory and with one copy of the parameters for both.
 
 Whoever resumes does not know the parameters before the last update. They follow from the state of
-Adam, AdamW and SGD with momentum; with other optimizers nothing is predicted until the next update.
+Adam, AdamW, and SGD and RMSprop with momentum; with other optimizers nothing is predicted until the
+next update.
 The paper leaves AdamW's decay out of the prediction; here it is in it, as it is in the update.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from lightning_gpp.common.host_copies import KnownNumbers
+from lightning_gpp.common.host_copies import KnownNumbers, to_host
 
 Group = Mapping[str, Any]
 
@@ -120,11 +122,16 @@ class LastSteps:
         Sub-classes may step otherwise, so only the classes themselves are known.
         """
         kind, lr = type(self._optimizer), self._rate(group)
-        for parameter in parameters:
-            state, value = self._optimizer.state.get(parameter, {}), parameter.detach()
-            if kind in (Adam, AdamW) and "exp_avg" in state:
-                before = _before_adam(value, group, state, lr)
-            elif kind is SGD and _is_heavy_ball(group) and state.get("momentum_buffer") is not None:
+        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
+        is_known = [kind in (Adam, AdamW) and "exp_avg" in state for state in states]
+        counts = iter(
+            to_host(torch.as_tensor(s["step"]) for s in itertools.compress(states, is_known))
+        )
+        for parameter, state, has_counted in zip(parameters, states, is_known, strict=True):
+            value = parameter.detach()
+            if has_counted:
+                before = _before_adam(value, group, state, float(next(counts)), lr)
+            elif _has_heavy_ball(kind, group) and state.get("momentum_buffer") is not None:
                 before = torch.add(value, state["momentum_buffer"], alpha=lr)
             else:
                 continue
@@ -177,19 +184,22 @@ class LastSteps:
                 kept.ahead, kept.lr = -1.0, self._rate(group)
 
 
-def _is_heavy_ball(group: Group) -> bool:
+def _has_heavy_ball(kind: type[Optimizer], group: Group) -> bool:
     """Whether the last update is the momentum buffer times the learning rate."""
-    return bool(group["momentum"]) and not group["nesterov"]
+    if kind is SGD:
+        return bool(group["momentum"]) and not group["nesterov"]
+    return kind is RMSprop and bool(group["momentum"])
 
 
-def _before_adam(value: Tensor, group: Group, state: Mapping[str, Any], lr: float) -> Tensor:
+def _before_adam(
+    value: Tensor, group: Group, state: Mapping[str, Any], count: float, lr: float
+) -> Tensor:
     r"""A parameter before the update of Adam, or of AdamW, that made it this value.
 
     That subtracted :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`
     times the learning rate.
     """
     first_decay, second_decay = group["betas"]
-    count = float(state["step"])
     squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
     roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
     rate = lr / (1 - first_decay**count)
