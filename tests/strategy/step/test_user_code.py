@@ -155,7 +155,7 @@ def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
 def test_an_average_of_what_other_ranks_hold_is_refused(pool: WorkerPool, is_foreach: bool) -> None:
     """torch itself adds nothing and says nothing."""
     for text in errors(pool, partial(users.TeacherModel, is_foreach)):
-        assert "a rank holds only its own stages" in text
+        assert "average them with WeightAveraging" in text
 
 
 @pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
