@@ -312,6 +312,7 @@ class ProcessTransport:
                 payload = Payload(data_in(first, head), head.requires_grad, head.structure)
                 self._receive_rest(payload, head, peer, far)
                 self._mailbox.put(peer, head.tag, payload)
+                del payload  # which may be a stage's weights, while this waits for the next
         except Exception as error:  # a peer that has gone, or sends what nobody can read
             self._lose(peer, reason(error))
 

@@ -161,4 +161,5 @@ class Control:
                 self.send_to(rank, None)
             found = self.receive_from(rank, purpose)
             gathered.append(found if store is None else store(found))
+            del found  # before the next one comes
         return gathered
