@@ -79,7 +79,7 @@ def test_random_models_begin_and_train_as_on_one_device(
 
 
 @pytest.mark.xfail(
-    reason="stacks of threads that wait count as memory, and the weights of a rank come in one piece"
+    reason="stacks of waiting threads count as memory, and weights of a rank come in one piece"
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux holds them")
 def test_a_model_larger_than_the_memory_of_every_process(pool: WorkerPool) -> None:
