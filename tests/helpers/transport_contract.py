@@ -111,7 +111,7 @@ def gradient_flags_and_gaps_survive(transport: Transport) -> None:
     else:
         wanted, plain = unpack(receive(transport, (0, 1, 0, 0)))
         assert wanted.requires_grad and wanted.is_leaf and not plain.requires_grad
-        missing, present = receive(transport, (0, 1, 1, 0)).tensors
+        missing, present = receive(transport, (0, 1, 1, 0)).settle().tensors
         assert missing is None and present is not None and present.tolist() == [1, 1, 1]
         assert unpack_object(receive(transport, (0, 1, 2, 0))) == {"any": "thing"}
 
