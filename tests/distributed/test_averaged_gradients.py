@@ -20,8 +20,6 @@ from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gra
 from lightning_gpp.schedule import Action, Kind, Program, build_program
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 
-pytestmark = pytest.mark.timeout(120)
-
 NAMES = ("first", "second", "third")
 STAGES = StageGraph(1, (), parameter_readers=tuple((name, (0,)) for name in NAMES[:2]))
 PROGRAM = build_program(STAGES, devices=[0], num_microbatches=2)

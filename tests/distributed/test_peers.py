@@ -14,8 +14,6 @@ from lightning_gpp.runtime.processes import peers as peers_module
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.waits import TransportError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 2**20])
 def test_means_of_tensors_of_several_types(

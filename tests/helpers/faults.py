@@ -403,7 +403,7 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
         loaders.append(data.loader())
     module = fault.build()
     with quiet():
-        strategy = {"num_microbatches": 4, "timeout": 30.0, "schedule": schedule} | fault.strategy
+        strategy = {"num_microbatches": 4, "timeout": 300.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
         trainer.fit(module.double(), *loaders)
 
@@ -417,7 +417,7 @@ def train_on_after_a_fault(folder: str, num_ranks: int) -> None:
     """
     data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
     callbacks = [FailOnRank(1, "raise"), ModelCheckpoint(folder, "left", save_on_exception=True)]
-    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    strategy = {"num_microbatches": 4, "timeout": 300.0}
     with quiet():
         options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
         trainer = make_trainer(strategy, num_ranks, **options)
@@ -444,7 +444,7 @@ def read_after_a_fault(folder: str, num_ranks: int) -> list[str]:
     """
     data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
     callbacks = [FailOnRank(1, "kill"), ModelCheckpoint(folder, save_on_exception=True)]
-    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    strategy = {"num_microbatches": 4, "timeout": 300.0}
     with quiet():
         options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
         trainer = make_trainer(strategy, num_ranks, **options)

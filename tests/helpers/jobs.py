@@ -46,7 +46,7 @@ def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
     result = Result()
     with quiet():
         trainer = make_trainer(
-            {"num_microbatches": 4, "timeout": 30.0},
+            {"num_microbatches": 4, "timeout": 100.0},
             num_ranks,
             max_steps=12,
             callbacks=[Recording(result)],
@@ -136,7 +136,7 @@ def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -
         warnings.simplefilter("always")
         patch.setattr(trials, "show", shown.append)
         trainer = make_trainer(
-            {"timeout": 30.0} | strategy, num_ranks, max_steps=training.num_steps
+            {"timeout": 100.0} | strategy, num_ranks, max_steps=training.num_steps
         )
         trainer.fit(training.module(), training.data.loader())
     return shown + [str(w.message) for w in seen if "lightning_gpp" in w.filename]
@@ -178,6 +178,6 @@ def warned_in_fit(num_ranks: int) -> list[str]:
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        trainer = make_trainer({"timeout": 30.0}, num_ranks, max_steps=1)
+        trainer = make_trainer({"timeout": 100.0}, num_ranks, max_steps=1)
         trainer.fit(Scheduled().double(), DataSpec(num_inputs=2).loader())
     return [str(each.message) for each in said]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning_gpp.runtime.processes.peers import Peers
 
 
-def on_pipelines(number: int, function: Callable[[Peers], Any], timeout_s: float = 20) -> list[Any]:
+def on_pipelines(number: int, function: Callable[[Peers], Any], timeout_s: float = 99) -> list[Any]:
     """What a function returns, or raises, on every one of the peers."""
     store, found = dist.HashStore(), [None] * number
     joined: list[Peers] = []  # who leaves early is missed at once

@@ -187,7 +187,6 @@ class TestReport:
         assert not is_sweep()
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_all_processes_and_reports(run_folder: Path) -> None:
     """Ctrl-C in the middle of a job with two ranks: the sweep ends, with its report."""

@@ -118,7 +118,7 @@ AS_CPUS: dict[str, tuple[Training, int, dict[str, Any]]] = {
 )
 def test_as_cpus(gpus: WorkerPool, pool: WorkerPool, name: str) -> None:
     training, num_ranks, strategy = AS_CPUS[name]
-    arguments = (train, training, {"timeout": 60, "cache": False, **strategy}, num_ranks)
+    arguments = (train, training, {"timeout": 100, "cache": False, **strategy}, num_ranks)
     expected = pool.run(*arguments, num_ranks=num_ranks)[0]
     found = gpus.run(*arguments, num_ranks=num_ranks)[0]
     is_half = "precision" in training.trainer  # which operators it casts, depends on the device

@@ -18,7 +18,7 @@ BACKEND = "cpu:gloo,cuda:nccl"
 
 
 def opened(devices: list[str]) -> tuple[ProcessTransport, torch.device]:
-    dist.init_process_group(BACKEND, timeout=timedelta(seconds=60))
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=100))
     device = torch.device(devices[dist.get_rank()])
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -13,8 +13,6 @@ from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from helpers.reference import RELATIVE_TOLERANCE, train_pipeline, weight_differe
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.parametrize("cuts", [[0, 3, 6], [0, 2, 4, 6]], ids=["2 ranks", "3 ranks"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

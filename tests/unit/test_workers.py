@@ -8,8 +8,6 @@ import pytest
 from helpers import rank_functions
 from helpers.workers import WorkerError, WorkerPool
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_ranks_form_a_process_group(pool: WorkerPool) -> None:
     assert pool.run(rank_functions.sum_of_ranks, 10, num_ranks=3) == [(0, 33), (1, 33), (2, 33)]

@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.weights.policies import POLICIES
 
-pytestmark = pytest.mark.timeout(120)
-
 CHAIN = StageGraph(
     3,
     (
@@ -142,7 +140,7 @@ def fit(
     seen = Seen()
     module = Layers(optimizer)
     loader: Any = DataLoader(Batches(count), batch_size=None)
-    asked = {"schedule": "1f1b-async", "weights": policy, "plan": PLAN, "timeout": 30.0}
+    asked = {"schedule": "1f1b-async", "weights": policy, "plan": PLAN, "timeout": 100.0}
     callbacks: list[lp.Callback] = [Watch(seen)]
     if isinstance(accumulates := trainer.get("accumulate_grad_batches"), dict):
         callbacks.append(lp.callbacks.GradientAccumulationScheduler(accumulates))
@@ -258,7 +256,7 @@ def fit_with_checkpoints(optimizer: str, trainer: dict[str, Any]) -> Seen:
     seen = Seen()
     module = Layers(optimizer)
     loader: Any = DataLoader(Batches(8), batch_size=None)
-    asked = {"schedule": "1f1b-async", "plan": PLAN, "timeout": 30.0}
+    asked = {"schedule": "1f1b-async", "plan": PLAN, "timeout": 100.0}
     saves = lp.callbacks.ModelCheckpoint(
         trainer["folder"], every_n_train_steps=trainer["checkpoints_every"], save_top_k=-1
     )
@@ -282,7 +280,7 @@ def fit_normed(folder: str) -> dict[str, Tensor]:
     saves = lp.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
     with quiet():
         host = make_trainer(
-            {"schedule": "1f1b-async", "plan": plan, "timeout": 30.0},
+            {"schedule": "1f1b-async", "plan": plan, "timeout": 100.0},
             3,
             precision="64-true",
             callbacks=[saves],

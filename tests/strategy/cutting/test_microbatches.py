@@ -34,8 +34,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     unit_sizes,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 LAYERS = [f"layers.{number}" for number in range(6)]
 
 

@@ -44,7 +44,7 @@ def test_installation_alone_registers_it() -> None:
         "try: lp.Trainer(accelerator='mps')\n"
         "except Exception as error: print('pool' in str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     lines = done.stdout.splitlines()
     assert lines == ["PoolAccelerator 2", "CPUAccelerator", "True"], done.stdout + done.stderr
 
@@ -162,7 +162,7 @@ def test_training_equals_one_device(pool: WorkerPool, tmp_path: Any) -> None:
     training = dataclasses.replace(TRAINING, trainer={"gradient_clip_val": 0.5})
     expected = train_one_device(training)
     mixed = dataclasses.replace(on_pool(training), save_as=saved)
-    results = pool.run(train, mixed, {"timeout": 30}, 2, num_ranks=2)
+    results = pool.run(train, mixed, {"timeout": 100}, 2, num_ranks=2)
     assert_same_training(results, expected, "float64")
     weights = torch.load(saved, weights_only=True)["state_dict"]
     assert all(torch.equal(weights[name], value) for name, value in results[0].weights.items())
@@ -181,7 +181,7 @@ def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankDevice, "of", lambda device: is_gpu[dist.get_rank() == 0])
         patch.setattr(ProcessTransport, "__init__", note)
-        result = train(training, {"timeout": 30, **strategy}, 2)
+        result = train(training, {"timeout": 100, **strategy}, 2)
     return result, len(opened)
 
 

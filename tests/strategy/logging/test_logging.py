@@ -12,8 +12,6 @@ from helpers.reference import assert_equal_training, train_one_device, train_pip
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 DATA = DataSpec(num_inputs=2)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import launch_script
-from helpers.processes import wait_until_ended
+from helpers.processes import is_running, wait_until_ended
 from helpers.reference import relative_error, weight_differences
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule
@@ -28,11 +28,9 @@ from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
 from lightning_gpp.strategy.ranks import process_launcher
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 
-pytestmark = pytest.mark.timeout(200)
-
 NUM_RANKS = launch_script.NUM_RANKS
-LIMIT_S = 90.0
-ORPHAN_LIMIT_S = 10.0
+LIMIT_S = 280.0
+ORPHAN_LIMIT_S = 60.0
 
 
 def start_script(
@@ -162,7 +160,7 @@ def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) ->
         script.kill()
         script.wait()
     assert script.returncode == 1, errors[-4000:]
-    wait_until_ended(pids, 0.0)
+    assert not any(map(is_running, pids))
 
 
 @pytest.mark.usefixtures("interruptible")

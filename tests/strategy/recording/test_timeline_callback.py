@@ -17,8 +17,6 @@ from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
 
-pytestmark = pytest.mark.timeout(120)
-
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
 

@@ -142,7 +142,7 @@ def held_sizes(planner: DrawsPrograms) -> dict[str, dict[str, int]]:
 
     module = training.module()
     found["whole"] = {name: p.numel() for name, p in module.named_parameters()}
-    strategy = {"planner": planner, "shares": UNEVEN[2], "timeout": 30.0, **HAP}
+    strategy = {"planner": planner, "shares": UNEVEN[2], "timeout": 100.0, **HAP}
     with quiet():
         trainer = make_trainer(strategy, 2, max_steps=2, callbacks=[Looks()])
         trainer.fit(module, training.data.loader())

@@ -28,8 +28,6 @@ from lightning_gpp.schedule import Kind
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
 from lightning_gpp.strategy.state.precision import loss_scale, pipeline_precision, place_precision
 
-pytestmark = pytest.mark.timeout(300)
-
 ROUNDING = {
     "64-true": 1e-9,
     "32-true": 1e-5,

@@ -37,8 +37,6 @@ from lightning_gpp.strategy.state import replacing
 from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
 
-pytestmark = pytest.mark.timeout(180)
-
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 TRAINING = Training(BUILD, DataSpec(num_inputs=2), num_steps=12)
 CHECKPOINT = "epoch=1.ckpt"

@@ -13,8 +13,6 @@ from helpers.training import Training
 from helpers.workers import WorkerPool
 from torch.utils.data import DataLoader
 
-pytestmark = pytest.mark.timeout(180)
-
 MODEL = partial(ExportableModel, optimizer_name="sgd")
 
 

@@ -17,8 +17,6 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import GraphPipeStrategy
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def branchy(name: str, optimizer: OptimizerSpec, **trainer: object) -> Training:
     spec: ModelSpec = FIXED_MODELS[name]

@@ -85,7 +85,7 @@ def emulated_gradients(
         output_names=(output,),
         cutter=cutter,
         time_scale=1.0,
-        timeout_s=20,
+        timeout_s=100,
     )
     return sum(boundary.losses), [
         {name: w.grad for name, w in own.weights.items() if w.grad is not None} for own in copies

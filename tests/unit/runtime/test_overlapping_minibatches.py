@@ -139,7 +139,7 @@ def train_in_windows(
             rank_of_device=range(stages.num_stages),
             stages={stage: stashing.stashed(code) if stashes else code},
             output_names=(f"v{stages.num_stages - 1}",),
-            timeout_s=20,
+            timeout_s=100,
         )
         mine = boundary if stage == stages.num_stages - 1 else None
         windows, since = Windows(asynchronous, most_ahead(stages)), 0

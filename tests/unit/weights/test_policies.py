@@ -194,7 +194,7 @@ def train(
             rank_of_device=range(count),
             stages={stage: replace(code, function=function)},
             output_names=(boundary.value,),
-            timeout_s=20,
+            timeout_s=100,
         )
         for number in range(NUM_BATCHES):
             since, left = (0, 0) if drains else (number, NUM_BATCHES - 1 - number)

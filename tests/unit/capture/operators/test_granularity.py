@@ -57,7 +57,6 @@ def pieces(captured: CapturedModel, prefix: str) -> list[str]:
     return [target.removeprefix(prefix) for target in targets if target.startswith(prefix)]
 
 
-@pytest.mark.timeout(120)
 def test_48_layers_are_a_few_hundred_operators() -> None:
     captured = captured_transformer("GPT2LMHeadModel", 48)
 

@@ -137,7 +137,7 @@ def browse(
     write_page(timelines, folder / "step.html")
     (folder / "events.json").write_text(json.dumps(events))
     command = ["node", str(BROWSER), str(folder / "step.html"), str(folder / "events.json")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

@@ -82,7 +82,7 @@ def recorded(chosen: Sequence[int], drops_after: int | None = None) -> list[Rank
             range(4),
             {rank: toy.code(rank)},
             output_names=("v3",),
-            timeout_s=20,
+            timeout_s=100,
         )
         windows = Windows(program, most_ahead(DIAMOND))
         try:
