@@ -59,17 +59,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what cannot run on the tests' devices, and cases between those of a sample."""
     seen: Counter[str] = Counter()
-    left_out = []
+    left_out: set[pytest.Item] = set()
     for item in items:
         if kind() is not None and (reason := reason_to_skip(item.nodeid)):
             item.add_marker(pytest.mark.skip(reason=reason))
         if (sampled := item.get_closest_marker("sampled")) and not config.option.all:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % sampled.args[0]:
-                left_out.append(item)
+            test, (every, *first) = item.nodeid.partition("[")[0], sampled.args
+            if seen[test] % every != sum(first):
+                left_out.add(item)
             seen[test] += 1
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+        elif item.get_closest_marker("extra") and not config.option.all:
+            left_out.add(item)
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

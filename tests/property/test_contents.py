@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.graphs import model_graphs, profile_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import FEED, ModelGraph
@@ -65,7 +65,6 @@ def expected(graph: ModelGraph, units: UnitGraph, stage: set[int], optimizer_val
 
 
 @given(model_graphs(), st.data())
-@settings(max_examples=80)
 def test_contents_are_the_sums_over_values(graph, data):
     request = plan_request(graph, 2, minibatch_size=8, costs=profile_of(graph))
     profile = request.profile(request.microbatch_sizes[-1])

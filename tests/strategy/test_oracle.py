@@ -12,6 +12,7 @@ from helpers.training import Training
 from helpers.workers import WorkerPool
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cuts", [[0, 3, 6], [0, 2, 4, 6]], ids=["2 ranks", "3 ranks"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("num_microbatches", [4, 8])

@@ -117,6 +117,7 @@ def test_stacks_by_hand_on_a_data_object(kind: str) -> None:
     assert_same_on_other_sizes(captured, lambda batch: (batch,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT"])
 @pytest.mark.parametrize("jk", [None, "cat", "max", "lstm"])
 def test_ready_made_models_are_opened(name: str, jk: str | None) -> None:

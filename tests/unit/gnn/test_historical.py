@@ -43,6 +43,7 @@ def chunked(
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("num_stages", "num_ways"), [(1, 1), (3, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("historical_gradients", [False, True])
 @pytest.mark.parametrize("refresh_every", [1, 3])

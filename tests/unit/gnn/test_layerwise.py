@@ -45,6 +45,7 @@ def network(data: BlockModel, layer: str) -> NodeNetwork:
     return NodeNetwork.for_data(data, layer=layer, depth=4, width=8, dropout=0.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("begins_exact", [False, True])
 @pytest.mark.parametrize("techniques", TECHNIQUES)
 @pytest.mark.parametrize("layer", ["gcn2", "resgcn"])

@@ -263,6 +263,7 @@ def assert_by_definition(
     return most
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EACH)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_policy_trains_as_defined(policy: str, optimizer: str) -> None:
@@ -299,6 +300,7 @@ def test_updates_that_are_one_behind(shape: str, optimizer: str, per_update: int
     assert set(most.values()) == {2}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("policy", "optimizer"),

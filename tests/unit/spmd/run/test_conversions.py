@@ -28,6 +28,7 @@ def shares_of(num_devices: int, seed: int) -> Shards:
     return Shards(random_shares(num_devices, draw))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("source", PLACEMENTS, ids=str)
 def test_every_conversion(source: Placement, num_devices: int) -> None:
@@ -56,6 +57,7 @@ def test_every_conversion(source: Placement, num_devices: int) -> None:
         torch.testing.assert_close(joined([g for _, g in found], source.dual, shards), gradient)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 @pytest.mark.parametrize("placement", [p for p in PLACEMENTS if p != PARTIAL], ids=str)
 def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> None:
@@ -77,6 +79,7 @@ def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> N
     assert all(back is None for _, back in found[1:])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
