@@ -6,7 +6,6 @@ whatever goes backward needs the step.
 
 from __future__ import annotations
 
-import pytest
 from helpers.graphs import model_graphs
 from helpers.plan_cases import questions, without_feed_gradients
 from helpers.simulations import programs, random_simulations
@@ -63,13 +62,6 @@ def test_the_forward_halves_are_the_program_without_backwards(stages, schedule, 
         assert alone.device_actions(device) == alone.forward_half(device)
 
 
-@given(programs(with_dead_ends=True, schedules=MIXED))
-def test_a_schedule_that_mixes_has_no_halves(program):
-    assert not program.has_halves
-    with pytest.raises(ValueError, match=r"mixes forwards and backwards.*: gpipe"):
-        program.forward_half(0)
-
-
 def behind_the_loss(program: Program) -> set[Action]:
     """The backwards that need a gradient of the user's step; those of dead ends need none."""
     needing = {program.loss_stage}
@@ -123,11 +115,3 @@ def test_a_dead_end_on_a_shared_device_waits_for_the_other_half():
     assert str(program).splitlines()[1] == (
         "device 1: -1F0 -1SF0>0 1F0 2RF0<0 2F0 2B0 2SB0>0 1B0 -1RB0<0 -1B0 1S0"
     )
-
-
-@given(stage_graphs(), st.data(), st.sampled_from(sorted(SCHEDULES)))
-def test_only_schedules_with_all_forwards_first_say_so(stages, data, schedule):
-    multiples = [data.draw(st.sampled_from([1, 2, 4])) for _ in range(stages.num_stages)]
-    orders = SCHEDULES[schedule].orders(stages, 32, multiples).values()
-    in_halves = all(max(steps[len(steps) // 2 :]) < 0 for steps in orders)
-    assert in_halves == SCHEDULES[schedule].forwards_first

@@ -25,10 +25,8 @@ from lightning_gpp.planner.graphpipe.draft import (
     DraftStage,
     UnitTables,
     arranged,
-    draft_of,
-    plan_of,
 )
-from lightning_gpp.planner.graphpipe.homes import Homes, OwnHomes
+from lightning_gpp.planner.graphpipe.homes import Homes
 from lightning_gpp.planner.graphpipe.moves import FAMILIES
 from lightning_gpp.planner.graphpipe.planner import (
     AS_GOOD,
@@ -37,7 +35,6 @@ from lightning_gpp.planner.graphpipe.planner import (
     search_plans,
 )
 from lightning_gpp.planner.make_plan import PLANNERS
-from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.simulate import simulate_plan
 
 BUDGET = 2000
@@ -158,32 +155,6 @@ def replace_stages(draft: Draft, tables: UnitTables) -> Draft | None:
     """With stages in order."""
     stages = arranged(draft.stages, tables)
     return None if stages is None else draft._replace(stages=stages)
-
-
-@given(st.one_of(drafts(), drafts(OwnHomes)))
-def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
-    draft, tables = drawn
-    plan = plan_of(draft, tables, "graphpipe")
-    request = tables.request
-    validate_plan(plan, request.graph, request.num_devices)
-    found, run = evaluate_plan(plan, request), pipeline_run(plan, request)
-    bounds = DraftBounds(tables)
-    assert bounds.busiest_s(draft) <= found.step_s * (1 + 1e-9)
-    assert bounds.least_s(draft) <= found.step_s * (1 + 1e-9)
-    assert bounds.busiest_s(draft) == pytest.approx(run.busiest_s(), rel=1e-9)
-    assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
-    again = draft_of(plan, tables)
-    assert again == draft.reduced()
-
-
-@given(drafts(OwnHomes))
-def test_where_stages_own_their_devices_no_move_lets_them_share(drawn):
-    draft, tables = drawn
-    homes = [device for stage in draft.stages for device in stage.devices]
-    assert len(homes) == len(set(homes))
-    assert sum(stage.units for stage in draft.stages) == tables.everything
-    if tables.request.num_microbatches is not None:
-        assert len({stage.multiple for stage in draft.stages}) == 1
 
 
 @pytest.mark.parametrize("setting", ["equal", "three", "hosts"])

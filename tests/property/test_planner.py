@@ -23,7 +23,7 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.step_time.device_time import device_times
-from lightning_gpp.planner.units.units import build_units, coarse_units, indivisible_groups
+from lightning_gpp.planner.units.units import build_units, indivisible_groups
 from lightning_gpp.reports.plan.describe import describe_graph, describe_plan
 from lightning_gpp.schedule import SCHEDULES
 
@@ -151,21 +151,6 @@ def test_unnamed_functions_never_break_a_plan_of_modules(data):
         assert "in a circle" in refusal or "no output" in refusal
     else:
         validate_plan(plan, graph, len(stages))
-
-
-@given(st.data(), st.integers(1, 4))
-def test_coarser_units_still_make_a_model(data, num_stages):
-    graph = data.draw(model_graphs(min_operators=4))
-    profile = data.draw(profiles(graph))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_gpp.planner.units.units.MAX_UNITS", 3)
-        units = coarse_units(graph, profile, num_stages)
-    fine = build_units(graph, profile, indivisible_groups(graph))
-    assert len(units) >= min(num_stages, len(fine))
-    assert sorted(n for names in units.operators for n in names) == sorted(o.name for o in graph)
-    assert all(
-        source < unit for unit, sources in enumerate(units.predecessors) for source in sources
-    )
 
 
 @given(st.data())

@@ -71,24 +71,6 @@ def test_blocks_are_as_asked() -> None:
     assert float((source == target).double().mean()) == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.parametrize("shown", [0.05, 0.4, 1.0])
-def test_nobody_guesses_better_from_features(shown: float) -> None:
-    """The best guess for each visible class, made with all classes known."""
-    data = BlockModel(20000, 1, num_classes=4, shown=shown)
-    graph = data.graph
-    seen = torch.zeros(4, 4).index_put_((graph.x.argmax(1), graph.y), torch.ones(1), True)
-    found = float(seen.max(dim=1).values.sum()) / 20000
-    assert found == pytest.approx(data.best_accuracy_of_features, abs=0.02)
-
-
-def test_smaller_exponents_are_less_even() -> None:
-    largest = [
-        int(torch.bincount(BlockModel(500, 5000, exponent=e).graph.edge_index[0]).max())
-        for e in (2.0, 3.0, 20.0)
-    ]
-    assert largest == sorted(largest, reverse=True) and largest[0] > 2 * largest[2]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -180,11 +162,6 @@ def test_splits_that_make_no_sense(options: dict[str, int], message: str, tmp_pa
     write_coauthors(tmp_path)
     with pytest.raises(ValueError, match=message):
         Coauthor(tmp_path, **options).graph  # noqa: B018
-
-
-def test_unknown_coauthors() -> None:
-    with pytest.raises(ValueError, match="name is 'Biology'; expected Physics or CS"):
-        Coauthor("data", "Biology")
 
 
 @pytest.mark.skipif(not PLANETOID.is_dir(), reason="no planetoid below LIGHTNING_GPP_DATA")

@@ -360,12 +360,6 @@ def test_updates_of_several_batches(
     assert len(results[0].began) == sum(runs)
 
 
-def test_clipping_by_value(pool: WorkerPool) -> None:
-    trainer = {"max_epochs": 1, "gradient_clip_val": 1e9, "gradient_clip_algorithm": "value"}
-    results = pool.run(fit, "stash", "sgd", trainer, num_ranks=3)
-    assert_trained(results, *expected("stash", "sgd", [8]))
-
-
 @pytest.mark.parametrize("policy", ["pipeoptim", "stash", "flush"])
 def test_clipping_by_norm(pool: WorkerPool, policy: str) -> None:
     """A stage clips the norm of its own gradients; where the pipeline drains, that of all."""

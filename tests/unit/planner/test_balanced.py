@@ -10,7 +10,7 @@ from helpers.planning import balanced_plan, evaluated
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import PLANNERS, Plan, Stage, plan_to_json, validate_plan
+from lightning_gpp.planner import PLANNERS, Plan, plan_to_json, validate_plan
 
 
 def two_branches(length: int) -> ModelGraph:
@@ -97,33 +97,6 @@ def test_common_state_is_kept_together():
         ValueError, match=r"3 devices .* only 2 operators .*\(2 more .* common state"
     ):
         balanced_plan(graph, num_devices=3, profile=costs(graph), num_microbatches=4)
-
-
-def test_what_nobody_returns_does_not_come_last():
-    #  x ─> a ─> b(output)
-    #       └──> c
-    graph = literal_graph({"a": "x", "b": "a", "c": "a"}, outputs=["b"])
-    plan = balanced_plan(graph, num_devices=3, profile=costs(graph), num_microbatches=4)
-    assert plan.stages[-1].operators == ("b",)
-
-
-def test_an_output_in_the_middle_takes_the_rest_along():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b"}, outputs=["b"])
-    plan = balanced_plan(graph, num_devices=2, profile=costs(graph), num_microbatches=4)
-    assert [stage.operators for stage in plan.stages] == [("a",), ("b", "c")]
-
-
-def test_a_large_chain_is_planned_on_coarser_units():
-    names = [f"layer.{i}" for i in range(600)]
-    graph = literal_graph(dict(zip(names, ["x", *names])))
-    profile = costs(graph)
-    plan = balanced_plan(graph, num_devices=4, profile=profile, num_microbatches=4)
-    work = [len(stage.operators) for stage in plan.stages]
-    assert sum(work) == 600
-    shares = [Stage(i, tuple(o.name for o in graph)[150 * i :][:150], (i,)) for i in range(4)]
-    arguments = {"profile": profile, "num_microbatches": 4}
-    equal_s = evaluated(Plan(tuple(shares)), graph, **arguments).step_s
-    assert evaluated(plan, graph, **arguments).step_s <= equal_s
 
 
 def test_without_a_profile_the_plan_says_estimated():

@@ -44,24 +44,6 @@ def test_no_other_shares_end_earlier(lines, total):
     assert end_s(lines, whole) == pytest.approx(best_s)
 
 
-@given(LINES, st.floats(4, 100))
-def test_the_closed_form_is_the_linear_program(lines, total):
-    optimize = pytest.importorskip("scipy.optimize")
-    count = len(lines)
-    found = optimize.linprog(
-        [*[0.0] * count, 1.0],
-        A_ub=[
-            [*(line.per_sample * (i == j) for j in range(count)), -1.0]
-            for i, line in enumerate(lines)
-        ],
-        b_ub=[-line.fixed for line in lines],
-        A_eq=[[*[1.0] * count, 0.0]],
-        b_eq=[total],
-        bounds=[*[(1, None)] * count, (None, None)],
-    )
-    assert end_s(lines, level(lines, total)) == pytest.approx(found.fun, rel=1e-6)
-
-
 def question(kinds: str, schedule: str = "1f1b", **others: object) -> PlanRequest:
     """Devices f and s, of which s takes three times as long; messages that cost little."""
     fast = replace(profile_of(CHAIN, 1e-3), device="f")

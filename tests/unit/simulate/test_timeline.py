@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from helpers.steps import predicted_and_measured, simulated
 
-from lightning_gpp.reports.step.paint import path_pieces
 from lightning_gpp.reports.step.picture import timeline_figure, write_picture
 from lightning_gpp.reports.step.texts import title
 from lightning_gpp.reports.step.trace import trace_events, write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
-    Bucket,
     Span,
     SpanKind,
     Timeline,
@@ -184,29 +182,6 @@ class TestTraceOfTwo:
             assert required[event["ph"]] <= event.keys()
             assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
 
-    def test_threads(self, events: list[dict]) -> None:
-        names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
-        for pid, link in ((0, "link gpu2 out"), (1, "link rank 2 → 0")):
-            assert {(pid, "rank 0 · stage 0"), (pid, link), (pid, "critical path")} <= names
-        processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-        assert processes == ["predicted", "measured"]
-
-    def test_slices_of_a_thread_do_not_overlap(self, events: list[dict]) -> None:
-        """Perfetto refuses slices that overlap without one being inside the other."""
-        threads: dict = {}
-        for event in events:
-            if event["ph"] == "X":
-                threads.setdefault((event["pid"], event["tid"]), []).append(event)
-        for slices in threads.values():
-            slices.sort(key=lambda event: (event["ts"], event["dur"]))
-            for one, other in zip(slices, slices[1:]):
-                assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
-
-    def test_memory_is_a_counter(self, events: list[dict]) -> None:
-        counters = [e for e in events if e["ph"] == "C" and e["name"] == "memory of rank 0"]
-        assert [e["pid"] for e in counters] == [0] * len(counters)
-        assert max(e["args"]["bytes"] for e in counters) == 5.0
-
     def test_what_is_critical_says_so(self, events: list[dict]) -> None:
         found = {
             e["name"]
@@ -257,23 +232,6 @@ class TestPicture:
         ]
         assert axes.get_xlim() == (0, 8000.0)
 
-    def test_numbers_only_where_they_fit(self) -> None:
-        (axes,) = timeline_figure(timeline()).axes
-        assert [t.get_text() for t in axes.texts].count("0") == 4
-        tiny = tuple(
-            Span(1, SpanKind.FORWARD, 0.01 * i, 0.01 * i + 0.005, f"0F{i}") for i in range(9)
-        )
-        (axes,) = timeline_figure(timeline(tiny)).axes
-        assert not {str(i) for i in range(9)} & {t.get_text() for t in axes.texts}
-
-    def test_stages_of_a_rank_have_lanes_of_their_own(self) -> None:
-        both = (Span(0, SpanKind.FORWARD, 0, 1, "0F0"), Span(0, SpanKind.FORWARD, 1, 2, "1F0"))
-        stages = (TimelineStage(0, 0), TimelineStage(1, 0))
-        (axes,) = timeline_figure(timeline(both, stages=stages)).axes
-        tops = [c.get_paths()[0].vertices[:, 1].min() for c in axes.collections if c.get_gid()]
-        heights = [c.get_paths()[0].vertices[:, 1].max() for c in axes.collections if c.get_gid()]
-        assert heights[0] <= tops[1]
-
     def test_predicted_over_measured_on_one_axis(self) -> None:
         figure = timeline_figure(predicted_and_measured())
         steps, memory = figure.axes[:2], figure.axes[2:]
@@ -290,30 +248,12 @@ class TestPicture:
         along = [tuple(1e-3 * x for x, _ in path.vertices) for path in line.get_paths()]
         assert along == [(0.0, 1.0), (2.0, 3.0), (3.0, 5.0), (5.0, 6.0), (6.0, 8.0), (10.0, 12.0)]
 
-    def test_the_path_goes_along_a_sum(self) -> None:
-        simulation = simulated("0>1", 2, devices=[(0, 1), 2], buckets=[Bucket(0, 4.0)])
-        *_, before, last = path_pieces(predicted_timeline(simulation))
-        assert (last.start_s, last.end_s, last.rank, last.span) == (11.0, 15.0, before.rank, None)
-        assert before.rank in (0, 1)
-
     def test_memory_above_the_limit_is_marked(self) -> None:
         for limit, above in ((8, False), (4, True)):
             timeline = predicted_timeline(simulated(memory_bytes=limit))
             gids = {c.get_gid() for c in timeline_figure(timeline).axes[1].collections}
             assert "memory/0" in gids
             assert ("above the limit/0" in gids) == above
-
-    def test_many_ranks_stay_readable(self) -> None:
-        """Rows get thinner, names are left out before they overlap."""
-        stages = tuple(TimelineStage(rank, rank) for rank in range(400))
-        spans = tuple(Span(rank, SpanKind.FORWARD, 0, 1, f"{rank}F0") for rank in range(400))
-        figure = timeline_figure(timeline(spans, stages=stages, devices=tuple(range(400))))
-        assert figure.get_figheight() < 60
-        (axes,) = figure.axes
-        names = [t for t in axes.texts if t.get_text().startswith("rank ")]
-        assert 20 < len(names) < 400
-        pitch_pt = 72 * abs(names[1].get_position()[1] - names[0].get_position()[1])
-        assert pitch_pt > names[0].get_size()
 
     def test_title_says_the_bubble_and_pyplot_is_untouched(self) -> None:
         import sys

@@ -76,10 +76,6 @@ class TestData:
                     ends = [a + b for a, b in zip(lane["start"], lane["seconds"])]
                     assert all(end <= start for end, start in zip(ends, lane["start"][1:]))
 
-    def test_without_a_timeline(self) -> None:
-        with pytest.raises(ValueError, match="at least one timeline"):
-            page_html([])
-
 
 class Reader(html.parser.HTMLParser):
     """Collects the elements of a page and what stands in its scripts."""
@@ -214,38 +210,6 @@ class TestScript:
         )
         assert then == pytest.approx(first - 50, abs=0.01)
 
-    def test_other_buttons_and_keys_of_the_browser_do_nothing(self, tmp_path: Path) -> None:
-        key = {"type": "keydown", "key": "+"}
-        before, *after, zoomed = browse(
-            tmp_path,
-            predicted_and_measured(),
-            [
-                at("pointerdown", 700, 150, button=2),
-                at("pointermove", 600, 150, button=-1),
-                key | {"ctrlKey": True},
-                key,
-            ],
-        )
-        assert [compute(report) for report in after] == [compute(before)] * 3
-        assert widest(zoomed) == pytest.approx(widest(before) * 1.5, rel=0.01)
-
-    def test_a_drag_whose_end_is_not_told_ends_with_the_capture(self, tmp_path: Path) -> None:
-        down = [at("pointerdown", 700, 150, button=0), at("lostpointercapture", 700, 150)]
-        *_, ended, moved = browse(
-            tmp_path,
-            predicted_and_measured(),
-            [at("wheel", 700, 150, deltaY=-700), *down, at("pointermove", 600, 150)],
-        )
-        assert compute(moved) == compute(ended)
-
-    def test_bars_far_outside_are_cut(self, tmp_path: Path) -> None:
-        """A second at picoseconds per pixel would be a bar of 1e11 pixels."""
-        wheels = [at("wheel", LEFT + 616, 150, deltaY=-3000)] * 5
-        *_, report = browse(tmp_path, predicted_and_measured(), wheels)
-        assert compute(report)
-        for bar in drawn(report, "rect"):
-            assert bar["x"] >= -1 and bar["x"] + bar["w"] <= 1401, bar
-
     def test_the_critical_path_can_be_switched_off(self, tmp_path: Path) -> None:
         with_path, without, dim = browse(
             tmp_path, predicted_and_measured(), [{"check": "path"}, {"check": "dim"}]
@@ -262,18 +226,6 @@ class TestScript:
             [name in texts(report) for name in ("links", "memory in use")] for report in reports
         ]
         assert shown == [[True, True], [False, True], [False, False]]
-
-    def test_a_large_step_draws_only_what_is_seen(self, tmp_path: Path) -> None:
-        spans = tuple(
-            Span(rank, SpanKind.FORWARD, i * 1e-3, (i + 1) * 1e-3, f"{rank}F{i}")
-            for rank in range(4)
-            for i in range(5000)
-        )
-        stages = tuple(TimelineStage(rank, rank) for rank in range(4))
-        timeline = Timeline("measured", 5.0, (0, 1, 2, 3), "1f1b", stages, spans, step=1)
-        whole, part = browse(tmp_path, [timeline], [at("wheel", 700, 150, deltaY=-3000)])
-        assert len(compute(whole)) <= 4 * (WIDTH + 2)
-        assert 4 * 5 <= len(compute(part)) < 4 * 60
 
     def test_names_from_the_model_are_shown_as_they_are(self, tmp_path: Path) -> None:
         timeline = predicted_timeline(
