@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.pipelines import on_pipelines
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -116,7 +116,6 @@ STEPS = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(STEPS, STEPS), min_size=2, max_size=5))
 def test_means_whatever_pipelines_do(steps: list[tuple[Step, Step]]) -> None:
     """They call the forward differently often, and their steps use parameters themselves."""

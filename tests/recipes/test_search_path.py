@@ -135,7 +135,7 @@ class Environment:
         return done.stdout
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
+@pytest.fixture(scope="module", params=["wheel", pytest.param("editable", marks=pytest.mark.extra)])
 def environment(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Environment:
     needs_build_tools()
     options = ["--editable"] if request.param == "editable" else []

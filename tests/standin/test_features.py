@@ -78,6 +78,7 @@ def test_as_one_device(gpus: WorkerPool, name: str) -> None:
     assert_equal_training(gpus, training, num_ranks=num_ranks, **strategy)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("planner", ["balanced", "data_parallel"])
 @pytest.mark.parametrize("devices", ["cuda:0 cuda:0", "cuda:0 cpu", "cpu cuda:0"])
 def test_a_pool(gpus: WorkerPool, devices: str, planner: str) -> None:

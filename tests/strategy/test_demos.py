@@ -14,6 +14,7 @@ from helpers.training import Training
 from helpers.workers import WorkerPool
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize(
     ("build", "data", "strategy"),

@@ -37,6 +37,7 @@ def test_without_a_gpu(
     ]
 
 
+@pytest.mark.extra
 def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes train, are compared with plain Lightning, and with their prediction."""
     only = "(difference|recorded step), two stages, staged, float32"

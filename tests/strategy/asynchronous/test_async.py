@@ -196,6 +196,7 @@ def assert_trained(results: list[Seen], losses: list[float], weights: list[Tenso
         torch.testing.assert_close(results[0].weights[name], weight, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", [p for p in POLICIES if not POLICIES[p].is_one_behind])
 def test_two_epochs_by_definition(pool: WorkerPool, policy: str) -> None:
     """The pipeline drains at the end of an epoch; validation finds the weights of the moment."""
@@ -307,6 +308,7 @@ def test_buffers_count_no_batch_that_is_dropped(pool: WorkerPool, tmp_path: Path
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("trainer", "strategy", "message"),
     [

@@ -17,7 +17,13 @@ LIMIT_S = 120.0
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [(name, schedule) for name, fault in FAULTS.items() for schedule in fault.schedules],
+    [
+        pytest.param(
+            *(name, schedule), marks=pytest.mark.extra if (n + i) % len(fault.schedules) else ()
+        )
+        for n, (name, fault) in enumerate(FAULTS.items())
+        for i, schedule in enumerate(fault.schedules)
+    ],
 )
 def test_all_ranks_end_with_the_error(pool: WorkerPool, name: str, schedule: str) -> None:
     fault = FAULTS[name]

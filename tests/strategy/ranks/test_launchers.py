@@ -163,6 +163,7 @@ def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) ->
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("times", [1, 2])
 def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> Non
     wait_until_ended(pids, ORPHAN_LIMIT_S)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_rank_ends_all_after_the_step(

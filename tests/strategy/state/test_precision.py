@@ -112,6 +112,7 @@ def test_random_models(
         assert max(abs(a - b) for a, b in zip(rank.losses, one.losses, strict=True)) <= 4 * limit
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("precision", sorted(ROUNDING))
 def test_without_cuts_the_bits_are_those_of_one_device(

@@ -60,15 +60,14 @@ def warnings_of(training: Training, strategy: dict[str, Any], num_ranks: int) ->
 # What rank 0 changes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("validate", [True, False])
 @pytest.mark.parametrize(
-    "where",
+    ("where", "validate"),
     [
-        "on_train_batch_start",
-        "on_train_epoch_end",
-        "training_step",
-        "training_step after forward",
-        "training_step later",
+        ("on_train_batch_start", True),
+        ("on_train_epoch_end", False),
+        ("training_step", True),
+        ("training_step after forward", False),
+        ("training_step later", True),
     ],
 )
 def test_a_learning_rate_set_by_hand(pool: WorkerPool, where: str, validate: bool) -> None:
