@@ -213,32 +213,6 @@ class ChainModel(SupervisedModule):
         return loss
 
 
-class StepRecord(lp.Callback):
-    """Keeps the gradients before the first optimizer step, and a :class:`ChainModel`'s lists."""
-
-    def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
-
-    def on_before_optimizer_step(
-        self, trainer: lp.Trainer, pl_module: lp.LightningModule, optimizer: Any
-    ) -> None:
-        gradients = {
-            name: parameter.grad.clone()
-            for name, parameter in pl_module.named_parameters()
-            if parameter.grad is not None
-        }
-        self.record.setdefault("gradients", gradients)
-
-    def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        assert isinstance(pl_module, ChainModel)
-        self.record |= {"outputs": pl_module.outputs, "losses": pl_module.losses}
-
-
-def step_record() -> list[lp.Callback]:
-    """The callbacks of a training whose first step is looked at."""
-    return [StepRecord()]
-
-
 class SumLossModel(ChainModel):
     """Its loss grows with the batch."""
 

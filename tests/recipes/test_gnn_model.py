@@ -36,25 +36,6 @@ def test_shapes_and_gradients(motifs: Motifs, layer: str, pool: str) -> None:
     assert not without
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_other_graphs_of_the_batch_do_not_matter(motifs: Motifs, layer: str) -> None:
-    model = GraphNetwork.for_data(motifs, layer=layer, width=8).double()
-    whole = batch(motifs).apply(lambda t: t.double() if t.is_floating_point() else t)
-    alone = [model(Batch.from_data_list([graph])) for graph in whole.to_data_list()]
-    assert torch.allclose(model(whole), torch.cat(alone), rtol=1e-12)
-
-
-def test_a_number_per_graph() -> None:
-    data = Motifs(num_graphs=16, target="degree_product")
-    model = GraphNetwork.for_data(data, depth=2, width=8)
-    graphs = batch(data)
-    out = model(graphs).detach()
-    assert out.shape == (5,)
-    assert model.loss(out, graphs.y).item() == pytest.approx(
-        sum((float(a) - float(b)) ** 2 for a, b in zip(out, graphs.y)) / 5
-    )
-
-
 def test_options_are_checked(motifs: Motifs) -> None:
     with pytest.raises(ValueError, match="layer is 'gnc'; expected one of gcn, sage"):
         GraphNetwork.for_data(motifs, layer="gnc")

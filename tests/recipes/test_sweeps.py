@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import csv
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,11 +15,9 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import wait_until_ended
-from hydra.core.hydra_config import HydraConfig
 
 from lightning_gpp import cli
 from lightning_gpp.jobs import sweep
-from lightning_gpp.jobs.job_scope import is_sweep, job_scope
 
 FAST = [
     "trainer.max_epochs=1",
@@ -136,33 +132,6 @@ class TestObjective:
         assert cli.objective_value("b", {"a": 1.0, "b": 2.0}) == 2.0
         assert cli.objective_value(None, {"a": 1.0}) is None
 
-    def test_unknown_metric_lists_the_known(self) -> None:
-        with pytest.raises(ValueError, match=r"objective=c is no final metric.*\['a', 'b'\]"):
-            cli.objective_value("c", {"a": 1.0, "b": 2.0})
-
-
-class TestJobScope:
-    def test_environment_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("KEPT", "as it was")
-        monkeypatch.delenv("MASTER_PORT", raising=False)
-        with contextlib.suppress(KeyError), job_scope("."):
-            os.environ["MASTER_PORT"] = "1"
-            del os.environ["KEPT"]
-            raise KeyError
-        assert os.environ["KEPT"] == "as it was"
-        assert "MASTER_PORT" not in os.environ
-
-    def test_children_know_the_start_method(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a worker of joblib the start method is one that only joblib knows."""
-        methods = ["loky"]
-        monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: methods[-1])
-        monkeypatch.setattr(
-            multiprocessing, "set_start_method", lambda method, force: methods.append(method)
-        )
-        with job_scope("."):
-            assert methods[-1] == "spawn"
-        assert methods[-1] == "loky"
-
 
 class TestReport:
     def test_job_that_did_not_end(self, tmp_path: Path) -> None:
@@ -177,14 +146,6 @@ class TestReport:
         assert (second.number, second.seconds, second.error) == (1, None, "x")
         sweep.report(tmp_path)
         assert [row["seconds"] for row in rows(tmp_path)] == ["0.0", ""]
-
-    def test_nothing_to_report(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        sweep.report(tmp_path)
-        assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
-
-    def test_single_runs_have_no_report(self) -> None:
-        assert not HydraConfig.initialized()
-        assert not is_sweep()
 
 
 @pytest.mark.usefixtures("interruptible")

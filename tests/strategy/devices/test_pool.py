@@ -15,15 +15,11 @@ from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_equal_copies, assert_same_training, train_one_device
 from helpers.training import Result, Training, quiet, train
 from helpers.workers import WorkerPool
-from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 
 from lightning_gpp import PoolAccelerator
-from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
-from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
-from lightning_gpp.strategy.planning.measuring import measuring_ranks, together
 
 CPU = torch.device("cpu")
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
@@ -60,31 +56,6 @@ def test_gpus_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(device) for device in found] == ["cuda:1", "cpu", "cuda:0", "cuda:1"]
     with pytest.raises(ValueError, match=r"names cuda:2, but only cuda:0 to cuda:1 are there"):
         parse_pool("cuda:2")
-
-
-def test_devices_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that Lightning and torch know sets its devices up and clears them away itself."""
-    calls: list[Any] = []
-
-    class Intel(CPUAccelerator):
-        def setup_device(self, device: torch.device) -> None:
-            calls.append(device)
-
-        def teardown(self) -> None:
-            calls.append("teardown")
-
-    monkeypatch.setitem(AcceleratorRegistry, "xpu", {"accelerator": Intel, "init_params": {}})
-    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    devices = parse_pool("xpu,mps,cpu")
-    assert [str(device) for device in devices] == ["xpu:0", "mps:0", "cpu"]
-    with pytest.raises(ValueError, match="names xpu:1, but only xpu:0 to xpu:0 are there"):
-        parse_pool("xpu:1")
-    accelerator = PoolAccelerator()
-    accelerator.teardown()  # of the process that starts the others
-    accelerator.setup_device(devices[0])
-    accelerator.teardown()
-    assert calls == [devices[0], "teardown"]
 
 
 @pytest.mark.parametrize(
@@ -130,23 +101,7 @@ def test_other_strategies_are_refused() -> None:
 # Costs of every kind -----------------------------------------------------------------------------
 
 
-def test_the_first_rank_of_every_kind_measures() -> None:
-    found = [DeviceAtHand(name, kind, 1, "here") for name, kind in KINDS]
-    assert measuring_ranks(found) == {"NVIDIA H200": 0, "cpu": 1}
-
-
 KINDS = [("cuda:0", "NVIDIA H200"), ("cpu", "cpu"), ("cuda:1", "NVIDIA H200"), ("cpu", "cpu")]
-
-
-def test_profiles_of_several_ranks_make_one_answer() -> None:
-    gpu, cpu = (
-        Profile({"a": OpProfile(seconds)}, size, kind)
-        for seconds, size, kind in ((1.0, 4.0, "NVIDIA H200"), (9.0, 4.0, "cpu"))
-    )
-    both = together([(Costs((gpu,)), ("of an earlier run",)), (Costs((cpu,)), ())])
-    assert both.costs.at(4, "cpu").operators["a"].forward_s == 9.0
-    assert both.costs.at(4, "NVIDIA H200").operators["a"].forward_s == 1.0
-    assert both.notes == ("of an earlier run",)
 
 
 # Training ----------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
 
-from lightning_gpp import TimelineCallback
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
@@ -203,28 +202,6 @@ def test_replicas_are_rows_of_their_own(pool: WorkerPool, tmp_path: Path) -> Non
     assert {span.rank for span in sums} == {0, 2}
 
 
-def test_a_step_with_a_mini_batch_too_small_for_the_replicas_is_not_shown(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
-    """Mini-batches of 8, 8 and 1 samples are one step; the last is a program of fewer stages."""
-    plan = [
-        {"modules": ["left", "right"], "devices": [1, 2]},
-        {"modules": ["fuse", "norm", "head"], "device": 0},
-    ]
-    callback = {"steps": (0,), "dirpath": tmp_path, "picture": False}
-    runs = pool.run(
-        fit_with_timeline,
-        3,
-        callback,
-        plan=plan,
-        num_samples=17,
-        accumulate_grad_batches=3,
-        num_steps=1,
-        num_ranks=3,
-    )
-    assert not runs[0].timelines and not list(tmp_path.iterdir())
-
-
 def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_path: Path) -> None:
     outcomes = pool.outcomes(
         fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, fail_on=2, num_ranks=3
@@ -240,12 +217,6 @@ def test_other_strategies_have_nothing_to_record(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("steps", [(), (-1,), -2])
-def test_steps_are_counted_from_0(steps: object) -> None:
-    with pytest.raises(ValueError, match="counted from 0"):
-        TimelineCallback(steps)  # type: ignore[arg-type]
-
-
 def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"dirpath": tmp_path, "picture": False, "page": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=17, num_samples=29)
@@ -256,15 +227,6 @@ def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) 
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
     assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
-
-
-def test_a_short_training_has_a_typical_step_of_those_that_there_are(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
-    callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=8)
-    assert tuple(first.timelines) == TYPICAL_OF[:2]
-    assert sum("timeline/bubble_share" in row for row in first.logged) == 1
 
 
 def test_a_run_that_goes_on_has_a_typical_step_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:

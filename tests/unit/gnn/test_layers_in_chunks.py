@@ -254,33 +254,6 @@ def test_arguments_that_change_in_place(what: str) -> None:
         given[what].copy_(given[what].flip(-1))
 
 
-def test_arguments_that_nobody_reads_are_let_go() -> None:
-    """A later stage knows the size of ``x`` and runs, in both modes, without it."""
-    net, generator = Stack("gcn2").eval(), torch.Generator().manual_seed(1)
-    x, weight = torch.randn(12, 3), torch.rand(40) + 0.1
-    edges = torch.randint(0, 12, (2, 40), generator=generator)
-    captured = capture(net, (x, edges, weight, weight))
-    tensors = captured.inputs((x, edges, weight, weight), {})
-    model = ChunkedModel(captured, tensors, partition(edges, 12, 1), Techniques(), flags(net))
-    expected = net(x, edges, weight, weight)
-    names = [operator.name for operator in model.graph]
-    first = next(i for i, name in enumerate(names) if "convs" in name)
-    border = [value.name for name in names[:first] for value in model.graph.operator[name].outputs]
-    rest = {n for name in names[first:] for n in model.graph.operator[name].inputs}
-    later = [name for name in border if name in rest]
-    (made,) = [model.stage(names[:first], ["x"], later)([x], 0, training=False)]
-    read = sorted(rest & tensors.keys())
-    assert "x" not in read
-    stage = model.stage(names[first:], [*later, *read], model.graph.outputs)
-    model.keep_arguments(read)
-    given = [*made, *(tensors[name] for name in read)]
-    (found,) = stage(given, 0, training=False)
-    torch.testing.assert_close(found, expected)
-    weight.mul_(2)
-    (found,) = stage(given, 0, training=False)
-    torch.testing.assert_close(found, net(x, edges, weight, weight))
-
-
 class BySize(nn.Module):
     """Does something else to large graphs."""
 

@@ -10,7 +10,6 @@ from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,
-    Overhead,
     ProgramCosts,
     StageCosts,
     StepCosts,
@@ -48,23 +47,6 @@ def test_the_input_is_cut_before_anything_is_fed() -> None:
     assert (task.device, task.start_s, task.end_s) == (0, 0.5, 0.75)
 
 
-def test_devices_hear_the_result_from_that_of_the_loss() -> None:
-    found = simulate(PROGRAM, with_step(feed_backward_s=3.0, finish_s={0: 0.5, 1: 0.25}))
-    ends = {task.device: task.start_s for task in found.tasks if task.kind is TaskKind.FINISH}
-    # device 1 is done at 15 s, device 0 with the backward of the feed at 18 s
-    assert ends == {0: 18.0, 1: 18.0}
-    assert found.step_s == 18.5
-
-
-def test_a_sum_costs_its_devices() -> None:
-    found = simulate(PROGRAM, with_step(reduce=Overhead(fixed_s=0.5)))
-    assert found.step_s == 15.5
-    tasks = [
-        task for task in found.tasks if task.kind is TaskKind.REDUCE and task.device is not None
-    ]
-    assert sorted(task.device for task in tasks if task.device is not None) == [0, 1]
-
-
 def program_of(schedule: str) -> Program:
     return build_program(CHAIN, devices=[1, 0], num_microbatches=2, schedule=schedule)
 
@@ -81,17 +63,3 @@ def test_the_users_step_runs_once_between_the_parts() -> None:
     (task,) = (task for task in found.tasks if task.kind is TaskKind.TURN)
     assert (task.device, task.start_s, task.end_s) == (0, 9.0, 9.5)
     assert critical_path(found).kind_s[TaskKind.TURN] == 0.5
-
-
-def test_where_parts_alternate_it_has_no_place() -> None:
-    program = program_of("1f1b")
-    assert not program.has_turn
-    assert simulate(program, with_step(turn_s=0.5)).step_s == simulate(program, COSTS).step_s
-
-
-def test_the_step_comes_instead_of_what_the_interpreter_takes() -> None:
-    program = program_of("gpipe")
-    found = simulate(program, with_step(turn_s=0.5, action_s=0.25))
-    for device, actions in enumerate(program.actions):
-        gaps = [t for t in found.tasks if t.kind is TaskKind.OVERHEAD and t.device == device]
-        assert len(gaps) == len(actions) - 3  # nor before the first and the update

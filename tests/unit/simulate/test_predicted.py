@@ -67,13 +67,6 @@ def test_messages_are_transfers_on_their_channels() -> None:
     assert {t.size_bytes for t in timeline.transfers} == {1}
 
 
-def test_memory_has_the_limits_of_the_devices() -> None:
-    timeline = predicted_timeline(simulated())
-    assert [curve.peak_bytes for curve in timeline.memory] == [5.0, 5.0, 4.0]
-    assert [curve.limit_bytes for curve in timeline.memory] == [8, 8, 8]
-    assert timeline.memory[0].times_s[:2] == (0.0, 0.0)
-
-
 def test_what_is_around_the_program() -> None:
     step = StepCosts(
         data_s=1.0,
@@ -94,42 +87,6 @@ def test_what_is_around_the_program() -> None:
         "data@0-1 data@1-2 prepare@2-2.5 -1F0@2.5-3 1RF0<0@3-3.25 1F0@3.25-4 1F0@4-4.25 "
         "1B0@4.25-6.25 1SB0>0@6.25-6.375 finish@6.375-6.875 optimizer@6.875-7.375",
     ]
-
-
-def test_the_result_is_waited_for() -> None:
-    simulation = simulated(
-        "0>3 1>3 2>3",
-        4,
-        devices=[0, 1, 1, 1],
-        num_microbatches=1,
-        step=StepCosts(finish_s={0: 1.0, 1: 2.0}),
-    )
-    timeline = predicted_timeline(simulation)
-    assert rows(timeline)[0].endswith("0B0@6-8 wait@8-9 finish@9-10")
-    assert path(timeline).endswith("3B0@3-5 2B0@5-7 1B0@7-9 finish@9-11")
-
-
-def test_what_the_interpreter_takes_is_idle() -> None:
-    simulation = simulated(step=StepCosts(action_s=0.5))
-    timeline = predicted_timeline(simulation)
-    assert timeline.step_s == simulation.step_s > 12.0
-    assert rows(timeline)[0].startswith("0F0@0-1 0F1@2-3")
-    assert sum(segment.duration_s for segment in timeline.path_segments) < timeline.step_s - 0.5
-
-
-def test_input_that_is_read_ahead_occupies_no_rank() -> None:
-    step = StepCosts(data_s=1.0, input_bytes=2.0, host_link=Link(2.0))
-    simulation = simulated(edges="0>1", num_stages=2, step=step, num_steps=2, prefetch=True)
-    timeline = predicted_timeline(simulation)
-    assert SpanKind.DATA not in {span.kind for span in timeline.spans}
-    copies = [t for t in timeline.transfers if t.kind is TransferKind.COPY]
-    assert [(t.channels, t.minibatch) for t in copies] == [
-        (("gpu1 host",), 0),
-        (("gpu1 copy",), 0),
-        (("gpu1 host",), 1),
-        (("gpu1 copy",), 1),
-    ]
-    assert {span.minibatch for span in timeline.spans} == {0, 1}
 
 
 def test_sums_of_replicas_are_waited_for_at_the_end() -> None:
