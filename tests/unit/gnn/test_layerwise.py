@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.chunk_stages import stages_of, train
 from helpers.layerwise_history import ByteDropout, LayerwiseHistory, SparseStem, layers
-from test_historical import stages_of, train
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
