@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as lp
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -146,15 +146,6 @@ class PenaltyModel(ExportableModel):
     def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
         loss, outputs = super().step_loss(batch)
         return loss + 0.1 * self.head.weight.square().sum(), outputs
-
-
-def decision_callbacks(folder: str) -> list[lp.Callback]:
-    """Checkpointing and early stopping by the validation loss, and what they decided."""
-    checkpoint = ModelCheckpoint(
-        dirpath=folder, filename="{epoch}", monitor="val_loss", save_top_k=1, mode="max"
-    )
-    stopping = EarlyStopping(monitor="val_size", min_delta=0.03, patience=1, mode="min")
-    return [checkpoint, stopping, Decisions()]
 
 
 def epoch_checkpoints(folder: str) -> list[lp.Callback]:

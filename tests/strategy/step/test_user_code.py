@@ -102,27 +102,6 @@ def test_freezing_within_steps(pool: WorkerPool, how: str) -> None:
     equal(pool, partial(users.FreezingInStepsModel, how))
 
 
-def test_plain_attributes_that_the_optimizer_step_reads(pool: WorkerPool) -> None:
-    training = Training(users.AttributeModel, DATA, num_steps=8)
-    results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
-    assert len({rates[0] for rates in results[2].learning_rates}) == 8
-
-
-@pytest.mark.parametrize(
-    ("where", "step", "validate"),
-    [
-        ("training_step", 0, True),
-        ("training_step", 4, True),
-        ("training_step", 4, False),
-        ("on_train_batch_end", 0, True),
-        ("on_train_batch_end", 4, False),
-    ],
-)
-def test_stopping_by_hand(pool: WorkerPool, where: str, step: int, validate: bool) -> None:
-    results = equal(pool, partial(users.StoppingModel, where, step), validate=validate)
-    assert [result.global_step for result in results] == [step + 1] * 3
-
-
 @pytest.mark.parametrize(
     ("name", "through_data"),
     [
@@ -186,26 +165,6 @@ def test_a_loss_without_gradient_is_refused(pool: WorkerPool, schedule: str, exp
 
 
 # What steps are given, log and return ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_samples", [21, 19, 18])
-def test_lists_of_samples_in_the_batch(pool: WorkerPool, num_samples: int) -> None:
-    """They are cut; the last batch has 5, 3 or 2 samples; the notes' tensors two elements."""
-    data = users.NotedData(num_samples=num_samples)
-    training = Training(users.NotedModel, data, num_steps=6, validate=False)
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, schedule="1f1b")
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_logged_elements_numpy_numbers_and_means_over_tokens(
-    pool: WorkerPool, schedule: str
-) -> None:
-    data = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
-    training = Training(users.TokenLogModel, data, num_steps=7)
-    results = assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
-    assert {"one_element_epoch", "numpy64_step", "numpy32", "per_token_epoch"} <= set(
-        results[1].final_metrics
-    )
 
 
 # Models ------------------------------------------------------------------------------------------
@@ -293,11 +252,3 @@ def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     training = replace(training, validate=False)
     for outcome in pool.outcomes(train, training, arguments, 3, num_ranks=3):
         assert "the first batch has no samples" in outcome.error
-
-
-def test_sequences_of_another_length_in_every_batch(pool: WorkerPool) -> None:
-    data = users.SequenceData(num_samples=61)
-    lengths = [inputs[0].shape[1] for inputs, _ in data.loader()]
-    assert len(set(lengths)) >= 4, lengths
-    training = Training(users.SequenceModel, data, num_steps=12)
-    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)

@@ -2,104 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import SGD
 
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
 from lightning_gpp.weights.versions import StageWeights
 
 PLACE = Place(difference=2, ahead=2, most_ahead=3)
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: SGD(p, 0.1, momentum=0.9),
-        lambda p: Adam(p, 0.01, amsgrad=True),
-        lambda p: AdamW(p, 0.01, weight_decay=0.5),
-        lambda p: NAdam(p, 0.01),
-        lambda p: RMSprop(p, 0.01, maximize=True),
-        lambda p: RMSprop(p, 0.01, momentum=0.5, weight_decay=0.1, maximize=True),
-    ],
-)
-def test_predictions_in_memory_that_is_there(
-    make: Callable[[list[Tensor]], Optimizer], is_transposed: bool
-) -> None:
-    """Some distances one after the other, and a rate that changed: all by the last update."""
-    torch.manual_seed(0)
-    large = torch.randn(6, 3).double()
-    one, two = nn.Parameter(large.t() if is_transposed else large), nn.Parameter(torch.ones(3))
-    optimizer = make([one, two])
-    last_steps = LastSteps(optimizer)
-    assert last_steps.predicted([one, two], 1) == {}
-    for has_gradient in (True, False):  # two is not updated any more
-        before = one.detach().clone()
-        one.grad = torch.randn_like(one)
-        two.grad = torch.ones(3) if has_gradient else None
-        optimizer.step()
-    step = one.detach() - before
-    for ahead, rate in ((2, 1.0), (5, 1.0), (5, 1.0), (1, 1.0), (3, 0.1)):
-        optimizer.param_groups[0]["lr"] *= rate
-        expected = one.detach() + ahead * rate * step
-        for anew in (False, True):
-            found = last_steps.predicted([one, two], ahead, anew=anew)
-            torch.testing.assert_close(found[one], expected, rtol=1e-12, atol=1e-12)
-            assert found[one].stride() == one.stride()
-            held = {copy.data_ptr() for copy in last_steps.copies([one])}
-            assert (found[one].data_ptr() in held) != anew and len(held) == 1
-            assert not torch.equal(found[two], two)
-
-
-@pytest.mark.parametrize(
-    ("make", "is_known"),
-    [
-        (lambda p: SGD(p, 0.1, momentum=0.9, maximize=True), True),
-        (lambda p: Adam(p, 0.01, weight_decay=0.5), True),
-        (lambda p: Adam(p, 0.01, amsgrad=True, maximize=True), True),
-        (lambda p: AdamW(p, 0.01, weight_decay=0.5), True),
-        (lambda p: NAdam(p, 0.01), False),
-        (lambda p: SGD(p, 0.1), False),
-    ],
-)
-def test_what_is_forgotten_follows_from_some_states(
-    make: Callable[[list[Tensor]], Optimizer], is_known: bool
-) -> None:
-    torch.manual_seed(0)
-    own = nn.Parameter(torch.randn(5).double())
-    optimizer = make([own])
-    last_steps = LastSteps(optimizer)
-    last_steps.predicted([own], 1)
-    for _ in range(3):
-        own.grad = torch.randn_like(own)
-        before = own.detach().clone()
-        optimizer.step()
-    known = own.detach() + 2 * (own.detach() - before)
-    last_steps.forget()
-    found = last_steps.predicted([own], 2)
-    if not is_known:
-        assert found == {}
-        return
-    torch.testing.assert_close(found[own], known, rtol=1e-12, atol=1e-12)
-
-
-def test_a_rate_of_nothing_moves_nothing() -> None:
-    own = nn.Parameter(torch.ones(3))
-    optimizer = Adam([own], 0.1)
-    last_steps = LastSteps(optimizer)
-    last_steps.predicted([own], 1)
-    own.grad = torch.ones(3)
-    optimizer.step()
-    optimizer.param_groups[0]["lr"] = 0.0
-    assert last_steps.predicted([own], 2) == {}
-    assert torch.equal(last_steps.predicted([own], 2, anew=True)[own], own)
-    optimizer.param_groups[0]["lr"] = 0.1
-    torch.testing.assert_close(last_steps.predicted([own], 2)[own], torch.full((3,), 0.7))
 
 
 @pytest.mark.parametrize(

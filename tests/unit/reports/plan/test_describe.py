@@ -17,8 +17,6 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.reports.plan.describe import (
     describe_plan,
-    describe_source,
-    shares_text,
 )
 from lightning_gpp.reports.plan.explain import (
     Alternative,
@@ -64,23 +62,6 @@ def lines_of(text: str) -> str:
     lines = text.strip("\n").rstrip().split("\n")
     margin = min(len(line) - len(line.lstrip()) for line in lines if line)
     return "\n".join(line[margin:] for line in lines)
-
-
-def test_every_stage_that_sets_the_pace_is_named():
-    rows = [["stem", "enc.a"], ["enc.b"], ["cat", "head"]]
-    even = evaluate_plan(resolve_plan(rows, GRAPH), REQUEST)
-    assert [found.stage.id for found in even.bottlenecks] == [0, 2]
-    assert "; stage 2 likewise." in " ".join(describe_plan(even, REQUEST).split())
-    stages = tuple(
-        replace(stage, devices=(min(stage.devices[0], 1),))
-        for stage in (Stage(0, ("stem",), (0,)), *PLAN.stages[1:])
-    )
-    shared = evaluate_plan(replace(PLAN, stages=stages), REQUEST)
-    assert [found.stage.id for found in shared.bottlenecks] == [1, 2, 3]
-    text = " ".join(describe_plan(shared, REQUEST).split())
-    assert "Pace: stage 3 (device 1) sets it" in text
-    assert "; stages 1-3 together 3.00 ms per sample" in text
-    assert [found.stage.id for found in FOUND.bottlenecks] == [3]
 
 
 def test_the_whole_text():
@@ -181,15 +162,6 @@ def test_devices_and_what_they_wait_for():
     ]
 
 
-def test_narrow_terminals_have_two_tables_of_devices():
-    wide, narrow = (describe_devices(FOUND, REQUEST, max_width=width) for width in (100, 80))
-    assert max(map(len, narrow.split("\n"))) <= 80
-    (table, _), (time, memory, _) = wide.split("\n\n"), narrow.split("\n\n")
-    row = table.split("\n")[-1].split()
-    assert time.split("\n")[-1].split() == row[:-6]
-    assert memory.split("\n")[-1].split() == row[:2] + row[-6:]
-
-
 REPLICAS = Plan(
     (
         Stage(0, ("stem", "enc_a", "enc_b"), (0, 1), 2, recompute=True),
@@ -197,28 +169,6 @@ REPLICAS = Plan(
     ),
     num_microbatches=4,
 )
-
-
-def test_replicas_share_a_row_and_the_loss_has_a_box():
-    found = evaluate_plan(REPLICAS, REQUEST)
-    text = describe_plan(found, REQUEST)
-    assert "stage 0 (devices 0-1) sets it" in text
-    assert "8 r" in text
-    assert "but has 12.0 kB (107 %): the plan does not fit" in text
-    assert "loss (512 B)" in text
-    assert "depth 3 with the loss, 2 micro-batches of 8, schedule" in text
-    rows = describe_devices(found, REQUEST).split("\n\n")[0].split("\n")[3:]
-    # the user's step takes memory on device 2
-    assert [row.split()[:2] for row in rows] == [["0-1", "0"], ["2", "1"], ["3", "1"]]
-
-
-def test_a_step_that_a_link_bounds_counts_what_fills_the_pipeline():
-    """Messages wait for each other there and back; beside them, compute is nothing."""
-    slow = replace(REQUEST, cluster=uniform_cluster(4, Link(1000.0)))
-    two = resolve_plan([["stem", "enc", "cat"], ["head"]], GRAPH)
-    text = describe_plan(evaluate_plan(two, slow), slow)
-    step = "Step: 1.02 s at that pace, and 2.53 s (71 %) to fill and to empty the pipeline."
-    assert step in " ".join(text.split())
 
 
 class TestAlternatives:
@@ -259,16 +209,6 @@ class TestAlternatives:
         """)
 
 
-def test_estimates_say_so():
-    estimated = plan_request(GRAPH, 4, minibatch_size=4, num_microbatches=4)
-    text = describe_plan(evaluate_plan(PLAN, estimated), estimated)
-    assert "estimated, not measured" in text
-    assert "its limit is not known" in " ".join(text.split())
-    published = replace(profile_of(GRAPH), device="any")
-    request = plan_request(GRAPH, 4, costs=published, minibatch_size=4, num_microbatches=4)
-    assert describe_source(request) == "from the published profile"
-
-
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (3e15, "3000 TB")],
@@ -291,13 +231,3 @@ def test_bytes(size_bytes, text):
 )
 def test_seconds(seconds, text):
     assert seconds_text(seconds) == text
-
-
-def test_unequal_shares_are_named():
-    stages = (REPLICAS.stages[0], replace(REPLICAS.stages[1], microbatch_multiple=4, shares=(3, 1)))
-    plan = replace(REPLICAS, stages=stages)
-    found = evaluate_plan(plan, REQUEST)
-    assert shares_text(found.stages[1]) == "12 + 4"
-    assert " 12 + 4 " in describe_plan(found, REQUEST)
-    busy = {one.device: one.busy_s for one in found.devices}
-    assert busy[2] == pytest.approx(3 * busy[3])
