@@ -293,7 +293,10 @@ def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 
 def _worker_environment(further: Mapping[str, str]) -> dict[str, str]:
-    environment = {key: value for key, value in os.environ.items() if "PYTEST" not in key} | further
+    left_out = ("PYTEST", "PL_GLOBAL_SEED")  # a test may have set a seed before the workers start
+    environment = {
+        key: value for key, value in os.environ.items() if not any(part in key for part in left_out)
+    } | further
     path = [*further.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
     environment["OMP_NUM_THREADS"] = "1"

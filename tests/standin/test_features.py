@@ -105,18 +105,7 @@ AS_CPUS: dict[str, tuple[Training, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xfail(reason="one run of five had other losses from step 0 on")]
-            if name == "pipelines side by side"
-            else [],
-        )
-        for name in AS_CPUS
-    ],
-)
+@pytest.mark.parametrize("name", AS_CPUS)
 def test_as_cpus(gpus: WorkerPool, pool: WorkerPool, name: str) -> None:
     training, num_ranks, strategy = AS_CPUS[name]
     arguments = (train, training, {"timeout": 100, "cache": False, **strategy}, num_ranks)
