@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from helpers.models import DataSpec, ExportableModel, targets_of
 from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, SupervisedModule
@@ -67,15 +67,6 @@ def mixing_collate(samples: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor]:
     share = torch.rand(len(samples), 1, dtype=inputs[0].dtype)
     mixed = tuple(share * x + (1 - share) * x[order] for x in inputs)
     return mixed, targets_of(mixed)
-
-
-class ShuffledData(DataSpec):
-    """The usual samples, shuffled by a generator of the loader's own."""
-
-    def loader(self) -> DataLoader[Any]:
-        samples: Any = super().loader().dataset
-        generator = torch.Generator().manual_seed(11)
-        return DataLoader(samples, self.batch_size, shuffle=True, generator=generator)
 
 
 class MetricsModel(ExportableModel):

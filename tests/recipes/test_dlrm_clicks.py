@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
-
 import numpy as np
 import pytest
 
@@ -45,16 +42,6 @@ def test_bags_are_filled_up_at_the_end() -> None:
     assert all((bag[:length] > 0).all() for bag, length in zip(bags, lengths))
 
 
-def test_expected_auc_equals_the_sum_over_pairs() -> None:
-    scores = np.array([0.1, 0.7, 0.7, 0.35, 0.9, 0.2])
-    ordered = pairs = 0.0
-    for i, j in itertools.permutations(range(len(scores)), 2):
-        weight = scores[i] * (1 - scores[j])
-        pairs += weight
-        ordered += weight * (1.0 if scores[i] > scores[j] else 0.5 * (scores[i] == scores[j]))
-    assert expected_auc(scores) == pytest.approx(ordered / pairs)
-
-
 def test_labels_follow_the_probabilities() -> None:
     """The AUC of the probabilities on the drawn labels is the expected one, up to chance."""
     log = generate_clicks(20_000, 5, seed=2)
@@ -67,12 +54,6 @@ def test_labels_follow_the_probabilities() -> None:
     )
     assert auc == pytest.approx(expected_auc(log.probabilities), abs=0.01)
     assert 0.2 < labels.mean() < 0.5
-
-
-def test_processes_can_be_started_with_data_that_were_read() -> None:
-    data = Clicks(num_samples=100)
-    data.setup()
-    assert pickle.loads(pickle.dumps(data)).bayes_auc == data.bayes_auc
 
 
 @pytest.mark.parametrize("options", [{"num_samples": 0}, {"bag_length": 0}])

@@ -12,9 +12,7 @@ import torch
 from node_files import (
     NUM_CLASSES,
     NUM_FEATURES,
-    NUM_PUBLIC,
     write_all_node_files,
-    write_citations,
     write_coauthors,
 )
 
@@ -30,7 +28,7 @@ from lightning_gpp.recipes.gnn import (
     Reddit,
     Squirrel,
 )
-from lightning_gpp.recipes.gnn.full_graph import MASKS, checked
+from lightning_gpp.recipes.gnn.full_graph import MASKS
 
 PLANETOID = Path(os.environ.get("LIGHTNING_GPP_DATA", "absent"), "planetoid")
 
@@ -124,32 +122,6 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
         path.write_bytes(content)
 
 
-def test_public_split_and_scaled_features(tmp_path: Path) -> None:
-    write_citations(tmp_path, num_test=12)
-    graph = Planetoid(tmp_path).graph
-    assert mask_sizes(graph) == [6, NUM_PUBLIC, 12]
-    assert torch.allclose(graph.x.sum(1), torch.ones(len(graph.x)))
-
-
-def test_splits_of_squirrel(tmp_path: Path) -> None:
-    write_all_node_files(tmp_path)
-    first, second = (Squirrel(tmp_path / "wikipedia", split).graph for split in (0, 1))
-    assert torch.equal(second.test_mask, first.val_mask)
-    with pytest.raises(ValueError, match="split is 0 to 9, got 10"):
-        Squirrel(tmp_path, 10)
-
-
-def test_coauthors_get_a_split(tmp_path: Path) -> None:
-    """As many of every class, the same for the same seed."""
-    write_coauthors(tmp_path)
-    graph, again, other = (Coauthor(tmp_path, split_seed=seed).graph for seed in (0, 0, 1))
-    assert mask_sizes(graph) == [60, 500, 1000]
-    assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 3
-    for name in MASKS:
-        assert torch.equal(graph[name], again[name])
-        assert not torch.equal(graph[name], other[name])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -187,23 +159,6 @@ def test_real_citations(
 def small() -> Data:
     masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(MASKS)}
     return Data(x=torch.ones(6, 2), edge_index=torch.zeros(2, 1).long(), y=torch.arange(6), **masks)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("y", torch.arange(5), r"y has shape \(5,\), the features are of 6 vertices"),
-        ("val_mask", torch.ones(6, 2).bool(), r"val_mask has shape \(6, 2\)"),
-        ("test_mask", torch.zeros(6).bool(), "test_mask has to be true for a vertex"),
-        ("train_mask", torch.ones(6), "train_mask has to be true"),
-    ],
-)
-def test_parts_that_do_not_fit(name: str, value: torch.Tensor, message: str) -> None:
-    graph = small()
-    assert checked(graph) is graph
-    graph[name] = value
-    with pytest.raises(ValueError, match=message):
-        checked(graph)
 
 
 def test_the_graph_is_the_only_batch() -> None:

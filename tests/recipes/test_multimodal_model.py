@@ -54,15 +54,3 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     whole = model(views)
     parts = [model({name: view[i : i + 2] for name, view in views.items()}) for i in (0, 2, 4)]
     assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
-
-
-def test_every_view_matters() -> None:
-    model = MultimodalClassifier({"a": 5, "b": 3}, num_classes=4)
-    views = {"a": torch.randn(6, 5, requires_grad=True), "b": torch.randn(6, 3, requires_grad=True)}
-    model(views).sum().backward()
-    assert all(view.grad is not None and view.grad.abs().sum() > 0 for view in views.values())
-
-
-def test_needs_a_view() -> None:
-    with pytest.raises(ValueError, match="at least one view"):
-        MultimodalClassifier({}, num_classes=4)

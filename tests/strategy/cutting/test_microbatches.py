@@ -16,9 +16,6 @@ from helpers.modules import (
     ComparingModel,
     DroppingComparingModel,
     DroppingModel,
-    FunctionalF1Model,
-    InBatchLossModel,
-    SumLossModel,
 )
 from helpers.reference import assert_equal_training
 from helpers.training import Training
@@ -51,12 +48,6 @@ def test_stages_with_microbatches_of_their_own_size(
     assert_equal_training(
         pool, training, num_ranks=3, num_microbatches=4, plan=plan, schedule=schedule
     )
-
-
-@pytest.mark.parametrize("build", [SumLossModel, InBatchLossModel, FunctionalF1Model])
-def test_losses_and_numbers_of_the_whole_batch(pool: WorkerPool, build: type) -> None:
-    training = Training(build, DataSpec(dtype="float64"), num_steps=6)
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
 
 
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
