@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.runtime.action_record import ActionRecord
 
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 
 
 class Pause(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.training import make_trainer
 from lightning.pytorch import Trainer, seed_everything
 
 from lightning_gpp.recipes.dlrm import DLRM, Adult, ClickData, Clicks
@@ -24,16 +25,7 @@ def small_model(**options: object) -> DLRM:
 
 def trained(data: ClickData, folder: Path, *, max_epochs: int) -> dict[str, float]:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = make_trainer(None, max_epochs=max_epochs, default_root_dir=folder)
     trainer.fit(DLRM.for_data(data), datamodule=data)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch
@@ -49,16 +50,8 @@ def test_options_are_checked(motifs: Motifs) -> None:
 
 def trained(data: GraphData, folder: Path, max_epochs: int) -> dict[str, float]:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        precision="64-true",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
+    trainer = make_trainer(
+        None, max_epochs=max_epochs, precision="64-true", default_root_dir=folder
     )
     module = GraphNetwork.for_data(data, width=32, learning_rate=0.005)
     trainer.fit(module, datamodule=data)

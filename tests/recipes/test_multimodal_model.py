@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 from lightning_gpp.recipes.multimodal import (
     Digits,
@@ -21,16 +22,7 @@ DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
 
 def trained_accuracy(data: MultiViewData, folder: Path, *, max_epochs: int) -> float:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = make_trainer(None, max_epochs=max_epochs, default_root_dir=folder)
     trainer.fit(MultimodalClassifier.for_data(data), datamodule=data)
     return float(trainer.callback_metrics["val_acc"])
 

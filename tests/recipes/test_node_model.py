@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 pytest.importorskip("torch_geometric")
 
@@ -38,14 +39,7 @@ def test_steps_see_their_vertices_alone(blocks: BlockModel) -> None:
     scores = model(graph.x, graph.edge_index).detach()
     mask = graph.train_mask
     expected = float(F.cross_entropy(scores[mask], graph.y[mask]))
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(None, max_epochs=1)
     trainer.fit(model, data)
     metrics = trainer.callback_metrics
     assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
@@ -62,14 +56,7 @@ def test_neighbours_tell_more_than_features() -> None:
     seed_everything(0)
     data = BlockModel(600, 3000, num_classes=3, train_fraction=0.3)
     model = NodeNetwork.for_data(data, depth=4, width=32, learning_rate=0.01)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=80,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(None, max_epochs=80)
     trainer.fit(model, data)
     assert float(trainer.callback_metrics["test_acc"]) > data.best_accuracy_of_features + 0.1
 
