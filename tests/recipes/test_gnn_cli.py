@@ -14,6 +14,7 @@ from lightning_gpp.planner import load_plan, num_devices_used
 pytest.importorskip("torch_geometric")
 
 
+@pytest.mark.extra
 def test_one_graph_is_trained_in_chunks(run_folder: Path) -> None:
     """Generated communities; four chunks per device by default."""
     command = [

@@ -114,6 +114,7 @@ def seen_of_capture(others: list[Callable[[], nn.Module]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "others", [[], [Attention], [Listed], [Frozen]], ids=["own", "attention", "listed", "frozen"]
 )

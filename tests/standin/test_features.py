@@ -72,6 +72,7 @@ AS_ONE_DEVICE: dict[str, tuple[Training, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", AS_ONE_DEVICE)
 def test_as_one_device(gpus: WorkerPool, name: str) -> None:
     training, num_ranks, strategy = AS_ONE_DEVICE[name]

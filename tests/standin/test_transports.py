@@ -64,6 +64,7 @@ def run_planes(devices: list[str]) -> None:
 WIRES = [["cuda:0", "cuda:1"], ["cuda:0", "cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", WIRES, ids=" ".join)
 def test_the_contract(gpus: WorkerPool, devices: list[str]) -> None:
     gpus.run(run_contract, devices, num_ranks=2)

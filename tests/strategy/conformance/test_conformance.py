@@ -72,20 +72,20 @@ def test_as_on_one_device(pool: WorkerPool, name: str, case: Case, tmp_path: Pat
     check(pool, name, case, tmp_path, num_ranks=2)
 
 
-@pytest.mark.sampled(12, 1)
+@pytest.mark.sampled(20, 1)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_on_four_ranks(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     check(pool, name, case, tmp_path, num_ranks=4)
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(12, 3)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_any_plan_does(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     """Which plan a run gets depends on measured times; its results do not."""
     check(pool, name, case, tmp_path, num_ranks=3, draws_plans=True)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "case"), CUT)
 def test_with_a_step_for_every_micro_batch(
     pool: WorkerPool, name: str, case: Case, tmp_path: Path
@@ -93,7 +93,7 @@ def test_with_a_step_for_every_micro_batch(
     check(pool, name, case, tmp_path, num_ranks=3, schedule="1f1b")
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize(("name", "case"), WITHOUT_DATA)
 def test_as_one_spmd_program(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     """Programs are drawn at random, one per case."""

@@ -131,6 +131,7 @@ def test_states_that_no_batch_came_for_are_not_lost(
         assert_same(again[name], expected[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["sharded", "full"])
 @pytest.mark.parametrize("num_pipelines", [1, 2])
 def test_saving_in_the_background(

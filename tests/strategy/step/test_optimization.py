@@ -96,6 +96,7 @@ def test_sparse_gradients_of_embeddings(
     )
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_stages(pool: WorkerPool, schedule: str) -> None:
