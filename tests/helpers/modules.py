@@ -195,24 +195,6 @@ class ChainModel(SupervisedModule):
         return loss
 
 
-class SumLossModel(ChainModel):
-    """Its loss grows with the batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * len(batch[-1])
-
-
-class FunctionalF1Model(ChainModel):
-    """Logs a number that is no mean, sum, maximum or minimum over samples, and one that is."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, (output,) = self.step_loss(batch)
-        predicted, target = output[:, 0] > 0, batch[-1][:, 0] > 0
-        hits = (predicted & target).sum()
-        self.log_dict({"f1": 2 * hits / (predicted.sum() + target.sum() + 1), "loss": loss})
-        return loss
-
-
 class ComparingModel(ChainModel):
     """Its forward compares every sample with the others."""
 
@@ -234,11 +216,3 @@ class DroppingComparingModel(DroppingModel):
     def forward(self, x: Tensor) -> Tensor:
         output = super().forward(x)
         return output - output.mean(0, keepdim=True)
-
-
-class InBatchLossModel(ChainModel):
-    """Its loss compares every sample with the others."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        _, (output,) = self.step_loss(batch)
-        return torch.logsumexp(output @ output.T, 0).mean()

@@ -95,20 +95,3 @@ def test_others_go_on_where_a_case_fails(
     assert one[0]["process"] != last[0]["process"]
     assert failed.summary == "rank 1: ValueError: out of memory"
     assert "more of it" in failed.text
-
-
-def test_a_failure_has_its_row_and_its_text(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = [row for row in benchmark.rows(is_gpu=False) if row.name.startswith("messages of 4")]
-    failure = benchmark.Failure("rank 1: RuntimeError: NCCL error", "the traceback")
-    found = {table[0].needs[0]: [RANK, RANK], table[1].needs[0]: failure}
-    assert not benchmark.report(table, found, "a card", "one GPU")
-    text = capsys.readouterr().out
-    why = "== between ranks, NCCL, messages: rank 1: RuntimeError: NCCL error\nthe traceback\n"
-    assert text.startswith(f"{why}\na card\n")
-    staged, nccl, left_out = text.splitlines()[-3:]
-    assert "1,000 per second" in staged
-    assert "failed" in nccl and "NCCL error" in nccl
-    assert "not measured" in left_out and "one GPU" in left_out
-    assert benchmark.report(table[:1], found | {table[1].needs[0]: [RANK]}, "a card", "")
