@@ -9,11 +9,6 @@ from helpers import rank_functions
 from helpers.workers import WorkerError, WorkerPool
 
 
-def test_ranks_form_a_process_group(pool: WorkerPool) -> None:
-    assert pool.run(rank_functions.sum_of_ranks, 10, num_ranks=3) == [(0, 33), (1, 33), (2, 33)]
-    assert pool.run(rank_functions.sum_of_ranks, 0, num_ranks=2) == [(0, 1), (1, 1)]
-
-
 def test_an_error_is_raised_with_traceback_cause_and_output(pool: WorkerPool) -> None:
     with pytest.raises(WorkerError) as caught:
         pool.run(rank_functions.raise_on, 1, num_ranks=2)
@@ -41,10 +36,3 @@ def test_a_rank_that_dies_is_reported_and_replaced(pool: WorkerPool) -> None:
 def test_a_thread_left_behind_fails_the_call(pool: WorkerPool) -> None:
     with pytest.raises(WorkerError, match="forgotten"):
         pool.run(rank_functions.leave_a_thread, num_ranks=1)
-
-
-def test_calls_do_not_see_each_other(pool: WorkerPool) -> None:
-    pool.run(rank_functions.change_process, num_ranks=1)
-    assert pool.run(rank_functions.process_state, num_ranks=1) == [
-        (False, "torch.float32", False, True)
-    ]

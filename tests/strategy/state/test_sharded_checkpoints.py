@@ -221,24 +221,6 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_form_replaces_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "epoch": 1}
-    for save in (ReplacingCheckpointIO().save_checkpoint, partial(write, group=None)) * 2:
-        save(checkpoint, path)  # type: ignore[operator]
-        assert_same(GraphPipeStrategy().load_checkpoint(path), checkpoint)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_groups_that_have_tensors(tmp_path: Path) -> None:
-    """A capturable learning rate; and an optimizer that has no state."""
-    groups = [{"lr": torch.tensor(0.1), "params": [0]}, {"lr": torch.tensor(0.2), "params": [1]}]
-    states = [{"state": {}, "param_groups": groups}, {"state": {}, "param_groups": [{"lr": 1.0}]}]
-    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "optimizer_states": states}
-    write(checkpoint, tmp_path / "folder", None)
-    assert_same(HAPStrategy().load_checkpoint(tmp_path / "folder"), checkpoint)
-
-
 def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown state_dict_type 'shards'"):
         GraphPipeStrategy(state_dict_type="shards")  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from lightning_gpp.schedule import (
     dry_run,
     in_flight_microbatches,
 )
-from lightning_gpp.schedule.action import unit_time_s
 
 
 def graph(num_stages: int, *pairs: tuple[int, int]) -> StageGraph:
@@ -114,19 +113,6 @@ def test_several_stages_on_one_device_run_what_can_start_first():
         "1F0 0F0 1F1 0F1 1B0 0B0 1B1 0B1",
         "2F0 2B0 2F1 2B1",
     ]
-
-
-@pytest.mark.parametrize("multiples", [[1, 1, 1, 1], [2, 1, 1, 1], [4, 2, 2, 1]])
-def test_gradients_to_the_feed_do_not_hold_up_the_stage_of_the_loss(multiples):
-    def step_s(*feeds: StageEdge) -> float:
-        edges = (*feeds, *graph(4, (0, 1), (1, 2), (2, 3)).edges)
-        program = build_program(
-            StageGraph(4, edges), devices=range(4), num_microbatches=32, multiples=multiples
-        )
-        return dry_run(program, lambda a: program.num_units(a) * unit_time_s(a)).step_s
-
-    without = StageEdge(FEED, 0, ("x",), has_backward=False)
-    assert step_s(StageEdge(FEED, 0, ("x",))) == step_s(without)
 
 
 def test_1f1b_on_a_balanced_chain_takes_the_closed_form_time():
@@ -226,40 +212,6 @@ def test_a_deadlock_is_found():
         dry_run(wrong)
 
 
-def test_devices_that_only_hold_parameters_take_part_in_their_sums():
-    stages = StageGraph(2, (StageEdge(0, 1, ("h",)),), parameter_readers=(("w", (0,)),))
-    program = build_program(stages, devices=[0, 1], num_microbatches=1, holders=[(0, 2), (1,)])
-    assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0", "0S0"]
-    assert [str(row[-2]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
-
-
 #   0 ──▶ 1 ────────▶ 4      from 0 the way through 2 is the longest; from 4 back that through 3
 #   └───▶ 2 ──▶ 3 ────┘
 UNEVEN = graph(5, (0, 1), (0, 2), (1, 4), (2, 3), (3, 4))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "forward", "backward"),
-    [
-        ("gpipe", "0F0 0SF0>2 0SF0>1", "4SB0>3 4SB0>1"),
-        ("1f1b", "0F0 0SF0>1 0SF0>2", "4SB0>1 4SB0>3"),
-    ],
-)
-def test_with_all_forwards_first_the_longest_way_is_served_first(schedule, forward, backward):
-    program = build_program(UNEVEN, devices=range(5), num_microbatches=1, schedule=schedule)
-    rows = str(program).splitlines()
-    assert forward in rows[0] and backward in rows[4]
-
-
-def test_with_all_forwards_first_a_shared_device_keeps_the_others_busy():
-    """It did the lower micro-batch first, 2F0 2F1 0F2, while device 1 waited for 0F2.
-
-    0 ──▶ 1 ──▶ 2 ──▶ 3     in turns on two devices
-    """
-    stages = graph(4, (0, 1), (1, 2), (2, 3))
-    program = build_program(stages, devices=[0, 1, 0, 1], num_microbatches=3, schedule="gpipe")
-    assert compute_rows(program) == [
-        "0F0 0F1 2F0 0F2 2F1 2F2 2B0 2B1 0B0 2B2 0B1 0B2",
-        "1F0 1F1 3F0 1F2 3F1 3F2 3B0 3B1 1B0 3B2 1B1 1B2",
-    ]
-    assert dry_run(program).step_s == 2 * 9 + 3  # work, and filling; it took 24

@@ -17,10 +17,10 @@ from typing import Any
 
 import helpers
 import pytest
-from helpers.steps import predicted_and_measured, simulated
+from helpers.steps import predicted_and_measured
 
 from lightning_gpp.reports.step.page import page_data, page_html, write_page
-from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, predicted_timeline
+from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.words import words_of
 
 BROWSER = Path(helpers.__file__).with_name("page_browser.js")
@@ -217,23 +217,6 @@ class TestScript:
         assert len(drawn(with_path, "line")) == 6 and not drawn(without, "line")
         assert {item["alpha"] for item in compute(with_path)} == {1}
         assert {item["alpha"] for item in compute(dim)} == {0.25, 1}
-
-    def test_links_and_memory_can_be_hidden(self, tmp_path: Path) -> None:
-        reports = browse(
-            tmp_path, predicted_and_measured(), [{"check": "links"}, {"check": "memory"}]
-        )
-        shown = [
-            [name in texts(report) for name in ("links", "memory in use")] for report in reports
-        ]
-        assert shown == [[True, True], [False, True], [False, False]]
-
-    def test_names_from_the_model_are_shown_as_they_are(self, tmp_path: Path) -> None:
-        timeline = predicted_timeline(
-            simulated(), stages=[TimelineStage(i, i, EVIL, (EVIL,)) for i in range(3)]
-        )
-        y = first_row(browse(tmp_path, [timeline], [])[0]) + 5
-        (_, report) = browse(tmp_path, [timeline], [at("pointermove", LEFT + 20, y)])
-        assert f"stage 0: {EVIL}" in report["tip"] and f"operators: {EVIL}" in report["tip"]
 
 
 def compute(report: dict[str, Any]) -> list[dict[str, Any]]:
