@@ -280,34 +280,14 @@ ONCE = ("gpipe",)
 
 
 FAULTS = {
-    "plan does not cover the model": Fault(
-        r"(?s)cover.*head",
-        strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]},
-        schedules=ONCE,
-    ),
-    "plan names an unknown module": Fault(
-        "tower",
-        strategy={"plan": [["tower"], ["right"], ["left", "fuse", "norm", "head"]]},
-        schedules=ONCE,
-    ),
     "plan with a cycle": Fault(
         r"(?i)circle|cycle|each other",
         strategy={"plan": [["left", "norm"], ["right"], ["fuse", "head"]]},
         schedules=ONCE,
     ),
-    "plan for more devices": Fault(
-        "device 3.*3 devices",
-        strategy={"plan": [["left"], ["right"], ["fuse"], ["norm", "head"]]},
-        schedules=ONCE,
-    ),
     "module that cannot be captured": Fault(
         r"(?s)faults\.py.*(control flow|leaf|blocks|module)", DataDependentModel
     ),
-    "unknown planner": Fault(
-        r"(?s)'magic'.*balanced", strategy={"planner": "magic"}, schedules=ONCE
-    ),
-    "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b", schedules=("magic",)),
-    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE),
     "forward of an early stage": Fault(
         "the fragile layer got a nan",
         FragileModel,

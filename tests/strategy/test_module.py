@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from helpers.alike import differences
-from helpers.jobs import evaluate_another, fit_repeatedly, plan_of_fit, warned_in_fit
+from helpers.jobs import evaluate_another, fit_repeatedly, plan_of_fit
 from helpers.models import DataSpec
 from helpers.modules import TrainedAroundModel, UnusedParameterModel, WrappedModel
 from helpers.reference import assert_equal_training, relative_error, weight_differences
@@ -97,9 +97,3 @@ def test_a_plan_by_module_names(pool: WorkerPool) -> None:
     plan, edges = pool.run(plan_of_fit, strategy, 3, num_ranks=3)[0]
     assert plan.num_stages == 3
     assert {(edge.source, edge.target) for edge in edges if edge.source >= 0} == {(0, 2), (1, 2)}
-
-
-def test_a_deprecation_within_lightning_is_not_shown(pool: WorkerPool) -> None:
-    """Optimizers that ask for the number of steps load the data, on every rank."""
-    for said in pool.run(warned_in_fit, 2, num_ranks=2):
-        assert not [text for text in said if "LeafSpec" in text]

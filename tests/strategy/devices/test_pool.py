@@ -45,19 +45,6 @@ def test_installation_alone_registers_it() -> None:
     assert lines == ["PoolAccelerator 2", "CPUAccelerator", "True"], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("devices", ["cpu,cpu", " cpu , cpu ,", ["cpu", "cpu"], (CPU, "cpu")])
-def test_lists_of_devices(devices: Any) -> None:
-    assert parse_pool(devices) == [CPU, CPU]
-
-
-def test_gpus_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = parse_pool("cuda:1, cpu, cuda, cuda:1")
-    assert [str(device) for device in found] == ["cuda:1", "cpu", "cuda:0", "cuda:1"]
-    with pytest.raises(ValueError, match=r"names cuda:2, but only cuda:0 to cuda:1 are there"):
-        parse_pool("cuda:2")
-
-
 @pytest.mark.parametrize(
     ("devices", "error", "text"),
     [

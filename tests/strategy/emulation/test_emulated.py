@@ -68,16 +68,6 @@ def test_options_that_make_no_sense() -> None:
         EmulatedAccelerator(tensors="shapes")  # type: ignore[arg-type]
 
 
-def test_hosts_are_in_the_description() -> None:
-    with pytest.raises(NotImplementedError, match="runs on one host, got num_nodes=2"):
-        lp.Trainer(
-            accelerator=EmulatedAccelerator("summit"),
-            devices=2,
-            num_nodes=2,
-            strategy=GraphPipeStrategy(),
-        )
-
-
 def test_other_strategies_are_refused() -> None:
     trainer = lp.Trainer(
         accelerator="emulated", devices=1, max_epochs=1, logger=False, enable_checkpointing=False

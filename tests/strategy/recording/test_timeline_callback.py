@@ -7,9 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.models import DataSpec, ExportableModel
 from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
-from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
 
 from lightning_gpp.simulate import SpanKind
@@ -146,12 +144,6 @@ def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path:
         assert list(again.reports[2].comparison.predicted) == ["known", "fit"]
 
 
-def test_the_users_own_records_go_on(runs: list[TimelineRun]) -> None:
-    for run in runs:
-        assert run.users_records >= 4 * len(run.program)
-        assert not run.recorder_is_on
-
-
 def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False, "page": False}
     first, second = pool.run(
@@ -227,22 +219,3 @@ def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) 
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
     assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
-
-
-def test_a_run_that_goes_on_has_a_typical_step_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
-    with quiet():
-        before = make_trainer(None, max_steps=20)
-        data = DataSpec(num_samples=80, num_inputs=2).loader()
-        before.fit(ExportableModel().double(), data)
-    before.save_checkpoint(tmp_path / "before.ckpt")
-    callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(
-        fit_with_timeline,
-        2,
-        callback,
-        num_ranks=2,
-        num_steps=28,
-        checkpoint=tmp_path / "before.ckpt",
-    )
-    assert tuple(first.timelines) == (23, 26)
-    assert sum("timeline/bubble_share" in row for row in first.logged) == 1

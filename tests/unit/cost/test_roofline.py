@@ -12,7 +12,6 @@ MATMUL = OpWork(
     moved_bytes=Line(per_sample=1e3, fixed=1e6),
     activation_bytes=Line(per_sample=500, fixed=20),
 )
-COPY = OpWork(moved_bytes=Line(per_sample=1e6), num_kernels=3)
 
 
 def test_seconds_are_of_memory_for_few_samples_and_of_compute_for_many():

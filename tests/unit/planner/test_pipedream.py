@@ -14,7 +14,6 @@ from lightning_gpp.planner.baselines.pipedream import (
     Layers,
     Level,
     Segment,
-    linear_layers,
     pipedream_stages,
     solve_levels,
 )
@@ -116,20 +115,6 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
     assert sum(inner.num_replicas * outer.num_replicas for inner, outer in stages) == hosts * size
 
 
-def test_replicas_can_be_limited():
-    stages = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)])
-    assert [segment.num_replicas for (segment,) in stages] == [4]  # 2.5 s, or 3 and 1: 3 s
-    limited = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1, 2)])
-    assert [segment.num_replicas for (segment,) in limited] == [2, 2]
-    # As published all machines are used, and two layers cannot fill four one by one.
-    assert pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1,)]) is None
-
-
-def test_layers_with_state_have_no_replicas():
-    stages = pipedream_stages(layers([9.0, 1.0], single=[True, False]), [Level(4, BANDWIDTH)])
-    assert [segment.num_replicas for (segment,) in stages] == [1, 3]
-
-
 def hosts(*sizes: int, memory_bytes: int | None = None) -> Cluster:
     devices = [
         Device(f"{host}:{i}", host=f"host{host}", memory_bytes=memory_bytes)
@@ -148,17 +133,6 @@ def request_of(cluster: Cluster | int, minibatch_size: int = 32, **options):
     graph = literal_graph(two_branches())
     costs = options.pop("costs", None) or profile_of(graph)
     return plan_request(graph, cluster, minibatch_size=minibatch_size, costs=costs, **options)
-
-
-def test_the_line_ends_with_an_output_and_keeps_common_state_together():
-    graph = literal_graph(
-        {"a": "x", "b": "a", "c": "b", "d": "a"}, outputs=["c"], state={"a": ["s"], "b": ["s"]}
-    )
-    found = linear_layers(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)), 4)
-    assert found.operators == (("a", "b"), ("d",), ("c",))
-    assert found.compute_s == pytest.approx((0, 6e-3, 9e-3, 12e-3))
-    assert found.parameter_bytes == (0, 2000, 3000, 4000)
-    assert found.num_single == (0, 1, 1, 1)
 
 
 @pytest.mark.parametrize("cluster", [1, 2, 4, hosts(2, 2), hosts(4, 4)])

@@ -158,19 +158,6 @@ def test_the_best_of_all_divisions(seed):
     assert slowest_s(instance, choices(found)) == pytest.approx(best)
 
 
-def test_memory_decides_in_some_of_these_cases():
-    """So the test above would notice if the knapsack were wrong."""
-    tight = [search(random_instance(seed)) for seed in range(25)]
-    loose = [search(random_instance(seed, memory_bytes=1e9)) for seed in range(25)]
-    assert any(found is None for found in tight)
-    assert any(
-        found and found.seconds_per_sample > other.seconds_per_sample
-        for found, other in zip(tight, loose)
-    )
-    assert any(found and any(any(stage.ways) for stage in found.stages) for found in tight)
-    assert any(found and any(s.tensor_parallel == 2 for s in found.stages) for found in tight)
-
-
 def test_many_branches_are_refused_with_the_reason():
     workload = mmt(num_branches=8, layers_per_branch=2)
     cluster = cluster_preset("summit", num_devices=4)
@@ -230,21 +217,3 @@ def test_state_has_no_replicas_and_the_last_stage_makes_an_output():
     assert with_state.num_replicas == 1
     assert any(stage.num_replicas > 1 for stage in plan.stages)
     assert "c" in plan.stages[-1].operators
-
-
-def test_stages_recompute_where_that_is_allowed_and_needed():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
-    profile = profile_of(graph)
-    heavy = {
-        name: dataclasses.replace(cost, activation_bytes=10_000)
-        for name, cost in profile.operators.items()
-    }
-    costs = dataclasses.replace(profile, operators=heavy)
-    options = {"costs": costs, "num_microbatches": 8}
-    cluster = hosts(2, memory_bytes=35_000)
-    with pytest.raises(ValueError, match="piper found no plan for 2 devices"):
-        PLANNERS["piper"](request_of(cluster, graph, **options))
-    request = request_of(cluster, graph, may_recompute=True, **options)
-    plan = PLANNERS["piper"](request)
-    assert plan.stages[0].recompute
-    assert evaluate_plan(plan, request).is_feasible

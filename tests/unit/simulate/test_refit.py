@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
 from helpers.refits import STEP
-from omegaconf import OmegaConf
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.graph import graph_to_json
-from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, SpanKind, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.refit.from_timelines import refit, refit_windows
-from lightning_gpp.simulate.refit.refit import Refit, load_refit
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 
@@ -169,48 +165,6 @@ def test_a_slow_stage_changes_the_next_plan() -> None:
 
 def planned(asked: PlanRequest) -> Plan:
     return make_plan(CHAIN, asked.cluster, costs=asked.costs, minibatch_size=32, planner="balanced")
-
-
-def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
-    asked = request()
-    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    assert Refit.from_json(found.to_json()) == found
-    path = tmp_path / "refit.json"
-    path.write_text(found.to_json())
-    assert load_refit(path) == found
-    path.write_text(found.to_json().replace('"data_s"', '"data_ms"'))
-    with pytest.raises(ValueError, match=r"refit\.json: unknown key 'data_ms'"):
-        load_refit(path)
-
-
-def test_a_planning_job_takes_a_refit_for_its_costs(tmp_path: Path) -> None:
-    asked = request()
-    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    (tmp_path / "refit.json").write_text(found.to_json())
-    (tmp_path / "graph.json").write_text(graph_to_json(CHAIN))
-    config = OmegaConf.create(
-        {
-            "graph": str(tmp_path / "graph.json"),
-            "graph_options": None,
-            "costs": str(tmp_path / "refit.json"),
-            "cluster": {
-                "_target_": "lightning_gpp.cluster.this_machine.cpu_cluster",
-                "num_devices": 2,
-            },
-            "minibatch_size": 32,
-            "num_microbatches": None,
-            "schedule": "1f1b",
-            "recompute": False,
-        }
-    )
-    problem = problem_of(config, tmp_path)
-    assert "refitted to steps as simulated recorded on cpu" in problem.describe(max_width=500)
-    share = problem.request.profile(4, "cpu").operators
-    assert share["a"].forward_s + share["b"].forward_s == pytest.approx(6e-3)
-    (link,) = found.links.values()
-    assert problem.request.cluster.host_link == link
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

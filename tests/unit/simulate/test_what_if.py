@@ -39,11 +39,6 @@ def test_links():
     assert found.link(0, 1) == Link(1e10, 0.5e-6)
 
 
-def test_links_without_a_limit_stay_so():
-    free = case(cluster=uniform_cluster(2, Link(1e30))).changed({"bandwidth": 2})
-    assert free.request.cluster.host_link == Link(1e30)
-
-
 def test_devices_that_are_faster_compute_and_update_faster():
     step = StepCosts(feed_s=1e-3, turn_s=2e-3, data_s=2.0, optimizer_s={0: 3e-3, 1: 1e-3})
     free = case(cluster=uniform_cluster(2, Link(1e30)), step=replace(step, data_s=0.0))
@@ -92,8 +87,3 @@ def test_levers_are_the_steps_of_the_changed_cases_the_best_first():
         samples = 16 if lever.name == "twice the devices" else 8
         assert lever.step_s is not None and lever.samples_per_s == samples / lever.step_s
         assert lever.gain == pytest.approx(lever.samples_per_s / before.samples_per_s - 1)
-
-
-def test_a_plan_by_hand_has_no_planner_to_ask():
-    found = levers(case(planner="by hand"))
-    assert found[-1].name == "twice the devices" and "no planner made the plan" in found[-1].note

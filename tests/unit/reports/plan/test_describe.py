@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
-from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.planner import (
     Plan,
     PlanRequest,
@@ -207,27 +205,3 @@ class TestAlternatives:
             two         2      3       8  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 12.0 kB
             piper                                                 more than 10 ideals
         """)
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (3e15, "3000 TB")],
-)
-def test_bytes(size_bytes, text):
-    assert bytes_text(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 s"),
-        (2e-6, "2.00 us"),
-        (0.0123, "12.3 ms"),
-        (0.5, "500 ms"),
-        (0.99951, "1.00 s"),
-        (61.0, "61.0 s"),
-        (4321.0, "4321 s"),
-    ],
-)
-def test_seconds(seconds, text):
-    assert seconds_text(seconds) == text
