@@ -197,14 +197,3 @@ def faster(case: Case, data: st.DataObject):
     step = replace(costs.step, feed_s=costs.step.feed_s * data.draw(factors))
     cluster = replace(costs.cluster, host_link=link)
     return replace(costs, stages=stages, cluster=cluster, step=step)
-
-
-@given(random_simulations(with_replicas=False))
-def test_of_several_steps_each_takes_as_long_as_one_at_most(case):
-    one = simulate(case.program, case.costs)
-    many = simulate(case.program, case.costs, num_steps=3)
-    assert many.step_s <= one.step_s
-    firsts = [task for task in many.tasks if task.step == 0 and task.device is not None]
-    assert {(t.action, t.start_s) for t in firsts} == {
-        (t.action, t.start_s) for t in one.tasks if t.device is not None
-    }

@@ -124,14 +124,6 @@ class TestInThisProcess:
         assert "FileNotFoundError: nowhere/mfeat/mfeat-fou.csv is not there" in message
         assert "Traceback" not in message
 
-    def test_full_error_keeps_the_cause(
-        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        with pytest.raises(cli.RunError) as caught:
-            graphpipe("strategy=single_device", "data.root=nowhere", monkeypatch=monkeypatch)
-        assert isinstance(caught.value.__cause__, FileNotFoundError)
-
 
 def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     """The real command: processes started by spawn, two stages."""
@@ -200,6 +192,3 @@ class TestFirstError:
         assert cli.first_error(RuntimeError(text)) == (
             "lightning_gpp.capture.errors.CaptureError: line 3 of forward\n  remedy: name it a leaf"
         )
-
-    def test_error_without_text(self) -> None:
-        assert cli.first_error(KeyError("x")) == "KeyError: 'x'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,35 +124,6 @@ class Frozen:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", len(self.x))
-
-
-def test_a_frozen_dataclass_with_fields_outside_of_init() -> None:
-    parts = cut_batch(Frozen(torch.arange(5)), [3, 2])
-    assert [part.size for part in parts] == [3, 2]
-    assert not hasattr(parts[0], "late")
-    batch = Frozen(torch.arange(5))
-    object.__setattr__(batch, "late", torch.arange(5) * 2)
-    assert [part.late.tolist() for part in cut_batch(batch, [3, 2])] == [[0, 2, 4], [6, 8]]
-
-
-def test_mappings_keep_what_they_know() -> None:
-    batch = defaultdict(list, x=torch.arange(3), n=np.arange(6).reshape(3, 2))
-    parts = cut_batch(batch, [2, 1])
-    assert parts[0]["absent"] == [] and parts[1]["n"].tolist() == [[4, 5]]
-    assert "absent" not in batch
-
-
-def test_as_many_samples_as_channels() -> None:
-    images = tuple(torch.full((3, 2, 2), float(i)) for i in range(3))
-    boxes = [{"boxes": torch.ones(n, 4)} for n in (1, 2, 4)]
-    for batch in ((images, boxes), {"images": images, "targets": boxes}):
-        assert batch_size(batch) == 3
-        first, second = cut_batch(batch, [2, 1])
-        images_of = [
-            next(iter(p.values())) if isinstance(p, dict) else p[0] for p in (first, second)
-        ]
-        assert [len(part) for part in images_of] == [2, 1]
-        assert images_of[1][0] is images[2]
 
 
 @pytest.mark.parametrize(

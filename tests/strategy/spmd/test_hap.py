@@ -68,10 +68,6 @@ def test_as_planned(pool: WorkerPool, shares: list[float] | None) -> None:
     assert_equal_training(pool, training, num_ranks=2, shares=shares, planner=planner, **HAP)
 
 
-def test_on_the_devices_at_hand(pool: WorkerPool) -> None:
-    assert_equal_training(pool, branchy(), num_ranks=2, **HAP)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "trainer"),
     [

@@ -221,18 +221,6 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown state_dict_type 'shards'"):
-        GraphPipeStrategy(state_dict_type="shards")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="state_dict_type: not for SPMD programs"):
-        HAPStrategy(state_dict_type="sharded")
-    torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="no checkpoint of a Trainer"):
-        shard_checkpoint(tmp_path / "weights.pt", tmp_path / "folder")
-    with pytest.raises(ValueError, match="is no sharded checkpoint"):
-        unshard_checkpoint(tmp_path, tmp_path / "file")
-
-
 def test_callbacks_with_weights_of_their_own_are_refused() -> None:
     trainer = lp.Trainer(callbacks=[WeightAveraging()], logger=False, accelerator="cpu")
     with pytest.raises(NotImplementedError, match="WeightAveraging keeps other weights"):

@@ -67,11 +67,6 @@ def test_the_remedy_works(leaf: type | str) -> None:
     assert captured.graph.operators[0].parameters == ("inner.a.weight", "inner.a.bias")
 
 
-def test_unknown_leaf_name() -> None:
-    with pytest.raises(ValueError, match=r"names \['innner'\].*sub-modules are .*'inner'"):
-        capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=["innner"])
-
-
 class DecidesOnData(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -209,33 +204,6 @@ def test_the_root_may_not_branch_on_the_mode() -> None:
     line = line_of(BranchesOnMode.forward, "# mode")
     with pytest.raises(CaptureError, match=f"different operators in train and in eval.*{line}"):
         capture(BranchesOnMode(), (torch.randn(4, 3),), {})
-
-
-def test_objects_that_hide_tensors_are_refused() -> None:
-    class Graph:
-        def __init__(self) -> None:
-            self.x = torch.randn(4, 3)
-
-    class Reads(nn.Module):
-        def forward(self, graph: Graph, y: Tensor) -> Tensor:
-            return graph.x + y
-
-    with pytest.raises(CaptureError, match="'graph' is a Graph, an object with tensors inside"):
-        capture(Reads(), (Graph(), torch.randn(3)), {})
-
-
-def test_no_tensor_argument() -> None:
-    class Constant(nn.Module):
-        def forward(self, n: int) -> Tensor:
-            return torch.ones(n)
-
-    with pytest.raises(CaptureError, match="without a tensor argument"):
-        capture(Constant(), (3,), {})
-
-
-def test_lazy_parameters() -> None:
-    with pytest.raises(CaptureError, match="lazy parameters"):
-        capture(nn.Sequential(nn.LazyLinear(3)), (torch.randn(4, 3),), {})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from helpers.planning import balanced_plan, evaluated
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import PLANNERS, Plan
+from lightning_gpp.planner import Plan
 
 
 def two_branches(length: int) -> ModelGraph:
@@ -32,14 +32,6 @@ def costs(graph: ModelGraph, **special: float) -> Profile:
 
 def homes(plan: Plan) -> dict[str, int]:
     return {name: stage.devices[0] for stage in plan.stages for name in stage.operators}
-
-
-def test_a_chain_is_cut_into_equal_work():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
-    profile = costs(graph, a=3e-3)
-    plan = balanced_plan(graph, num_devices=2, profile=profile, num_microbatches=8)
-    assert [stage.operators for stage in plan.stages] == [("a",), ("b", "c", "d")]
-    assert plan.planner == "balanced"
 
 
 def test_branches_of_unequal_weight_share_devices():
@@ -121,13 +113,3 @@ def test_wrong_questions_are_refused(arguments, match):
     usual = {"num_devices": 2, "num_microbatches": 4}
     with pytest.raises(ValueError, match=match):
         balanced_plan(two_branches(length=2), **(usual | arguments))
-
-
-def test_a_model_without_operators_cannot_be_planned():
-    graph = ModelGraph(literal_graph({"a": "x"}).inputs, operators=(), outputs=("x",))
-    with pytest.raises(ValueError, match="the model has no operator"):
-        balanced_plan(graph, num_devices=1, num_microbatches=1)
-
-
-def test_planners_are_listed():
-    assert "balanced" in PLANNERS

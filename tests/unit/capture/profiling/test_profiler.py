@@ -54,19 +54,6 @@ def test_a_size_that_the_model_refuses_is_left_out():
     assert [profile.microbatch_size for profile in costs.profiles] == [2, 4]
 
 
-def test_a_model_without_samples_is_measured_at_one_size():
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight
-
-    costs = costs_of(Fixed(), torch.randn(4, 3))
-    assert [profile.microbatch_size for profile in costs.profiles] == [4]
-
-
 def test_a_spent_budget_ends_the_measuring_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long), budget_s=0.0)
@@ -79,26 +66,6 @@ def test_measuring_leaves_no_gradients_behind():
     net = Net()
     costs_of(net, torch.zeros(8, 3, dtype=torch.long))
     assert all(parameter.grad is None for parameter in net.parameters())
-
-
-def test_every_size_is_measured_again_and_the_quicker_time_counts(monkeypatch):
-    """All operators were slow at 4 samples the first time."""
-    calls = []
-
-    def measure(self, values, repeats, deadline_s):
-        inputs = [values[name] for name in self.stage.inputs]
-        size = len(inputs[0])
-        slow = 9.0 if size == 4 and (self.name, size) not in calls else 1.0
-        calls.append((self.name, size))
-        self.results = dict(zip(self.outputs, self.stage(inputs, training=True), strict=True))
-        return OpProfile(slow * (1 + size))
-
-    monkeypatch.setattr(probe_file.OperatorProbe, "measure", measure)
-    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
-    for profile in costs.profiles:
-        seconds = {cost.forward_s for cost in profile.operators.values()}
-        assert seconds == {1 + profile.microbatch_size}
-    assert [size for name, size in calls if name == "linear"] == [8, 4, 2, 8, 4, 2]
 
 
 class Layers(nn.Module):

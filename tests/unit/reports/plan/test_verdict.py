@@ -52,14 +52,6 @@ def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
     assert "messages and waiting cost" in text and "Larger batches or layers" in text
 
 
-def test_one_device_that_has_no_room_is_no_alternative() -> None:
-    found = verdict(question(memory_bytes=8_000))  # parameters, gradients, optimizer state
-    assert not found.one_device_fits and found.one_device_pieces == 1
-    assert "train what one has no room for" in found.text(200)
-    assert "One device has no room" in found.measured_text(BatchTimes(1.0, 10), 400)
-    assert "one has no room for" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
-
-
 def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() -> None:
     whole = best_alone(question())
     request = question(memory_bytes=whole.peak_memory_bytes - 1, schedule="gpipe")
@@ -128,9 +120,3 @@ def test_what_one_process_measured_is_in_both() -> None:
     assert "which training tells" not in text
     shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
     assert shared.most_here == 1.0
-
-
-def test_estimates_are_called_so() -> None:
-    found = replace(verdict(question()), is_estimated=True)
-    for text in (found.text(), found.measured_text(BatchTimes(1.0, 10))):
-        assert "estimated, not measured" in text and "predicted" not in text
