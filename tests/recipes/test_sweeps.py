@@ -70,17 +70,6 @@ class TestInThisProcess:
         assert "sweep of 2 jobs; all with trainer.max_epochs=1" in printed
         assert printed.count("final metrics") == 2
 
-    def test_policies_of_weights(
-        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """On one stage every policy is ordinary training."""
-        options = ["trainer.devices=1", "strategy.schedule=1f1b-async", *FOLDER, *FAST[:-1]]
-        graphpipe("-m", "strategy.weights=flush,pipeoptim", *options, monkeypatch=monkeypatch)
-        flush, predicted = rows(run_folder / "sweep")
-        assert predicted["strategy.weights"] == "pipeoptim"
-        assert predicted["val_loss"] == flush["val_loss"]
-        assert "sweep of 2 jobs" in capsys.readouterr().out
-
     def test_a_failing_job_does_not_stop_the_others(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -239,7 +239,3 @@ def fit_twice() -> torch.device:
         with quiet():
             trainer.fit(module, DataSpec(num_inputs=2, dtype="float32").loader())
     return module.device
-
-
-def test_a_module_is_whole_on_the_cpu_between_fits(gpus: WorkerPool) -> None:
-    assert gpus.run(fit_twice, num_ranks=2) == [torch.device("cpu")] * 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("torch_geometric")
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.cutting.microbatches import (
@@ -67,35 +67,11 @@ def pair(size: int) -> Pair:
     return Pair(x=x, other=other, edge_index=edges, whole=torch.randn(3), num_nodes=size)
 
 
-def two_kinds(size: int) -> HeteroData:
-    data = HeteroData()
-    data["user"].x, data["item"].x = torch.randn(size, 2), torch.randn(size + 2, 3)
-    edges = torch.stack([torch.randint(0, size, (5,)), torch.randint(0, size + 2, (5,))])
-    data["user", "buys", "item"].edge_index = edges
-    data["user", "buys", "item"].is_new = torch.rand(5) > 0.5
-    data.label, data.node_index = float(size), torch.tensor([size - 1])
-    return data
-
-
 def plain(size: int) -> Data:
     data = graph(size)
     del data.note
     data.root_index, data.mask = torch.tensor(size - 1), torch.rand(size) > 0.5
     return data
-
-
-@pytest.mark.parametrize("make", [plain, pair, two_kinds])
-@pytest.mark.parametrize("parts", [[2, 1, 3], [1, 1], [3]], ids=str)
-def test_parts_in_one_piece_are_what_collating_makes(make: Any, parts: list[int]) -> None:
-    whole = Batch.from_data_list([make(1 + number % 4) for number in range(sum(parts))])
-    graphs, first = whole.to_data_list(), 0
-    for size, found in zip(parts, cut_batch(whole, parts), strict=True):
-        expected = Batch.from_data_list(graphs[first : first + size])
-        assert type(found) is type(expected) and found.num_graphs == size
-        assert_same(found.to_dict(), expected.to_dict())
-        for one, other in zip(found.to_data_list(), expected.to_data_list(), strict=True):
-            assert_same(one.to_dict(), other.to_dict())
-        first += size
 
 
 def assert_same(found: Any, expected: Any) -> None:

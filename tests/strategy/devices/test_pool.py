@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_equal_copies, assert_same_training, train_one_device
-from helpers.training import Result, Training, quiet, train
+from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
 
-from lightning_gpp import PoolAccelerator
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.strategy.devices.pool import parse_pool
@@ -68,21 +67,6 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         lp.Trainer(accelerator="pool", devices="cuda:0,cpu", strategy="graphpipe")
     with pytest.raises(ValueError, match="got none"):
         lp.Trainer(accelerator="pool", strategy="graphpipe")
-
-
-def test_other_strategies_are_refused() -> None:
-    trainer = lp.Trainer(
-        accelerator=PoolAccelerator(),
-        devices=["cpu"],
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-    )
-    with (
-        quiet(),
-        pytest.raises(TypeError, match=r'"pool" works with the graphpipe .* SingleDeviceStrategy'),
-    ):
-        trainer.fit(ExportableModel(), DataSpec(num_inputs=2).loader())
 
 
 # Costs of every kind -----------------------------------------------------------------------------

@@ -225,26 +225,6 @@ def test_the_scale_is_kept_in_checkpoints_as_by_one_device(
         assert result.extra["scales"] == [2.0**7, 2.0**8]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_going_on_from_a_checkpoint_of_one_device(
-    pool: WorkerPool, tmp_path: Path, schedule: str
-) -> None:
-    """The scale of float16 comes onto the ranks, too; a chain adds nothing up anew."""
-    path = str(tmp_path / "one.ckpt")
-    growing = options("16-mixed", init_scale=2.0**5, growth_interval=3)
-    half = training_of(FIXED_MODELS["chain"], "16-mixed", trainer=growing, save_as=path)
-    train_one_of_their_devices(replace(half, num_steps=4))
-    rest = replace(half, num_steps=8, checkpoint=path, save_as=None, callbacks=noting_scales)
-    plan = random_plan(captured_graph(half), num_devices=2, seed=1)
-    one, ranks = both(pool, rest, 2, num_microbatches=1, schedule=schedule, plan=plan)
-    assert one.extra["scales"] == [2.0**6, 2.0**7, 2.0**7, 2.0**7]
-    for rank in ranks:
-        assert rank.extra["scales"] == one.extra["scales"]
-    assert ranks[0].losses == one.losses
-    for name, weight in one.weights.items():
-        assert torch.equal(ranks[0].weights[name], weight), name
-
-
 def alone(number: Tensor) -> Tensor:
     return number
 

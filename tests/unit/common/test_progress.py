@@ -92,11 +92,3 @@ def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines == ["Measuring took 3.00 s."]
     erased = terminal.getvalue()[len(shown) :]
     assert erased.startswith("\r") and not erased.strip()
-
-
-def test_with_the_machines_clock_no_thread_is_left() -> None:
-    """A fixture of all tests finds threads that are."""
-    lines: list[str] = []
-    with doing("Measuring", lines.append):
-        pass
-    assert not lines

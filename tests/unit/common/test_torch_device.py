@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +17,8 @@ from lightning_gpp.common.torch_device import (
     synchronize,
     widest_float,
 )
-from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
-from lightning_gpp.schedule import Action
-from lightning_gpp.simulate import SpanKind
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
-from lightning_gpp.strategy.recording.recorder import StepRecorder
 
 CPU, META, XPU, MPS = map(torch.device, ("cpu", "meta", "xpu:1", "mps:0"))
 GIB = 1 << 30
@@ -78,34 +73,6 @@ def test_only_accelerators_are_waited_for_and_made_current(
     assert waits == current == [XPU, MPS]
 
 
-def of_an_executor(device: torch.device) -> None:
-    executor = SimpleNamespace(device=device, pace=None)
-    run: Any = SimpleNamespace(executor=executor, _forward=lambda *_: None, loss_start_ns=None)
-    Run.perform_timed(run, Action.parse("0F0"))
-
-
-def of_a_recorder(device: torch.device) -> None:
-    recorder = StepRecorder(device)
-    recorder.start()
-    recorder.begin(SpanKind.FINISH)
-    recorder.end()
-
-
-@pytest.mark.parametrize("record", [of_an_executor, of_a_recorder])
-def test_recording_waits_for_its_own_device_only(
-    record: Callable[[torch.device], None],
-    waits: list[torch.device],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A rank on a CPU does not wait for a GPU that its process has touched."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
-    record(CPU)
-    assert waits == []
-    record(XPU)
-    assert waits == [XPU]
-
-
 # Random numbers and autocast ---------------------------------------------------------------------
 
 
@@ -117,14 +84,6 @@ def test_random_states_of_every_accelerator_are_put_back(generators: list[Tensor
     with forked_random(XPU):
         generators[:] = [torch.tensor([7]), torch.tensor([8])]
     assert [int(state) for state in generators] == [7, 2]  # of this device alone
-
-
-def test_random_states_of_the_cpu_alone() -> None:
-    before = torch.get_rng_state()
-    for device in (CPU, META):
-        with forked_random(device):
-            torch.rand(1)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 # What devices are --------------------------------------------------------------------------------

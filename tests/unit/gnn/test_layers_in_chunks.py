@@ -174,23 +174,6 @@ def test_a_model_without_messages_is_refused() -> None:
         checked(Plain(), torch.randn(9, 3), torch.randint(0, 9, (2, 20)))
 
 
-def test_edges_out_of_features_are_refused() -> None:
-    class Dynamic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.conv = nn.Linear(3, H), pyg.SAGEConv(H, H)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            h = self.stem(x)
-            near = torch.cdist(h, h).argmin(1)
-            edges = torch.stack([near, torch.arange(len(x))])
-            result: Tensor = self.conv(h, edges)
-            return result
-
-    with pytest.raises(GraphTrainingError, match=r"computed from features|something else"):
-        checked(Dynamic(), torch.randn(9, 3), torch.randint(0, 9, (2, 20)))
-
-
 @pytest.mark.parametrize("what", ["x", "edge_index", "edge_weight"])
 def test_arguments_that_change_in_place(what: str) -> None:
     """What was computed of the graph is computed anew."""

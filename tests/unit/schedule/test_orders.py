@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.planner.plan.plan_graph import chained
 from lightning_gpp.schedule import (
     Action,
     Kind,
@@ -92,21 +91,6 @@ def test_k_f_k_b_where_the_successor_takes_two():
     assert dry_run(uniform).in_flight == {0: 3, 1: 2, 2: 1}
 
 
-def test_k_f_k_b_waits_for_the_successor_with_the_smallest_microbatches():
-    """It answered in bursts of four to stage 3, while stage 1 needed its forwards one by one.
-
-    0 ─> 1 ─> 2 ─> 3 (four micro-batches at a time)
-    └──────────────┘
-    """
-    stages = StageGraph(
-        4, tuple(StageEdge(*pair, ("x",)) for pair in [(0, 1), (0, 3), (1, 2), (2, 3)])
-    )
-    program = build_program(
-        stages, devices=[0, 1, 2, 3], num_microbatches=32, multiples=[1, 1, 1, 4]
-    )
-    assert program.num_microbatches == 32  # and building it found no deadlock
-
-
 def test_several_stages_on_one_device_run_what_can_start_first():
     program = build_program(TWO_TOWERS, devices=[0, 0, 1], num_microbatches=2)
     assert compute_rows(program) == [
@@ -173,13 +157,6 @@ def test_replicas_reduce_their_gradients():
         "1R0 1S0",
         "2SB0>1 2S0",
     ]
-
-
-def test_a_chain_waits_where_no_data_flow():
-    chain = build_program(chained(TWO_TOWERS), devices=[0, 1, 2], num_microbatches=4)
-    assert compute_rows(chain)[0] == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"
-    towers = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=4)
-    assert dry_run(chain).step_s > dry_run(towers).step_s
 
 
 @pytest.mark.parametrize("text", ["2X0", "2S", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])

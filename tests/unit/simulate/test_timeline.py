@@ -7,11 +7,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from helpers.steps import predicted_and_measured, simulated
+from helpers.steps import predicted_and_measured
 
 from lightning_gpp.reports.step.picture import timeline_figure, write_picture
-from lightning_gpp.reports.step.texts import title
-from lightning_gpp.reports.step.trace import trace_events, write_trace
+from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
     Span,
@@ -20,7 +19,6 @@ from lightning_gpp.simulate import (
     TimelineStage,
     Transfer,
     TransferKind,
-    predicted_timeline,
     shares,
 )
 from lightning_gpp.simulate.timeline.words import action_words
@@ -70,13 +68,6 @@ class TestShares:
         assert second.seconds == parts | {"idle": 1.0}
         assert (first.bubble_s, second.bubble_s) == (5.25, 5.0)
         assert shares(timeline()).bubble_share == 10.25 / 16
-
-    def test_names_in_loggers(self) -> None:
-        metrics = shares(timeline()).metrics()
-        assert metrics["timeline/bubble_share"] == 10.25 / 16
-        assert metrics["timeline/rank1/forward_share"] == 0.25
-        assert metrics["timeline/step_s"] == 8.0
-        assert len(metrics) == 2 + 2 * 7
 
 
 class TestTimeline:
@@ -162,12 +153,6 @@ class TestEverything:
         assert not write_step(
             predicted_and_measured(), tmp_path, picture=False, page=False, trace=False
         )
-
-    def test_predictions_of_several_worlds_have_names(self) -> None:
-        as_it_is = predicted_timeline(simulated(), name="as it is")
-        assert title(as_it_is).startswith("Predicted step (as it is): 12000 ms, bubble")
-        processes = [e for e in trace_events(as_it_is) if e["name"] == "process_name"]
-        assert processes[0]["args"]["name"] == "predicted, as it is"
 
 
 class TestPicture:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from helpers.graphs import literal_graph, profile_of, stage_edges
 from matplotlib.figure import Figure
@@ -19,7 +15,7 @@ from lightning_gpp.planner import (
     plan_request,
 )
 from lightning_gpp.reports.plan.layers import Layout, lay_out
-from lightning_gpp.reports.plan.picture import plan_figure, write_plan_picture
+from lightning_gpp.reports.plan.picture import plan_figure
 
 DIAMOND = stage_edges(4, "0>1 0>2 1>3 2>3")
 SKIPS = stage_edges(6, "0>1 1>2 0>3 2>3 1>4 3>4 0>5 2>5 4>5")
@@ -81,15 +77,3 @@ def test_texts_replicas_and_the_bottleneck() -> None:
     assert sorted(frame.get_linewidth() for frame in frames) == [0.9, 0.9, 2.2, 2.2]
     edges = [patch for patch in axes.patches if patch.get_gid() == "edge"]
     assert [edge.get_linestyle() for edge in edges] == ["-", "-"]
-
-
-def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
-    _, request = drawn()
-    write_plan_picture(tmp_path / "plan.png", evaluate_plan(PLAN, request), request)
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    code = (
-        "import sys; from lightning_gpp.reports.plan import describe, picture\n"
-        "print([n for n in ('matplotlib', 'networkx') if n in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
