@@ -144,24 +144,6 @@ def epoch_checkpoints(folder: str) -> list[lp.Callback]:
     return [ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1, every_n_epochs=1)]
 
 
-class Decisions(lp.Callback):
-    """Records what the other callbacks decided."""
-
-    def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
-
-    def on_fit_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        checkpoint, stopping = trainer.checkpoint_callback, trainer.early_stopping_callback
-        assert isinstance(checkpoint, ModelCheckpoint)
-        assert stopping is not None
-        self.record = {
-            "best": checkpoint.best_model_path.rpartition("/")[2],
-            "best_score": float(checkpoint.best_model_score),  # type: ignore[arg-type]
-            "stopped_epoch": stopping.stopped_epoch,
-            "epochs": trainer.current_epoch,
-        }
-
-
 class ChainModel(SupervisedModule):
     """A line of layers, the only shape that torch's own pipelines know.
 

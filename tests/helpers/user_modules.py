@@ -109,18 +109,6 @@ class FreezingInStepsModel(ExportableModel):
                 parameter.requires_grad_(is_trained)
 
 
-class Gate(nn.Module):
-    """A sub-module with an attribute that hooks change and other hooks read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 1.0
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 class ClampingModel(ExportableModel):
     """Changes weights in a hook of rank 0.
 

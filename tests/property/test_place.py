@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 from helpers.graphs import model_graphs, profiles
@@ -19,15 +17,9 @@ from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request, validate_plan
 from lightning_gpp.planner.base import DoesNotFitError
-from lightning_gpp.planner.graphpipe.bounds import DraftBounds
 from lightning_gpp.planner.graphpipe.draft import (
-    Draft,
-    DraftStage,
     UnitTables,
-    arranged,
 )
-from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.moves import FAMILIES
 from lightning_gpp.planner.graphpipe.planner import (
     AS_GOOD,
     climbed,
@@ -122,39 +114,6 @@ def test_stages_are_merged_where_the_step_is_as_good(request):
     assert found[0].step_s <= AS_GOOD * min(one.step_s for one in found)
     shorter = [one for one in found[1:] if one.step_s < found[0].step_s]
     assert all(len(one.stages) > len(found[0].stages) for one in shorter)
-
-
-@st.composite
-def drafts(draw: st.DrawFn, homes: type[Homes] = Homes) -> tuple[Draft, UnitTables]:
-    """What a few random moves make of the whole model on one device.
-
-    Args:
-        draw: of hypothesis.
-        homes: the groups of devices that stages may go to.
-    """
-    tables = UnitTables(draw(requests()))
-    bounds = DraftBounds(tables)
-    count = tables.request.num_microbatches or 1
-    draft = Draft((DraftStage(tables.everything, (0,)),), count)
-    assume(can_run(draft, bounds))
-    for _ in range(draw(st.integers(1, 6))):
-        family = draw(st.sampled_from(FAMILIES))
-        near = islice(family(draft, homes(draft, tables)), 40)
-        moved = [replace_stages(one, tables) for one in near]
-        able = [one for one in moved if one is not None and can_run(one, bounds)]
-        draft = draw(st.sampled_from(able)) if able else draft
-    return draft, tables
-
-
-def can_run(draft: Draft, bounds: DraftBounds) -> bool:
-    """Whether a draft, with its stages in order, keeps to all rules."""
-    return bounds.busiest_s(draft) < math.inf and bounds.least_s(draft) < math.inf
-
-
-def replace_stages(draft: Draft, tables: UnitTables) -> Draft | None:
-    """With stages in order."""
-    stages = arranged(draft.stages, tables)
-    return None if stages is None else draft._replace(stages=stages)
 
 
 @pytest.mark.parametrize("setting", ["equal", "three", "hosts"])

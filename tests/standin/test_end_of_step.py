@@ -51,14 +51,6 @@ def expect(*values: float) -> Callable[[Any], None]:
     return check
 
 
-class _Strategy:
-    is_shape_only = clips_alone = False
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.counted_parameters = lambda: parameters
-        self.total = lambda number: number
-
-
 def trained(*gradients: float) -> list[nn.Parameter]:
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in on_gpu(*gradients)]
     for parameter, gradient in zip(parameters, on_gpu(*gradients), strict=True):

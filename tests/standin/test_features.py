@@ -13,7 +13,6 @@ import torch
 from helpers.full_graph import FullGraphJob, NodeClassifier, fit
 from helpers.models import (
     FIXED_MODELS,
-    INPUT_WIDTHS,
     DataSpec,
     ExportableModel,
     TiedEmbeddings,
@@ -221,21 +220,3 @@ def test_all_weights_are_read_as_on_one_device(gpus: WorkerPool) -> None:
 
 def read_weights() -> list[lp.Callback]:
     return [Weights()]
-
-
-class WithExample(ExportableModel):
-    """Has an input for the summary, which every fit begins with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.example_input_array = tuple(torch.zeros(1, width) for width in INPUT_WIDTHS[:2])
-
-
-def fit_twice() -> torch.device:
-    """Where the module says that it is in the end."""
-    module = WithExample()
-    for _ in range(2):
-        trainer = make_trainer({}, 2, max_steps=1, enable_model_summary=True)
-        with quiet():
-            trainer.fit(module, DataSpec(num_inputs=2, dtype="float32").loader())
-    return module.device

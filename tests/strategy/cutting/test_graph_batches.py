@@ -74,17 +74,6 @@ def plain(size: int) -> Data:
     return data
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_same(found[key], expected[key])
-    elif isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
-    else:
-        assert found == expected
-
-
 def test_one_full_graph_counts_as_one_sample() -> None:
     batch = {"graph": graph(4)}
     assert batch_size(batch) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
@@ -112,18 +110,6 @@ def test_batches_of_other_sizes_have_the_first_samples_over_and_over(
     places = ["abcde".index(letter) for letter in taken]
     assert found["x"].tolist() == found["a"].tolist() == places
     assert found["ids"] == list(taken) and found["n"] == 3
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """With a derived number, and a tensor that comes later."""
-
-    x: torch.Tensor
-    size: int = field(init=False)
-    late: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", len(self.x))
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,6 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 # Costs of every kind -----------------------------------------------------------------------------
 
 
-KINDS = [("cuda:0", "NVIDIA H200"), ("cpu", "cpu"), ("cuda:1", "NVIDIA H200"), ("cpu", "cpu")]
-
-
 # Training ----------------------------------------------------------------------------------------
 
 

@@ -202,17 +202,6 @@ def test_a_decorated_forward_is_called_as_the_user_calls_it(kind: str) -> None:
     assert [item.value.name for item in captured.graph.inputs] == ["x"]
 
 
-class Named(nn.Module):
-    """Not decorated: the arguments in front of the one that is given have defaults."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-
-    def forward(self, ids: Any = None, mask: Any = None, x: Any = None, **rest: Any) -> Tensor:
-        return self.a(x)
-
-
 class Bounded(nn.Module):
     """Changes its own parameter."""
 
@@ -244,6 +233,20 @@ class Lists(nn.Module):
 
     def forward(self, x: Tensor, rest: Any) -> Tensor:
         return self.a(x)
+
+
+OF_SAMPLES = {
+    "text": list("abcd"),
+    "rows of several lengths": [torch.ones(n) for n in (2, 3, 2, 5)],
+    "nested": {"names": ("a", "b", "c", "d")},
+}
+
+
+@pytest.mark.parametrize("rest", OF_SAMPLES.values(), ids=OF_SAMPLES)
+def test_lists_with_an_entry_per_sample_are_refused_at_once(rest: Any) -> None:
+    """The next batch would have others, and the last one fewer."""
+    with pytest.raises(CaptureError, match=r"argument 'rest.*' is in a list of 4, one for each"):
+        example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
 
 
 class Pairs(nn.Module):

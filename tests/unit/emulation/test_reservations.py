@@ -11,7 +11,6 @@ from helpers.threads.reservations import LocalReservations
 from lightning_gpp.emulation.reservations import Meeting, SharedReservations
 
 PAIR = (0, 1)
-NUM_EACH = 500
 
 Reservations = LocalReservations | SharedReservations
 Open = Callable[[], Reservations]

@@ -187,8 +187,3 @@ def test_a_deadlock_is_found():
     wrong = replace(program, actions=tuple(tuple(map(Action.parse, row.split())) for row in rows))
     with pytest.raises(ScheduleError, match="deadlocks: device 0 waits at 0RB0<1"):
         dry_run(wrong)
-
-
-#   0 ──▶ 1 ────────▶ 4      from 0 the way through 2 is the longest; from 4 back that through 3
-#   └───▶ 2 ──▶ 3 ────┘
-UNEVEN = graph(5, (0, 1), (0, 2), (1, 4), (2, 3), (3, 4))

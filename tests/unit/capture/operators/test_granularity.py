@@ -155,21 +155,5 @@ def test_towers_stay_parallel(
         assert not [name for name in waits_for if name.startswith(other)]
 
 
-class Experts(nn.Module):
-    """
-    router -> experts.0 -> sum     The call of Experts is left for the experts, which repeat,
-          `-> experts.1 -^         and entered again for the sum.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(Mixer() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        routed = x.sigmoid()
-        left, right = (expert(routed) for expert in self.experts)
-        return left * right
-
-
 def test_joined_operators_compute_the_same_in_any_partition() -> None:
     assert_partitions_exact(Towers(4), data(4, WIDTH), data(4, WIDTH), num_partitions=2)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import logging
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -108,39 +107,3 @@ def test_operators_that_do_the_same_work_cost_the_same(monkeypatch):
     ]
     assert repeated["first"] == repeated["frozen"] == 3
     assert repeated["same_1"] == repeated["roll"] == 1
-
-
-class Deep(nn.Module):
-    """Twelve layers of the same work, and a way out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(12))
-        self.out = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.start(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x)
-
-
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool]]:
-    """What probes ran: operator, samples, whether it was timed; times count upwards."""
-    ran: list[tuple[str, int, bool]] = []
-    look, numbers = probe_file.OperatorProbe.look, itertools.count(1)
-
-    def looked(self, values):
-        ran.append((self.name, len(values[self.stage.inputs[0]]), False))
-        return look(self, values)
-
-    def measure(self, values, repeats, deadline_s):
-        inputs = [values[name] for name in self.stage.inputs]
-        ran.append((self.name, len(inputs[0]), True))
-        self.results = dict(zip(self.outputs, self.stage(inputs, training=True), strict=True))
-        return OpProfile(float(next(numbers)))
-
-    monkeypatch.setattr(probe_file.OperatorProbe, "look", looked)
-    monkeypatch.setattr(probe_file.OperatorProbe, "measure", measure)
-    return ran
