@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from helpers.graphs import model_graphs, profiles
 from helpers.series_parallel import shapes, tree_of
 from helpers.shared_brute_force import best_shared_step_s
 from helpers.small_requests import SETTINGS, random_request
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request, validate_plan
 from lightning_gpp.planner.base import DoesNotFitError
+from lightning_gpp.planner.graphpipe.bounds import DraftBounds
 from lightning_gpp.planner.graphpipe.draft import (
+    Draft,
+    DraftStage,
     UnitTables,
+    arranged,
+    draft_of,
+    plan_of,
 )
+from lightning_gpp.planner.graphpipe.homes import Homes, OwnHomes
+from lightning_gpp.planner.graphpipe.moves import FAMILIES
 from lightning_gpp.planner.graphpipe.planner import (
     AS_GOOD,
     climbed,
@@ -27,6 +37,7 @@ from lightning_gpp.planner.graphpipe.planner import (
     search_plans,
 )
 from lightning_gpp.planner.make_plan import PLANNERS
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.simulate import simulate_plan
 
 BUDGET = 2000
@@ -114,6 +125,56 @@ def test_stages_are_merged_where_the_step_is_as_good(request):
     assert found[0].step_s <= AS_GOOD * min(one.step_s for one in found)
     shorter = [one for one in found[1:] if one.step_s < found[0].step_s]
     assert all(len(one.stages) > len(found[0].stages) for one in shorter)
+
+
+@st.composite
+def drafts(draw: st.DrawFn, homes: type[Homes] = Homes) -> tuple[Draft, UnitTables]:
+    """What a few random moves make of the whole model on one device.
+
+    Args:
+        draw: of hypothesis.
+        homes: the groups of devices that stages may go to.
+    """
+    tables = UnitTables(draw(requests()))
+    bounds = DraftBounds(tables)
+    count = tables.request.num_microbatches or 1
+    draft = Draft((DraftStage(tables.everything, (0,)),), count)
+    assume(can_run(draft, bounds))
+    for _ in range(draw(st.integers(1, 6))):
+        family = draw(st.sampled_from(FAMILIES))
+        near = islice(family(draft, homes(draft, tables)), 40)
+        moved = [replace_stages(one, tables) for one in near]
+        able = [one for one in moved if one is not None and can_run(one, bounds)]
+        draft = draw(st.sampled_from(able)) if able else draft
+    return draft, tables
+
+
+def can_run(draft: Draft, bounds: DraftBounds) -> bool:
+    """Whether a draft, with its stages in order, keeps to all rules."""
+    return bounds.busiest_s(draft) < math.inf and bounds.least_s(draft) < math.inf
+
+
+def replace_stages(draft: Draft, tables: UnitTables) -> Draft | None:
+    """With stages in order."""
+    stages = arranged(draft.stages, tables)
+    return None if stages is None else draft._replace(stages=stages)
+
+
+@given(st.one_of(drafts(), drafts(OwnHomes)))
+@settings(max_examples=4 * settings.default.max_examples)
+def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
+    draft, tables = drawn
+    plan = plan_of(draft, tables, "graphpipe")
+    request = tables.request
+    validate_plan(plan, request.graph, request.num_devices)
+    found, run = evaluate_plan(plan, request), pipeline_run(plan, request)
+    bounds = DraftBounds(tables)
+    assert bounds.busiest_s(draft) <= found.step_s * (1 + 1e-9)
+    assert bounds.least_s(draft) <= found.step_s * (1 + 1e-9)
+    assert bounds.busiest_s(draft) == pytest.approx(run.busiest_s(), rel=1e-9)
+    assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
+    again = draft_of(plan, tables)
+    assert again == draft.reduced()
 
 
 @pytest.mark.parametrize("setting", ["equal", "three", "hosts"])
