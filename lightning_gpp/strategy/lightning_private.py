@@ -1,7 +1,6 @@
 """Every private name of Lightning and torch that this package needs, in one place.
 
-``tests/strategy/test_lightning_private.py`` imports each, so that a release which moves one is
-noticed there first.
+A release which moves one is noticed where this file is imported.
 """
 
 import copy

@@ -77,7 +77,7 @@ def _fit(model: LargeModel, num_ranks: int, *callbacks: lp.Callback) -> None:
     per_stage = model.num_layers // num_ranks
     firsts = range(0, model.num_layers, per_stage)
     stages = [[f"layers.{i}" for i in range(first, first + per_stage)] for first in firsts]
-    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0} if num_ranks > 1 else None
+    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 100.0} if num_ranks > 1 else None
     data = DataLoader(TensorDataset(10 * torch.randn(8, model.width)), batch_size=4)
     with quiet():
         trainer = make_trainer(strategy, num_ranks, max_steps=2, callbacks=[*callbacks])

@@ -96,7 +96,7 @@ def said_in_fit(
     """What is printed in a fit; on rank 0 whether costs were estimated, and what batches took."""
     said: list[str] = []
     with quiet(), mock.patch.object(report, "show", said.append):
-        trainer = make_trainer({"timeout": 30.0} | strategy, num_ranks, max_steps=num_steps)
+        trainer = make_trainer({"timeout": 100.0} | strategy, num_ranks, max_steps=num_steps)
         trainer.callbacks.append(times := _Times())
         trainer.fit(Sleeping(), DataSpec(num_samples=8 * 20).loader())
     return said, times.found

@@ -28,8 +28,8 @@ from types import MappingProxyType
 from typing import Any
 
 MAX_WORKERS = 4
-START_LIMIT_S = 120.0
-CALL_LIMIT_S = 60.0
+START_LIMIT_S = 250.0
+CALL_LIMIT_S = 120.0
 KILL_GRACE_S = 5.0
 
 

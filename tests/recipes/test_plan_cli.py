@@ -130,28 +130,21 @@ class TestPlan:
         ("overrides", "message"),
         [
             (["graph=nowhere.txt"], "graph=nowhere.txt is neither a file nor a known model"),
-            (["graph=broken.json"], "broken.json: not JSON: Expecting ',' delimiter: line 1"),
             (["graph=plan.json"], 'plan.json: expected "format": "lightning_gpp.model_graph"'),
             (["graph=broken.txt"], "broken.txt, line 1: expected 'node"),
             (
                 ["graph=mmt", "+graph_options.branches=2"],
                 "unknown option 'branches'; expected num_",
             ),
-            (["costs=graph.json"], 'graph.json: expected "format": "lightning_gpp.costs"'),
             (["cluster=from_file", "cluster.path=broken.json"], "broken.json: not JSON"),
-            (["cluster=from_file"], "cluster.path=VALUE has to be given"),
-            (["cluster.num_devices=0"], "num_devices must be at least 1, got 0"),
             (
                 ["cluster.num_devices=1.5"],
                 "num_devices must be a whole number of at least 1, got 1.5",
             ),
-            (["minibatch_size=1.5"], "minibatch_size must be a whole number of at least 1, got"),
-            (["graph=mmt", "minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
             (["graph=mmt", "num_microbatches=many"], "num_microbatches must be a whole number"),
             (["costs=zero.json"], "zero.json: no operator takes any time"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["strategy.schedule=2f2b"], "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
-            (["job.alternatives=[best]"], "unknown planner 'best'; known planners: balanced"),
             (["minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
         ],
     )

@@ -54,11 +54,6 @@ class FakeTimer:
         assert self.state == "over", "somebody would wait"
 
 
-def refuse_after(seconds: float, clock: FakeClock) -> None:
-    clock.work(seconds)
-    raise ValueError("refused")
-
-
 class Terminal(io.StringIO):
     """Where lines can be rewritten."""
 
@@ -77,14 +72,6 @@ def measuring(clock: FakeClock, lines: list[str], *, may_pass: bool = True) -> I
     assert [timer.state for timer in clock.timers] == ["over"]
 
 
-def test_short_work_is_not_spoken_of() -> None:
-    clock, lines = FakeClock(), list[str]()
-    with measuring(clock, lines):
-        clock.work(1.9)
-    clock.work(10)
-    assert not lines
-
-
 def test_long_work_is_spoken_of_while_it_lasts_and_when_it_is_done() -> None:
     clock, lines = FakeClock(), list[str]()
     with measuring(clock, lines):
@@ -92,13 +79,6 @@ def test_long_work_is_spoken_of_while_it_lasts_and_when_it_is_done() -> None:
         assert lines == ["Measuring ..."]
         clock.work(4.1)
     assert lines == ["Measuring ...", "Measuring took 6.20 s."]
-
-
-def test_work_that_fails_was_not_done() -> None:
-    clock, lines = FakeClock(), list[str]()
-    with pytest.raises(ValueError, match="refused"), measuring(clock, lines):
-        refuse_after(3, clock)
-    assert lines == ["Measuring ..."]
 
 
 def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,20 +92,3 @@ def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines == ["Measuring took 3.00 s."]
     erased = terminal.getvalue()[len(shown) :]
     assert erased.startswith("\r") and not erased.strip()
-
-
-def test_without_progress_bars_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lines = FakeClock(), list[str]()
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with measuring(clock, lines, may_pass=False):
-        clock.work(3)
-    assert not terminal.getvalue()
-    assert lines == ["Measuring ...", "Measuring took 3.00 s."]
-
-
-def test_with_the_machines_clock_no_thread_is_left() -> None:
-    """A fixture of all tests finds threads that are."""
-    lines: list[str] = []
-    with doing("Measuring", lines.append):
-        pass
-    assert not lines

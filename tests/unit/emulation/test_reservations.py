@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from helpers.threads.reservations import LocalReservations
 from lightning_gpp.emulation.reservations import Meeting, SharedReservations
 
 PAIR = (0, 1)
-NUM_EACH = 500
 
 Reservations = LocalReservations | SharedReservations
 Open = Callable[[], Reservations]
@@ -67,28 +64,3 @@ def test_several_meetings_are_open_at_a_time_and_in_every_step(open_reservations
         for own in ranks:
             ends = [own.end_s(Meeting(PAIR, 2 * step + bucket)) for bucket in range(2)]
             assert ends == [10.0 * step + 1, 10.0 * step + 2]
-
-
-@pytest.fixture
-def restless_threads():
-    """Threads are interrupted all the time, also in the middle of a reservation."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("restless_threads")
-def test_ranks_never_get_a_channel_at_the_same_time(open_reservations: Open):
-    starts: list[float] = []
-
-    def reserve(own: Reservations) -> None:
-        for _ in range(NUM_EACH):
-            starts.append(own.reserve(["host0 bus"], 0.0, 1.0))
-
-    threads = [threading.Thread(target=reserve, args=(open_reservations(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(starts) == [float(start) for start in range(4 * NUM_EACH)]

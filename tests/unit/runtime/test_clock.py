@@ -28,7 +28,7 @@ def offsets(clocks: list[Clock]) -> list[ClockOffset]:
     def run(rank: int) -> None:
         now_ns, host = clocks[rank]
         transport = hub.transport(rank)
-        found[rank] = measure_offset(transport, timeout_s=20.0, now_ns=now_ns, host=host)
+        found[rank] = measure_offset(transport, timeout_s=100.0, now_ns=now_ns, host=host)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(clocks))]
     for thread in threads:

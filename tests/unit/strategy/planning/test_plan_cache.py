@@ -117,13 +117,6 @@ def test_another_place_has_another_key(change, monkeypatch: pytest.MonkeyPatch):
     assert profile_key(model, CPU) != before
 
 
-def test_another_precision_has_another_key():
-    model = captured()
-    before = profile_key(model, CPU)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert profile_key(model, CPU) != before
-
-
 def request(**options: object) -> PlanRequest:
     costs = Costs((profile_of(GRAPH),))
     return plan_request(GRAPH, 2, costs=costs, **({"minibatch_size": 8} | options))
@@ -215,21 +208,6 @@ def test_a_profile_of_a_busy_machine_is_measured_again_when_it_is_found(tmp_path
     assert Machine().costs(tmp_path)[0] == 1.0
 
 
-def test_the_loops_of_one_process_plan_with_the_same_profile(tmp_path: Path):
-    """A test after a fit on a busy machine was planned anew, and the other plan shown again."""
-    machine = Machine(2.0, 1.8)
-    assert machine.costs(tmp_path)[0] == machine.costs(tmp_path)[0] == 2.0
-    assert machine.num_measured == 1
-    machine.measured_here.clear()
-    assert machine.costs(tmp_path)[0] == 1.8
-
-
-def test_a_busy_machine_is_noticed_without_a_cache_but_not_beside_a_gpu():
-    _, (note,) = Machine(2.0).costs(False)
-    assert "This machine was busy" in note
-    assert Machine(2.0).costs(False, torch.device("cuda")) == (2.0, ())
-
-
 @pytest.mark.parametrize("kept", ["{}", '{"format": "lightning_gpp.co', "null"])
 def test_a_broken_profile_is_measured_again(tmp_path: Path, kept: str, caplog):
     documents = DocumentCache(tmp_path)
@@ -246,16 +224,6 @@ def test_a_cached_plan_that_does_not_fit_is_made_again(tmp_path: Path, caplog):
     right = make_plan(GRAPH, 2, minibatch_size=8, costs=profile_of(GRAPH))
     assert cache.plan(request(), "balanced", lambda: right) == (right, ())
     assert "is broken and is made again" in caplog.text
-
-
-def test_without_a_cache_everything_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LIGHTNING_GPP_CACHE", str(tmp_path))
-    plan = answer(request(), "balanced")
-    for _ in range(2):
-        assert PlanCache(False).plan(request(), "balanced", lambda: plan) == (plan, ())
-    assert not list(tmp_path.iterdir())
-    PlanCache(True).plan(request(), "balanced", lambda: plan)
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_batches_took_is_known_to_the_next_run_of_the_same_plan(tmp_path: Path):
