@@ -9,7 +9,6 @@ operation when the copy is complete. Either way operations run in the order in w
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,7 +24,14 @@ from torch.distributed.distributed_c10d import Store
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import DeviceCopies
 from lightning_gpp.runtime.processes.rank_devices import common_backend, gather_rank_devices
-from lightning_gpp.runtime.waits import Background, TransportError, Waits, finish, reason
+from lightning_gpp.runtime.waits import (
+    Background,
+    TransportError,
+    Waits,
+    finish,
+    reason,
+    start_thread,
+)
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +240,7 @@ def abort_group(group: Any) -> None:
     An abort waits for the kernels of its group and, as it frees memory, for those of others: every
     group has a thread for it.
     """
-    threading.Thread(target=_abort, args=(group,), daemon=True).start()
+    start_thread("abort", _abort, group)
 
 
 def _abort(group: Any) -> None:

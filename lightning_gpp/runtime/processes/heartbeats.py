@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.rank_devices import host_identity
-from lightning_gpp.runtime.waits import reason
+from lightning_gpp.runtime.waits import reason, start_thread
 
 BEAT_S = 1.0
 """Between two signs of life."""
@@ -118,9 +118,9 @@ class Heartbeats:
         dist.all_gather_object(found, _Process.mine(), self._group)
         others = range(1, num_ranks) if rank == 0 else (0,)
         self._lines = [_RankLine(other, found[other]) for other in others]
-        self._readers = [_thread(self._read, line) for line in self._lines]
-        self._writers = [_thread(self._write, line) for line in self._lines]
-        self._watching = _thread(self._watch)
+        self._readers = [start_thread("heartbeats", self._read, line) for line in self._lines]
+        self._writers = [start_thread("heartbeats", self._write, line) for line in self._lines]
+        self._watching = start_thread("heartbeats", self._watch)
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends what JSON can hold: rank 0 to all others, the others to rank 0.
@@ -211,13 +211,3 @@ class Heartbeats:
             line.has_left = True
             where = f"(process {line.process.pid} on {line.process.host})"
             self._on_lost(line.rank, f"{where} {why}")
-
-
-def _thread(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """A thread that ends with the process."""
-    thread = threading.Thread(target=target, args=args, name="heartbeats", daemon=True)
-    # Debuggers leave such a thread running while they hold the others at a breakpoint.
-    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-    thread.start()
-    return thread

@@ -21,7 +21,6 @@ on streams of their own, and who uses it waits for its
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -49,7 +48,7 @@ from lightning_gpp.runtime.transport.message import (
     head_that_follows,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag
-from lightning_gpp.runtime.waits import Background, TransportError, Waits, reason
+from lightning_gpp.runtime.waits import Background, TransportError, Waits, reason, start_thread
 
 _FIRST_TAG, _DATA_TAG = 1, 2
 _CPU = torch.device("cpu")
@@ -117,13 +116,8 @@ class ProcessTransport:
             if peer != self.rank
         }
         self._listeners = {
-            peer: threading.Thread(
-                target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
-            )
-            for peer in self._senders
+            peer: start_thread(f"listen-{peer}", self._listen, peer) for peer in self._senders
         }
-        for listener in self._listeners.values():
-            listener.start()
 
     @classmethod
     def between(

@@ -159,14 +159,12 @@ class PartialOptimizer:
             control: how to reach the other ranks.
             store: where rank 0 keeps a tensor of another.
         """
-        gathered = control.gather(
+        found = control.collect(
             self.state_by_index(),
             "gathering the optimizer state on rank 0",
             partial(pytree.tree_map_only, Tensor, store),
         )
-        if not control.is_leader:
-            return self.optimizer.state_dict()
-        return self._state_dict(self.merged(gathered))
+        return self._state_dict(found) if control.is_leader else self.optimizer.state_dict()
 
     def counted_state_dict(self, counted: Iterable[nn.Parameter]) -> dict[str, Any]:
         """What one device would write, with the state of these parameters of this rank only."""
@@ -181,10 +179,6 @@ class PartialOptimizer:
             groups[-1]["params"] = indices
             offset += len(names)
         return {"state": dict(sorted(state.items())), "param_groups": groups}
-
-    def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
-        """State by index on one device, of that of all ranks; copies are those of the first."""
-        return dict(pair for part in reversed(gathered) for pair in part.items())
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""

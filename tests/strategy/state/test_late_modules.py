@@ -78,9 +78,6 @@ def test_random_models_begin_and_train_as_on_one_device(
     assert_equal_copies(results)
 
 
-@pytest.mark.xfail(
-    reason="stacks of waiting threads count as memory, and weights of a rank come in one piece"
-)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux holds them")
 def test_a_model_larger_than_the_memory_of_every_process(pool: WorkerPool) -> None:
     """Four ranks train what none could hold, the weights alone; plain Lightning fails.
