@@ -80,15 +80,9 @@ class SlipReport:
     @property
     def total_s(self) -> float:
         """Emulated seconds by which the rank that slipped most is late."""
-        totals: dict[int, float] = {}
-        for slip in self.slips:
-            totals[slip.rank] = totals.get(slip.rank, 0.0) + slip.late_s
-        return max(totals.values(), default=0.0)
-
-    @property
-    def worst(self) -> Slip | None:
-        """The longest."""
-        return max(self.slips, key=lambda slip: slip.late_s, default=None)
+        ranks = {slip.rank for slip in self.slips}
+        late_s = (sum(s.late_s for s in self.slips if s.rank == rank) for rank in ranks)
+        return max(late_s, default=0.0)
 
     def text(self, step_s: float) -> str:
         """One line for a report.
@@ -96,12 +90,13 @@ class SlipReport:
         >>> SlipReport((Slip(0, "2F0", 0.25), Slip(1, "1B3", 0.5))).text(10.0)
         'slip 5.0 % of the step (0.5 s on the rank that slipped most); worst: 1B3 on rank 1, 0.5 s'
         """
-        if self.worst is None:
+        if not self.slips:
             return "no slip: all real work fitted its emulated time"
+        worst = max(self.slips, key=lambda slip: slip.late_s)
         return (
-            f"slip {self.total_s / step_s:.1%}".replace("%", " %")
-            + f" of the step ({self.total_s:.3g} s on the rank that slipped most); worst: "
-            f"{self.worst.what} on rank {self.worst.rank}, {self.worst.late_s:.3g} s"
+            f"slip {100 * self.total_s / step_s:.1f} % of the step ({self.total_s:.3g} s on the "
+            f"rank that slipped most); worst: {worst.what} on rank {worst.rank}, "
+            f"{worst.late_s:.3g} s"
         )
 
 

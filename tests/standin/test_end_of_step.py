@@ -129,7 +129,7 @@ def summed_buckets() -> Piece:
             tensor *= 2
             return self
 
-        def wait(self, timeout_s: float, purpose: str) -> None:
+        def __call__(self, timeout_s: float, purpose: str) -> None:
             """Done at once."""
 
     def run(parameters: list[nn.Parameter]) -> list[Any]:

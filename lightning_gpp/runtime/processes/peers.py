@@ -15,7 +15,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,12 +107,18 @@ class Peers:
         """
         for part in _in_buckets(tensors):
             bucket = _Bucket(part, self._device)
-            self.start(bucket.flat, ()).wait(self.timeout_s, purpose)
+            self.start(bucket.flat, ())(self.timeout_s, purpose)
             bucket.unpack()
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        return _PendingMean(self, self._data.begin(tensor, all_reduce), tensor)
+        begun = self._data.begin(tensor, all_reduce)
+
+        def wait(timeout_s: float, purpose: str) -> None:
+            self.wait_in_place(begun, purpose)
+            tensor.div_(self.num_pipelines)
+
+        return wait
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
@@ -178,17 +183,6 @@ class Peers:
         )
         failed = f"{purpose}: lost the same rank of another pipeline"
         begun.wait_in_place(self.timeout_s, late=late, failed=failed)
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingMean:
-    peers: Peers
-    begun: PendingOperation
-    tensor: Tensor
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        self.peers.wait_in_place(self.begun, purpose)
-        self.tensor.div_(self.peers.num_pipelines)
 
 
 def _broadcast(group: Any, tensor: Tensor) -> Sequence[dist.Work]:

@@ -7,13 +7,12 @@ it is (:mod:`~lightning_gpp.runtime.processes.device_group`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.device_copies import DeviceCopies
-from lightning_gpp.runtime.processes.device_group import DeviceGroup, PendingOperation, all_reduce
+from lightning_gpp.runtime.processes.device_group import DeviceGroup, all_reduce
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
 from lightning_gpp.runtime.waits import Waits
 
@@ -50,24 +49,18 @@ class ProcessSums:
         """Begins an all-reduce."""
         if tensor.is_meta:
             tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
-        return _ProcessSum(self._groups[ranks].begin(tensor, all_reduce), ranks)
+        begun = self._groups[ranks].begin(tensor, all_reduce)
+
+        def wait(timeout_s: float, purpose: str) -> None:
+            late = late_sum(ranks, timeout_s, purpose)
+            others = ", ".join(map(str, ranks))
+            failed = f"{purpose}: summing gradients over ranks {others} failed"
+            begun.wait_in_place(timeout_s, late=late, failed=failed)
+
+        return wait
 
     def close(self) -> None:
         """Gives the groups back; all ranks call it."""
         for group in self._groups.values():
             group.destroy()
         self._groups = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _ProcessSum:
-    begun: PendingOperation
-    ranks: Ranks
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        others = ", ".join(map(str, self.ranks))
-        self.begun.wait_in_place(
-            timeout_s,
-            late=late_sum(self.ranks, timeout_s, purpose),
-            failed=f"{purpose}: summing gradients over ranks {others} failed",
-        )

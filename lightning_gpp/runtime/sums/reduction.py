@@ -64,7 +64,7 @@ class GradientBucket:
     def wait(self, timeout_s: float, purpose: str) -> None:
         """Waits for the sum; parameters that had a gradient have its sum."""
         assert self.pending is not None
-        self.pending.wait(timeout_s, purpose)
+        self.pending(timeout_s, purpose)
         self._give(self.had_gradient)
 
     @property

@@ -9,6 +9,7 @@ with a :class:`~lightning_gpp.runtime.waits.TransportError`; the error that ends
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -16,16 +17,9 @@ from torch import Tensor
 Ranks = tuple[int, ...]
 
 
-class PendingSum(Protocol):
-    """A sum that has begun."""
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        """Waits until the tensor holds the sum.
-
-        Args:
-            timeout_s: seconds after which to give up.
-            purpose: what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``).
-        """
+PendingSum = Callable[[float, str], None]
+"""Waits until a tensor holds the sum that has begun: gets the seconds after which to give up, and
+what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``)."""
 
 
 class Sums(Protocol):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -65,7 +66,7 @@ class ThreadSums:
         """Adds the tensor to those of the others."""
         number = self._counts[ranks]
         self._counts[ranks] += 1
-        return _ThreadSum(self, self._hub.join(ranks, number, self._rank, tensor))
+        return partial(self.wait, self._hub.join(ranks, number, self._rank, tensor))
 
     def _wake(self) -> None:
         with self._hub.changed:
@@ -82,12 +83,3 @@ class ThreadSums:
                     raise TransportError(late_sum(meeting.ranks, timeout_s, purpose))
                 self._hub.changed.wait(remaining_s)
             self.waits.check()
-
-
-@dataclass(frozen=True, slots=True)
-class _ThreadSum:
-    sums: ThreadSums
-    meeting: _Meeting
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        self.sums.wait(self.meeting, timeout_s, purpose)

@@ -11,9 +11,7 @@ from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.emulation.clock import Slip
-from lightning_gpp.emulation.rank import EmulatedRank
-from lightning_gpp.emulation.sums import EmulatedSums
-from lightning_gpp.emulation.transport import EmulatedTransport
+from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.payload import pack
@@ -55,7 +53,7 @@ class Ranks:
             range(len(program.actions)),
         )
         hub, sum_hub = ThreadHub(len(every)), ThreadSumHub()
-        self.ranks = [EmulatedRank(r, clock, reservations, lambda _: costs) for r in every]
+        self.ranks = [EmulatedRank(r, clock, reservations, costs) for r in every]
         self.transports = [
             EmulatedTransport(hub.transport(r), self.ranks[r], tuple(every)) for r in every
         ]
@@ -181,7 +179,7 @@ def test_a_sum_begins_inside_of_the_backward_and_runs_beside_it():
             pending.append(ranks.sums[rank].start(tensors[rank], (0, 1)))
         assert own.cursor_s == start_s + 8
     for rank, each in enumerate(pending):
-        each.wait(1.0, "test")
+        each(1.0, "test")
         assert tensors[rank].tolist() == [3.0, 3.0]
         assert ranks.ranks[rank].cursor_s == max((16.0, 20.0)[rank], 14.0 + 2 * 1.5)
 
