@@ -34,37 +34,25 @@ class ClockOffset:
     error_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One question for the time and its answer.
-
-    Attributes:
-        asked_ns: when it was asked, on the asking rank's clock.
-        heard_ns: when it was heard, on rank 0's clock.
-        answered_ns: when it was answered, on rank 0's clock.
-        back_ns: when the answer was back, on the asking rank's clock.
-    """
-
-    asked_ns: int
-    heard_ns: int
-    answered_ns: int
-    back_ns: int
-
-    @property
-    def under_way_ns(self) -> int:
-        """How long question and answer travelled, both together."""
-        return (self.back_ns - self.asked_ns) - (self.answered_ns - self.heard_ns)
+Exchange = tuple[int, int, int, int]
+"""One question for the time: when it was asked, on the asking rank's clock; heard and answered, on
+rank 0's; and when the answer was back."""
 
 
 def estimate_offset(exchanges: Sequence[Exchange]) -> ClockOffset:
     """The offset that the quickest of some exchanges shows.
 
-    >>> estimate_offset([Exchange(100, 1150, 1150, 200), Exchange(300, 1310, 1312, 322)])
+    >>> estimate_offset([(100, 1150, 1150, 200), (300, 1310, 1312, 322)])
     ClockOffset(offset_ns=1000, error_ns=10)
     """
-    best = min(exchanges, key=lambda exchange: exchange.under_way_ns)
-    twice = (best.heard_ns - best.asked_ns) + (best.answered_ns - best.back_ns)
-    return ClockOffset(twice // 2, -(-best.under_way_ns // 2))
+
+    def under_way_ns(exchange: Exchange) -> int:
+        asked_ns, heard_ns, answered_ns, back_ns = exchange
+        return (back_ns - asked_ns) - (answered_ns - heard_ns)
+
+    best = asked_ns, heard_ns, answered_ns, back_ns = min(exchanges, key=under_way_ns)
+    twice = (heard_ns - asked_ns) + (answered_ns - back_ns)
+    return ClockOffset(twice // 2, -(-under_way_ns(best) // 2))
 
 
 def measure_offset(
@@ -99,7 +87,7 @@ def measure_offset(
             back_ns = now_ns()
             if transport.rank:
                 leader_host, heard_ns, answered_ns = unpack_object(came)
-                exchanges.append(Exchange(asked_ns, heard_ns, answered_ns, back_ns))
+                exchanges.append((asked_ns, heard_ns, answered_ns, back_ns))
             else:
                 answer = pack_object((host, back_ns, now_ns()))
                 transport.send(answer, target=rank, tag=_CLOCK)

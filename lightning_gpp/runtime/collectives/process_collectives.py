@@ -56,32 +56,31 @@ class ProcessCollectives:
         if not group.is_gloo:  # by sends and receives, which have connections of their own
             one = [torch.zeros(1, device=device)] * self.num_ranks
             ones = [(1,)] * self.num_ranks
-            self.all_to_all(one, ones, is_grouped=False, purpose="connecting the ranks")
+            self.all_to_all(one, ones, purpose="connecting the ranks")
 
     def all_gather(
         self,
         shard: Tensor,
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """The tensors of all ranks."""
         sizes = {prod(shape) for shape in shapes}
         if len(sizes) > 1:
             parts = [shard] * self.num_ranks
-            return self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+            return self.all_to_all(parts, shapes, purpose=purpose)
         (size,), flat = sizes, _flat(shard)
         out = self._group.buffer(self.num_ranks * size, flat.dtype)
         self._do(flat, lambda group, own: _all_gather(group, out, own), purpose)
         rows = self._group.on_device(out).view(self.num_ranks, size)
         return [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shape = tuple(parts[self.rank].shape)
         shapes = [shape] * self.num_ranks
-        found = self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+        found = self.all_to_all(parts, shapes, purpose=purpose)
         return _sum(found)
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
@@ -94,8 +93,7 @@ class ProcessCollectives:
         begun = self._group.begin(flat, all_reduce)
 
         def ended() -> Tensor:
-            late, failed = self._errors(purpose)
-            begun.wait_in_place(self._timeout_s, late=late, failed=failed)
+            begun.wait_in_place(self._timeout_s, **self._errors(purpose))
             return flat.view(tensor.shape)
 
         return ended
@@ -105,7 +103,6 @@ class ProcessCollectives:
         parts: Sequence[Tensor],
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """What came from each rank."""
@@ -141,7 +138,7 @@ class ProcessCollectives:
         given = parts if parts is not None and self.rank == 0 else [nothing] * self.num_ranks
         own = shapes[self.rank]
         from_each = [own, *[(0,)] * (self.num_ranks - 1)]
-        return self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)[0]
+        return self.all_to_all(given, from_each, purpose=purpose)[0]
 
     def gather(
         self, shard: Tensor, shapes: Sequence[tuple[int, ...]], *, purpose: str
@@ -150,7 +147,7 @@ class ProcessCollectives:
         nothing = shard.new_empty(0)
         given = [shard, *[nothing] * (self.num_ranks - 1)]
         from_each = shapes if self.rank == 0 else [(0,)] * self.num_ranks
-        found = self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)
+        found = self.all_to_all(given, from_each, purpose=purpose)
         return found if self.rank == 0 else None
 
     def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
@@ -170,14 +167,12 @@ class ProcessCollectives:
             TransportError: they do not end in time, or another rank has gone.
         """
         begun = self._group.begin(flat, operation)
-        late, failed = self._errors(purpose)
-        begun.wait(self._timeout_s, late=late, failed=failed)
+        begun.wait(self._timeout_s, **self._errors(purpose))
         return begun.moved
 
-    def _errors(self, purpose: str) -> tuple[str, str]:
-        """Of what did not end in time, and the text of what failed."""
+    def _errors(self, purpose: str) -> dict[str, str]:
         late = late_collective(purpose, (), self._timeout_s)
-        return late, f"{purpose}: the collective failed"
+        return {"late": late, "failed": f"{purpose}: the collective failed"}
 
 
 def _flat(tensor: Tensor) -> Tensor:

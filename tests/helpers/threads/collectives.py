@@ -97,14 +97,13 @@ class ThreadCollectives:
         shard: Tensor,
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """The tensors of all ranks."""
         found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
         return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shapes = [tuple(part.shape) for part in parts]
         found = self._meet(f"reduce_scatter {shapes}", [_copy(part) for part in parts], purpose)
@@ -124,7 +123,6 @@ class ThreadCollectives:
         parts: Sequence[Tensor],
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """What came from each rank."""
