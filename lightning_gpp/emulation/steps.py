@@ -84,8 +84,9 @@ class EmulatedSteps:
 
     def next_start_s(self) -> float:
         """Rank 0: the moment by which all ranks have heard of it."""
-        real_s = START_S + START_RANK_S * self._control.num_ranks
-        return self.cursor.clock.now_s() + real_s / self.cursor.clock.time_scale
+        clock = self.cursor.clock
+        real_s: float = START_S + START_RANK_S * self._control.num_ranks
+        return clock.now_s() + real_s / clock.time_scale
 
     def gathered(self) -> list[list[EmulatedStep]]:
         """All ranks: on rank 0 the steps of every rank; nothing elsewhere."""

@@ -106,6 +106,11 @@ class RankRecord:
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
 
+    def starts_ns(self) -> Iterator[int]:
+        """When everything began."""
+        yield from (mark.start_ns for mark in self.marks)
+        yield from (action.start_ns for run in self.runs for action in run.actions)
+
 
 def measured_timeline(
     records: Sequence[RankRecord],
@@ -138,9 +143,9 @@ def measured_timeline(
         counts = [len(record.runs) for record in records]
         raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
     zero_ns = min(
-        each.start_ns + clock.offset_ns
+        start_ns + clock.offset_ns
         for record, clock in zip(records, clocks, strict=True)
-        for each in (*record.marks, *(action for run in record.runs for action in run.actions))
+        for start_ns in record.starts_ns()
     )
     per_ns_s = 1e-9 / (time_scale or 1.0)
     spans = [

@@ -15,7 +15,8 @@ from lightning_gpp.common.mapped_tensor import in_pieces
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 
-_K, _V = TypeVar("_K"), TypeVar("_V")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)

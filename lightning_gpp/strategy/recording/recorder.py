@@ -75,6 +75,11 @@ class StepRecorder:
         self._marks.append(mark)
         self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns, mark.minibatch)
 
+    def end_batch(self) -> None:
+        """What was begun is over, and what was read so far does not belong to the next step."""
+        self.end()
+        self.forget_read()
+
     def forget_read(self) -> None:
         """What was read so far does not belong to the next step."""
         self._last_read = None
@@ -109,12 +114,9 @@ class StepRecorder:
             return
         end_ns = time.monotonic_ns()
         same = (index for index, (other, _) in enumerate(self._runs) if other is run)
-        place = next(same, len(self._runs))
-        if place == len(self._runs):
-            self._runs.append((run, RunRecord(tuple(records), end_ns)))
-        else:
-            found = self._runs[place][1].followed_by(records, end_ns, still_ns)
-            self._runs[place] = run, found
+        if (place := next(same, len(self._runs))) == len(self._runs):
+            self._runs.append((run, RunRecord((), end_ns)))
+        self._runs[place] = run, self._runs[place][1].followed_by(records, end_ns, still_ns)
         turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
         self._open = Mark(SpanKind.FINISH if is_second else turn, end_ns, end_ns, place)
 

@@ -131,20 +131,16 @@ class StepReport:
     Attributes:
         comparison: how far they are apart.
         predicted: the prediction to show: by a refit of earlier steps, if there were any.
+        source: what that prediction is from.
         notes: where the predictions are from.
         refit: of all steps recorded so far, this one included; None while warming up.
     """
 
     comparison: Comparison
     predicted: Timeline
+    source: str
     notes: tuple[str, ...]
     refit: Refit | None
-
-    @property
-    def source(self) -> str:
-        """What the prediction to show is from."""
-        found = self.comparison.predicted.items()
-        return next(name for name, predicted in found if predicted is self.predicted)
 
     def describe(self) -> str:
         """The table and what it shows."""
@@ -173,49 +169,31 @@ class StepReports:
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
         name, note = _name(pipeline)
-        predicted, notes = {name: question.predicted()}, [note]
-        last = None
+        predicted, notes, last = {name: question.predicted()}, [note], None
+        assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
-        if windows or timeline.source != "emulated":
-            last = self._refit(question, timeline, predicted, notes)
+        is_refitted = bool(windows) or timeline.source != "emulated"
+        if is_refitted and timeline.step < WARM_UP_STEPS:
+            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+        elif is_refitted:
+            same = question.plan if windows else question.program
+            key = same, question.request.minibatch_size
+            earlier = [t for *known, t in self._recorded if tuple(known) == key]
+            self._recorded.append((*key, timeline))
+            last = question.refit([*earlier, timeline])
+            if earlier:
+                predicted["refit"] = question.predicted(question.refit(earlier))
+                steps = ", ".join(str(each.step) for each in earlier)
+                notes.append(f"refit: of the steps recorded before ({steps}).")
+            else:
+                predicted["fit"] = question.predicted(last)
+                notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         if windows:
             weights = timeline.weights
             predicted = {name: replace(each, weights=weights) for name, each in predicted.items()}
-        shown = predicted.get("refit", next(iter(predicted.values())))
-        return StepReport(Comparison(timeline, predicted), shown, tuple(notes), last)
-
-    def _refit(
-        self,
-        question: Question,
-        timeline: Timeline,
-        predicted: dict[str, Timeline],
-        notes: list[str],
-    ) -> Refit | None:
-        """The refit to all that was recorded so far; None while the run is warming up.
-
-        Args:
-            question: of what was recorded.
-            timeline: what was recorded.
-            predicted: gets the prediction of a refit to what was recorded before, if there is any.
-            notes: get what it is.
-        """
-        assert timeline.step is not None
-        if timeline.step < WARM_UP_STEPS:
-            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
-            return None
-        same = question.program if question.windows is None else question.plan
-        key = same, question.request.minibatch_size
-        earlier = [t for *known, t in self._recorded if tuple(known) == key]
-        self._recorded.append((*key, timeline))
-        last = question.refit([*earlier, timeline])
-        if earlier:
-            predicted["refit"] = question.predicted(question.refit(earlier))
-            steps = ", ".join(str(each.step) for each in earlier)
-            notes.append(f"refit: of the steps recorded before ({steps}).")
-        else:
-            predicted["fit"] = question.predicted(last)
-            notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
-        return last
+        shown = "refit" if "refit" in predicted else name
+        comparison = Comparison(timeline, predicted)
+        return StepReport(comparison, predicted[shown], shown, tuple(notes), last)
 
 
 def _actions(timeline: Timeline) -> list[list[str | None]]:
