@@ -20,17 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.emulation.clock import EmulatedClock
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedStep, EmulatedSteps
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.emulation.real_time import RealTime, Resumption
 from lightning_gpp.emulation.report import (
-    EmulatedStep,
     EmulationReport,
     emulation_report,
     overlapping_report,
 )
 from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.emulation.steps import EmulatedSteps
 from lightning_gpp.emulation.time_scale import process_time_scale
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches

@@ -17,30 +17,11 @@ from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
-from lightning_gpp.emulation.clock import Slip, SlipReport
+from lightning_gpp.emulation.clock import EmulatedStep, SlipReport
 from lightning_gpp.emulation.time_scale import busiest_s
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.schedule import Kind, Program, most_ahead
 from lightning_gpp.simulate import ProgramCosts, simulate
-
-
-@dataclass(frozen=True, slots=True)
-class EmulatedStep:
-    """A training step on one rank, in emulated seconds.
-
-    Attributes:
-        start_s: when it began, on all ranks.
-        end_s: when this rank's part was over.
-        num_microbatches: smallest micro-batches of the mini-batch.
-        slips: what did not fit its emulated time here.
-        since: steps since the pipeline was empty, where it does not drain after each.
-    """
-
-    start_s: float
-    end_s: float
-    num_microbatches: int
-    slips: tuple[Slip, ...] = ()
-    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)

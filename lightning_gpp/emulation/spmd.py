@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor, EmulatedSteps
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.emulation.report import EmulationReport, emulation_report
-from lightning_gpp.emulation.steps import EmulatedSteps
 from lightning_gpp.emulation.time_scale import MARGIN, most_slowly
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine

@@ -15,6 +15,14 @@ class TransportError(RuntimeError):
     """Something of another rank did not come; the text names what, from whom, and why."""
 
 
+def too_late(purpose: str, what: str, timeout_s: float) -> str:
+    """The text of an error: what did not happen in time, and what it was for."""
+    return (
+        f"{purpose}: {what} within {timeout_s:g} s; raise `timeout` if the work before it can take "
+        "longer"
+    )
+
+
 class Waits:
     """What a rank waits for in a run. Any thread may abort it.
 

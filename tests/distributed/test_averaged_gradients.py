@@ -18,7 +18,7 @@ from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.sums import reduction
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
 from lightning_gpp.schedule import Action, Kind, Program, build_program
-from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
+from lightning_gpp.strategy.state.step_gradients import AveragedGradients
 
 pytestmark = pytest.mark.timeout(120)
 

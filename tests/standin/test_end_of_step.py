@@ -22,8 +22,7 @@ from lightning_gpp.strategy.cutting.cutting import join_values
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.state.precision import Precision
+from lightning_gpp.strategy.state.precision import AgreedScaler, Precision
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -137,7 +136,7 @@ def summed_buckets() -> Piece:
             bucket = GradientBucket(0, (0, 1), {str(index): parameter})
             bucket.start(Sum())  # type: ignore[arg-type]
             bucket.wait(1.0, "a stage")
-            assert not bucket.lacks_some
+            assert all(bucket.had_gradient)
         return [parameter.grad for parameter in parameters]
 
     return lambda: trained(1, 2, 3), run, expect(2, 4, 6)

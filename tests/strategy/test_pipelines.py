@@ -41,7 +41,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
-from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
+from lightning_gpp.strategy.state.step_gradients import AveragedGradients
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
-from lightning_gpp.strategy.torch_private import (
+from lightning_gpp.strategy.lightning_private import (
     innermost_function_mode,
     keeps_graph,
     when_backward_ends,
     will_reach,
 )
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 
 
 class Looking(torch.autograd.Function):

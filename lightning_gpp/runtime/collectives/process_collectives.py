@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.device_copies import DeviceCopies
 from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
-from lightning_gpp.runtime.waits import Waits
+from lightning_gpp.runtime.waits import Waits, too_late
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """It has the second name before torch 2.13, where that one warns."""
@@ -34,7 +33,6 @@ class ProcessCollectives:
         timeout_s: limit of every wait.
         device: where this rank's tensors are.
         waits: of this rank.
-        copies: through host memory; by default where they are needed.
 
     Attributes:
         rank: this rank.
@@ -46,11 +44,10 @@ class ProcessCollectives:
         timeout_s: float,
         device: torch.device,
         waits: Waits | None = None,
-        copies: DeviceCopies | None = None,
     ) -> None:
         self.waits = waits or Waits()
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits, copies)
+        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits)
         assert group is not None, "all ranks are in it"
         self._group, self._device, self._timeout_s = group, device, timeout_s
         if not group.is_gloo:  # by sends and receives, which have connections of their own
@@ -171,7 +168,7 @@ class ProcessCollectives:
         return begun.moved
 
     def _errors(self, purpose: str) -> dict[str, str]:
-        late = late_collective(purpose, (), self._timeout_s)
+        late = too_late(purpose, "the collective did not end", self._timeout_s)
         return {"late": late, "failed": f"{purpose}: the collective failed"}
 
 
@@ -206,12 +203,3 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
-
-
-def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> str:
-    """The error of a collective that took too long."""
-    ranks = f" with rank {', '.join(map(str, missing))}" if missing else ""
-    return (
-        f"{purpose}: the collective{ranks} did not end within {timeout_s:g} s; "
-        "raise `timeout` if the work before it can take longer"
-    )

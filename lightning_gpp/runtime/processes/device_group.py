@@ -49,27 +49,16 @@ class DeviceGroup:
         device: where this rank's tensors are.
         waits: of this rank.
         is_gloo: which of them it is.
-        copies: of the device, by default where they are needed.
 
     Attributes:
         is_gloo: likewise.
     """
 
-    def __init__(
-        self,
-        group: Any,
-        device: torch.device,
-        waits: Waits,
-        *,
-        is_gloo: bool,
-        copies: DeviceCopies | None = None,
-    ) -> None:
-        if copies is None and is_gloo and is_accelerator(device):
-            copies = DeviceCopies(device)
-        self._group, self._device, self._copies, self._waits = group, device, copies, waits
-        self.is_gloo = is_gloo
-        self._beginner = None
-        if copies is not None:
+    def __init__(self, group: Any, device: torch.device, waits: Waits, *, is_gloo: bool) -> None:
+        self._group, self._device, self._waits, self.is_gloo = group, device, waits, is_gloo
+        self._copies = self._beginner = None
+        if is_gloo and is_accelerator(device):
+            self._copies = DeviceCopies(device)
             self._beginner = Background("begin", partial(set_current, device))
             waits.on_abort.append(partial(self._beginner.close, 0.0))
         if not is_gloo:
@@ -78,12 +67,7 @@ class DeviceGroup:
 
     @classmethod
     def new(
-        cls,
-        ranks: Sequence[int],
-        device: torch.device,
-        timeout_s: float,
-        waits: Waits,
-        copies: DeviceCopies | None = None,
+        cls, ranks: Sequence[int], device: torch.device, timeout_s: float, waits: Waits
     ) -> DeviceGroup | None:
         """All ranks of the world: a group of some of them; None on the others.
 
@@ -92,7 +76,6 @@ class DeviceGroup:
             device: where this rank's tensors are.
             timeout_s: limit of every operation.
             waits: of this rank.
-            copies: of the device, by default where they are needed.
         """
         devices = gather_rank_devices(device)
         backend = common_backend([devices[rank] for rank in ranks])
@@ -100,7 +83,7 @@ class DeviceGroup:
         group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if dist.get_rank() not in ranks:
             return None
-        return cls(group, device, waits, is_gloo=backend == "gloo", copies=copies)
+        return cls(group, device, waits, is_gloo=backend == "gloo")
 
     def destroy(self) -> None:
         """All of its ranks: closes a group of the world, and gives it back."""
@@ -146,6 +129,11 @@ class DeviceGroup:
     def on_device(self, tensor: Tensor) -> Tensor:
         """What the group has moved, on the device."""
         return tensor.to(self._device, non_blocking=True)  # from pinned memory, or as it is
+
+    def shut_down(self) -> None:
+        """Ends a group that is not of the world."""
+        if self._group is not None:
+            self._group.shutdown()
 
     def forget(self) -> None:
         """Lets the group go, after an error."""

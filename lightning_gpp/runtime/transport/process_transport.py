@@ -48,7 +48,14 @@ from lightning_gpp.runtime.transport.message import (
     head_that_follows,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag
-from lightning_gpp.runtime.waits import Background, TransportError, Waits, reason, start_thread
+from lightning_gpp.runtime.waits import (
+    Background,
+    TransportError,
+    Waits,
+    reason,
+    start_thread,
+    too_late,
+)
 
 _FIRST_TAG, _DATA_TAG = 1, 2
 _CPU = torch.device("cpu")
@@ -179,10 +186,7 @@ class ProcessTransport:
         if not self._held_for:
             return
         who, self._held_for = ", ".join(map(str, sorted(self._held_for))), set()
-        late = (
-            f"sending: rank {who} took no messages within {self._timeout_s:g} s; "
-            "raise `timeout` if what it does before can take longer"
-        )
+        late = too_late("sending", f"rank {who} took no messages", self._timeout_s)
         for sent in self._wait_in_background():
             self.waits.done(sent, self._timeout_s, late)
             try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,8 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.common.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
 
-
-class NamesParameters(Protocol):
-    """A module, or what stands for it."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Its parameters by name, each once."""
+NamesParameters = Any
+"""A module, or what stands for it: has ``named_parameters``, each once."""
 
 
 @dataclass(slots=True)

@@ -74,17 +74,10 @@ class Partition:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        owners: Ownership,
-        control: Control,
-        device: torch.device,
+        self, module: nn.Module, owners: Ownership, control: Control, device: torch.device
     ) -> None:
-        self.module = module
-        self.owners = owners
-        self._control = control
-        self.rank = control.rank
-        self._device = device
+        self.module, self.owners = module, owners
+        self.rank, self._control, self._device = control.rank, control, device
         self._places = _places(module)
         self._held = owners.held_by(self.rank)
         self._in_files = any(is_mapped(self._tensor(name)) for name in self._places)
@@ -189,7 +182,7 @@ class Partition:
     @property
     def stores(self) -> Callable[[Tensor], Tensor]:
         """Where tensors that belong to those of other ranks lie: in files or in memory."""
-        return mapped if self._in_files else _as_it_is
+        return mapped if self._in_files else lambda tensor: tensor
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds none; user code may have put its own there."""
@@ -271,10 +264,6 @@ def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
     for place in tensor_places(module):
         found.setdefault(id(place.tensor), []).append(place)
     return {places[0].name: places for places in found.values()}
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.collectives.process_collectives import late_collective
-from lightning_gpp.runtime.waits import TransportError, Waits
+from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 
 @dataclass(slots=True)
@@ -49,7 +48,8 @@ class ThreadCollectiveHub:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     missing = sorted(set(range(self.num_ranks)) - this.brought.keys())
-                    raise TransportError(late_collective(purpose, missing, self.timeout_s))
+                    what = f"the collective with rank {', '.join(map(str, missing))} did not end"
+                    raise TransportError(too_late(purpose, what, self.timeout_s))
                 self.changed.wait(remaining_s)
             self.waits.check()
             this.num_taken += 1

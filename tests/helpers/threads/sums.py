@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
-from lightning_gpp.runtime.waits import TransportError, Waits
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
+from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 
 class ThreadSumHub:
@@ -80,6 +80,10 @@ class ThreadSums:
                 self.waits.check()
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    raise TransportError(late_sum(meeting.ranks, timeout_s, purpose))
+                    raise TransportError(too_late(purpose, _not_summed(meeting.ranks), timeout_s))
                 self._hub.changed.wait(remaining_s)
             self.waits.check()
+
+
+def _not_summed(ranks: Ranks) -> str:
+    return f"the gradients of ranks {', '.join(map(str, ranks))} were not summed"

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import EmulatedAccelerator
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
+from lightning_gpp.emulation.clock import EmulatedStep
 from lightning_gpp.emulation.report import (
-    EmulatedStep,
     EmulationReport,
     longest_run,
 )

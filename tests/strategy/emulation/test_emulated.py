@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.emulation.clock import Slip
-from lightning_gpp.emulation.report import EmulatedStep, emulation_report
+from lightning_gpp.emulation.clock import EmulatedStep, Slip
+from lightning_gpp.emulation.report import emulation_report
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.strategy.refusals import SHAPE_ONLY, refuse_callbacks
 

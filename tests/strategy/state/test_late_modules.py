@@ -34,7 +34,7 @@ from torch import nn
 
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy import unshard_checkpoint
-from lightning_gpp.strategy.state.meta_parameters import give_values
+from lightning_gpp.strategy.state.without_values import give_values
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -25,8 +25,12 @@ from torch.amp import GradScaler
 
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import Kind
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.state.precision import loss_scale, pipeline_precision, place_precision
+from lightning_gpp.strategy.state.precision import (
+    AgreedScaler,
+    loss_scale,
+    pipeline_precision,
+    place_precision,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

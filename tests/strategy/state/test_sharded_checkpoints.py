@@ -34,8 +34,12 @@ from lightning_gpp.strategy import (
 )
 from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
 from lightning_gpp.strategy.state import replacing
-from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
-from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
+from lightning_gpp.strategy.state.sharded_checkpoint import (
+    ReplacingCheckpointIO,
+    is_sharded,
+    last_good,
+    write,
+)
 
 pytestmark = pytest.mark.timeout(180)
 

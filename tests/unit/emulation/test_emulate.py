@@ -190,22 +190,6 @@ def test_the_users_step_takes_its_time_between_the_parts():
     assert run.step_s >= simulate(program, costs).step_s * (1 - 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("num_buckets", "message"),
-    [
-        (1, "begins sum number 2 of gradients, but the costs of the program have 1 buckets"),
-        (3, "began 2 sums of gradients, but the costs of the program have 3 buckets"),
-    ],
-)
-def test_other_buckets_than_the_runtime_sums_are_refused(num_buckets: int, message: str):
-    graph = branchy_model(1, parameter_bytes=2**30)
-    plan = Plan((Stage(0, ("b0_0", "b0_1", "join"), (0, 1), microbatch_multiple=2),))
-    program = plan_graph(plan, graph).program(2)
-    costs = costs_of(program, (Bucket(0, 1000.0),) * num_buckets)
-    with pytest.raises(ValueError, match=message):
-        emulate_shapes(program, graph, costs, minibatch_size=2, time_scale=1.0)
-
-
 def test_a_failing_rank_ends_all_with_its_error():
     toy = ToyStages(StageGraph(2, edges_to_graph(2, {(FEED, 0), (0, 1)}).edges))
     program = build_program(toy.stages, devices=[0, 1], num_microbatches=1)

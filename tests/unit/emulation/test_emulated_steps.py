@@ -8,9 +8,7 @@ import pytest
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
 
-from lightning_gpp.emulation.clock import EmulatedCursor
-from lightning_gpp.emulation.report import EmulatedStep
-from lightning_gpp.emulation.steps import EmulatedSteps
+from lightning_gpp.emulation.clock import EmulatedCursor, EmulatedStep, EmulatedSteps
 from lightning_gpp.strategy.ranks.control import Control
 
 
