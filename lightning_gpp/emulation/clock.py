@@ -201,28 +201,27 @@ class EmulatedSteps:
         self.steps: list[EmulatedStep] = []
 
     @contextlib.contextmanager
-    def part(self, num_microbatches: int, *, is_second: bool) -> Iterator[int]:
+    def part(self, num_microbatches: int, *, is_second: bool) -> Iterator[None]:
         """All ranks: the body runs a step, or one of its parts, at the emulated devices' pace.
-
-        It gets for how many real nanoseconds emulated time stood still before it.
 
         Args:
             num_microbatches: of the mini-batch.
             is_second: whether it is the backward part.
         """
-        cursor, still_s = self.cursor, 0.0
+        cursor, control = self.cursor, self._control
         if is_second:
             before = self.steps.pop()
-            start_s, first_end_s = self._agree_on_second()
-            cursor.take_slips()
-            cursor.wait_until(start_s + max(0.0, cursor.cursor_s - first_end_s))
-            still_s = start_s - first_end_s
+            with control.together():
+                found = control.share(self.resumption(), "waiting for rank 0 to go on with a step")
+            self.resume(found)
+            cursor.wait_until(found[1])  # nobody goes on before rank 0 has come that far
+            start_s, slips = before.start_s, before.slips
         else:
-            start_s = self.begin()
-            before = EmulatedStep(start_s, start_s, num_microbatches)
-        yield round(still_s * cursor.clock.time_scale * 1e9)
-        end_s, slips = cursor.cursor_s - still_s, before.slips + cursor.take_slips().slips
-        self.steps.append(EmulatedStep(before.start_s, end_s, num_microbatches, slips))
+            start_s, slips = self.begin(), ()
+        cursor.take_slips()
+        yield
+        slips += cursor.take_slips().slips
+        self.steps.append(EmulatedStep(start_s, cursor.cursor_s, num_microbatches, slips))
 
     def begin(self) -> float:
         """All ranks: waits for the moment at which a step begins, once all have ended theirs."""
@@ -232,18 +231,18 @@ class EmulatedSteps:
                 lambda ends_s: max(self.next_start_s(), *ends_s),
                 "waiting for all ranks to end a step",
             )
-        self.cursor.take_slips()
         self.cursor.wait_until(start_s)
         return start_s
 
-    def _agree_on_second(self) -> tuple[float, float]:
-        """All ranks: when rank 0 begins the second part, and when it ended the first."""
-        with self._control.together():
-            found: tuple[float, float] = self._control.share(
-                (self.next_start_s(), self.cursor.cursor_s),
-                "waiting for rank 0 to go on with a step",
-            )
-        return found
+    def resumption(self) -> tuple[float, float]:
+        """Rank 0: when emulated time goes on, and how far rank 0 has come."""
+        return self.next_start_s(), self.cursor.cursor_s
+
+    def resume(self, resumption: tuple[float, float]) -> None:
+        """All ranks: emulated time goes on, as if it had stood still until rank 0's resumption."""
+        moment_s, leader_s = resumption
+        self.cursor.clock.go_back(max(0.0, moment_s - leader_s))
+        self.cursor.wait_until(self.cursor.cursor_s)
 
     def next_start_s(self) -> float:
         """Rank 0: the moment by which all ranks have heard of it."""

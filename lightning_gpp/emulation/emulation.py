@@ -93,23 +93,23 @@ class Emulation(RealTime[Program]):
         self._was_away = False
 
     @contextlib.contextmanager
-    def step(self, work: Program, *, is_second: bool = False) -> Iterator[int]:
+    def step(self, work: Program, *, is_second: bool = False) -> Iterator[None]:
         """The body runs a training program or one of its halves, at the emulated devices' pace.
 
-        Emulated time stands still between the halves, where the user's step runs. It gets for how
-        many real nanoseconds that was. A mini-batch that is too small for the plan's program, and a
-        call of the forward beside steps that overlap, run as fast as they can.
+        Emulated time stands still between the halves, where the user's step runs. A mini-batch that
+        is too small for the plan's program, and a call of the forward beside steps that overlap,
+        run as fast as they can.
         """
         if not work.schedule.flushes:
             self.leave()
-            yield 0
+            yield
         elif work.num_microbatches % self._units_at_a_time:
             self._num_unpaced += not is_second
-            yield 0
+            yield
         else:
             part = self._timed.part(work.num_microbatches, is_second=is_second)
-            with part as still_ns, self.messages():
-                yield still_ns
+            with part, self.messages():
+                yield
 
     @contextlib.contextmanager
     def window(self, since: int, resumption: Resumption | None) -> Iterator[None]:
@@ -118,9 +118,7 @@ class Emulation(RealTime[Program]):
         if since == 0:
             self._timed.begin()
         elif resumption is not None:
-            moment_s, leader_s = resumption
-            rank.clock.go_back(max(0.0, moment_s - leader_s))
-            rank.wait_until(rank.cursor_s)
+            self._timed.resume(resumption)
         rank.take_slips()
         start_s = rank.cursor_s
         with self.messages():
@@ -132,7 +130,7 @@ class Emulation(RealTime[Program]):
         """Rank 0: how emulated time goes on before a window; None where it did not stand still."""
         was_away, self._was_away = self._was_away, False
         is_still = bool(since) and was_away
-        return (self._timed.next_start_s(), self._rank.cursor_s) if is_still else None
+        return self._timed.resumption() if is_still else None
 
     @contextlib.contextmanager
     def messages(self) -> Iterator[None]:

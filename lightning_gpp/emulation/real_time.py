@@ -21,16 +21,14 @@ class RealTime(Generic[_Work]):
     time_scale: float | None = None
     """Real seconds that an emulated second takes; None where time is real."""
 
-    def step(self, work: _Work, *, is_second: bool = False) -> AbstractContextManager[int]:
+    def step(self, work: _Work, *, is_second: bool = False) -> AbstractContextManager[None]:
         """The body runs what trains, or one of its halves, at the pace of the devices.
-
-        It gets for how many real nanoseconds emulated time stood still before it.
 
         Args:
             work: that is run.
             is_second: whether its backward half runs, and its forward half is over.
         """
-        return nullcontext(0)
+        return nullcontext()
 
     def window(self, since: int, resumption: Resumption | None) -> AbstractContextManager[None]:
         """The body runs a window of a pipeline that does not drain, likewise.

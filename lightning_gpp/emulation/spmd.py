@@ -48,24 +48,24 @@ class SpmdEmulation(RealTime[Interpreter]):
     _is_warm: bool = False
 
     @contextlib.contextmanager
-    def step(self, work: Interpreter, *, is_second: bool = False) -> Iterator[int]:
+    def step(self, work: Interpreter, *, is_second: bool = False) -> Iterator[None]:
         """All ranks: the body runs a half of a training call at the emulated devices' pace."""
         if self.timed is None and self.asked_scale is not None:
             self._begin(self.asked_scale)
         if self.timed is None or (is_second and not self.timed.steps):
             cursor, since = CountedTime(), time.perf_counter()
             with self._paced(work, cursor):
-                yield 0
+                yield
             self._free.append((time.perf_counter() - since, cursor.cursor_s))
             if is_second and self.timed is None:
                 self._end_free_step()
             return
         is_first_export = int(not self._paces or work is self._first)
         with (
-            self.timed.part(is_first_export, is_second=is_second) as still_ns,
+            self.timed.part(is_first_export, is_second=is_second),
             self._paced(work, self.timed.cursor),
         ):
-            yield still_ns
+            yield
 
     @property
     def _first(self) -> Interpreter:

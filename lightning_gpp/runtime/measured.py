@@ -76,25 +76,6 @@ class RunRecord:
     end_ns: int
     window: WindowRecord | None = None
 
-    def followed_by(
-        self, actions: Sequence[ActionRecord], end_ns: int, still_ns: int = 0
-    ) -> RunRecord:
-        """The same run with its next part.
-
-        Args:
-            actions: of the part.
-            end_ns: when it was over.
-            still_ns: how long emulated time had stood still between the parts; what was recorded
-                moves together by as much, as far as there is room (a send may end late: it takes no
-                emulated time).
-        """
-        if self.actions and actions:
-            still_ns = max(0, min(still_ns, actions[0].start_ns - self.actions[-1].end_ns))
-        moved = (
-            replace(r, start_ns=r.start_ns - still_ns, end_ns=r.end_ns - still_ns) for r in actions
-        )
-        return RunRecord((*self.actions, *moved), end_ns - still_ns)
-
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:

@@ -106,8 +106,8 @@ class Pipeline:
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
         """What a part of a call runs in."""
         with (
-            self.time.step(run.program, is_second=is_second) as still_ns,
-            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            self.time.step(run.program, is_second=is_second),
+            self.recorder.part(run, is_second=is_second),
             lifted(),
         ):
             yield

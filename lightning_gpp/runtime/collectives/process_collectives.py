@@ -178,11 +178,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _broadcast(group: Any, tensor: Tensor) -> list[dist.Work]:
-    return [_begun(dist.broadcast(tensor, 0, group=group, async_op=True))]
+    return _begun(dist.broadcast(tensor, 0, group=group, async_op=True))
 
 
 def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:
-    return [_begun(_all_gather_single(out, tensor, group=group, async_op=True))]
+    return _begun(_all_gather_single(out, tensor, group=group, async_op=True))
 
 
 def _all_to_all(
@@ -190,12 +190,12 @@ def _all_to_all(
 ) -> list[dist.Work]:
     """Parts of some sizes come, and others go."""
     work = dist.all_to_all_single(out, sent, sizes, splits, group=group, async_op=True)
-    return [_begun(work)]
+    return _begun(work)
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
+def _begun(work: Any) -> list[dist.Work]:
     assert work is not None, "all ranks are in the group"
-    return work
+    return [work]
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,10 +15,10 @@ from lightning_gpp.strategy.ranks.control import Control
 def test_no_rank_begins_a_step_before_all_have_ended_theirs() -> None:
     """Rank 0 is through early, and emulated time passes slowly."""
     time = VirtualTime(2)
-    clock, hub = time.clock(time_scale=1000.0), ThreadHub(2, time.condition)
+    hub = ThreadHub(2, time.condition)
 
     def steps_of(rank: int) -> list[EmulatedStep]:
-        cursor = EmulatedCursor(rank, clock)
+        cursor = EmulatedCursor(rank, time.clock(time_scale=1000.0))
         timed = EmulatedSteps(cursor, Control(hub.transport(rank), 10.0))
         with time.thread(rank):
             for _ in range(2):

@@ -36,10 +36,9 @@ FOLLOWER = (
 )
 
 
-def run_of(parts: tuple[tuple[ActionRecord, ...], ...], still_ms: int = 0) -> RunRecord:
+def run_of(parts: tuple[tuple[ActionRecord, ...], ...]) -> RunRecord:
     first, second = parts
-    run = RunRecord(first, first[-1].end_ns)
-    return run.followed_by(second, second[-1].end_ns, still_ms * MS)
+    return RunRecord((*first, *second), second[-1].end_ns)
 
 
 def timeline_of(*ranks: RankRecord) -> Timeline:
@@ -82,14 +81,6 @@ def test_the_users_step_is_between_the_parts_on_the_rank_of_the_loss() -> None:
 def test_the_critical_path_goes_through_it() -> None:
     found = [segment.item.name for segment in step().path_segments if segment.duration_s]
     assert found == ["0F0", "0SF0>1", "1F0", "loss", "1B0", "1SB0>0", "0B0", "finish"]
-
-
-def test_time_that_stood_still_is_not_in_it() -> None:
-    run = run_of(LEADER, still_ms=2)
-    assert [a.start_ns // MS for a in run.actions] == [0, 3, 6, 8]
-    assert run.end_ns == 9 * MS
-    crowded = run_of(LEADER, still_ms=5)  # there is room for 3
-    assert [a.start_ns // MS for a in crowded.actions] == [0, 3, 5, 7]
 
 
 def test_marks_are_of_their_mini_batch() -> None:
