@@ -1,4 +1,4 @@
-"""Every private name of Lightning and torch that this package needs, in one place.
+"""Every private name of Lightning and torch that strategies need, in one place.
 
 ``tests/strategy/test_lightning_private.py`` imports each, so that a release which moves one is
 noticed there first.
@@ -46,17 +46,10 @@ __all__ = [
     "MultiProcessingLauncher",
     "SIGTERMException",
     "SubprocessScriptLauncher",
-    "answer_sigterm",
-    "averages_kept_by",
     "distributed_is_initialized",
     "do_nothing_closure",
     "init_dist_connection",
     "is_overridden",
-    "keep_results",
-    "loaders_of_loops",
-    "receive_sigterm",
-    "tell_device",
-    "throughputs_of",
 ]
 
 
