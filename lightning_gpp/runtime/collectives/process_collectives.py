@@ -87,10 +87,10 @@ class ProcessCollectives:
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
         flat = _flat(tensor)
-        begun = self._group.begin(flat, all_reduce)
+        begun = self._group.begin(flat, all_reduce, in_place=True)
 
         def ended() -> Tensor:
-            begun.wait_in_place(self._timeout_s, **self._errors(purpose))
+            begun(self._timeout_s, *self._errors(purpose))
             return flat.view(tensor.shape)
 
         return ended
@@ -164,12 +164,11 @@ class ProcessCollectives:
             TransportError: they do not end in time, or another rank has gone.
         """
         begun = self._group.begin(flat, operation)
-        begun.wait(self._timeout_s, **self._errors(purpose))
-        return begun.moved
+        return begun(self._timeout_s, *self._errors(purpose))
 
-    def _errors(self, purpose: str) -> dict[str, str]:
+    def _errors(self, purpose: str) -> tuple[str, str]:
         late = too_late(purpose, "the collective did not end", self._timeout_s)
-        return {"late": late, "failed": f"{purpose}: the collective failed"}
+        return late, f"{purpose}: the collective failed"
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -37,6 +36,16 @@ log = logging.getLogger(__name__)
 
 Operation = Callable[[Any, Tensor], Sequence[dist.Work]]
 """Begins what a process group does with a tensor."""
+
+Pending = Callable[[float, str, str], Tensor]
+"""Waits for an operation that has begun: gets the seconds after which the host gives up (a stream
+does at the group's limit), the error of that, and the text of another error before torch's reason.
+Returns what the group reads and writes: the tensor that was given, or its copy in host memory.
+
+Raises:
+    TransportError: it did not end in time, or it failed, as another rank has gone.
+    BaseException: the error that ends all waits.
+"""
 
 _CLOSE_S = 30.0
 
@@ -100,12 +109,13 @@ class DeviceGroup:
             work.wait()
         synchronize(self._device)
 
-    def begin(self, tensor: Tensor, operation: Operation) -> PendingOperation:
+    def begin(self, tensor: Tensor, operation: Operation, *, in_place: bool = False) -> Pending:
         """Begins an operation on a tensor of the device.
 
         Args:
             tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the end.
             operation: gets it where the group can read and write it.
+            in_place: whether the tensor, too, is to hold the result.
         """
         self._waits.check()
         moved, copied = tensor, None
@@ -118,7 +128,24 @@ class DeviceGroup:
             return operation(self._group, moved)
 
         begun = self._beginner.submit(works) if self._beginner else finish(Future(), works)
-        return PendingOperation(self._waits, begun, tensor, moved, self.is_gloo)
+
+        def wait(timeout_s: float, late: str, failed: str) -> Tensor:
+            self._waits.done(begun, timeout_s, late)
+            try:
+                for work in begun.result():
+                    if self.is_gloo:  # the host waits for it, else the stream that is current
+                        self._waits.done(work.get_future(), timeout_s, late)
+                    work.wait()
+            except TransportError:
+                raise
+            except RuntimeError as error:
+                self._waits.check()
+                raise TransportError(f"{failed} ({reason(error)})") from error
+            if in_place and moved is not tensor:
+                tensor.copy_(moved, non_blocking=True)
+            return moved
+
+        return wait
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory that the group can write; :meth:`on_device` brings it to the device."""
@@ -145,55 +172,6 @@ class DeviceGroup:
             self._beginner.close(_CLOSE_S)
         if not self.is_gloo:
             torch.accelerator.synchronize(self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingOperation:
-    """An operation that has begun.
-
-    Attributes:
-        waits: of this rank.
-        works: of torch, once they have begun, too.
-        tensor: that was given.
-        moved: what the group reads and writes: the same, or its copy in host memory.
-        is_on_host: whether the host waits for it, and not the stream that is current.
-    """
-
-    waits: Waits
-    works: Future[Sequence[dist.Work]]
-    tensor: Tensor
-    moved: Tensor
-    is_on_host: bool
-
-    def wait(self, timeout_s: float, *, late: str, failed: str) -> None:
-        """Waits until ``moved`` holds the result.
-
-        Args:
-            timeout_s: seconds after which the host gives up; a stream does at the group's limit.
-            late: the error of giving up.
-            failed: the text of another error, before torch's reason.
-
-        Raises:
-            TransportError: it did not end in time, or it failed, as another rank has gone.
-            BaseException: the error that ends all waits.
-        """
-        self.waits.done(self.works, timeout_s, late)
-        try:
-            for work in self.works.result():
-                if self.is_on_host:
-                    self.waits.done(work.get_future(), timeout_s, late)
-                work.wait()
-        except TransportError:
-            raise
-        except RuntimeError as error:
-            self.waits.check()
-            raise TransportError(f"{failed} ({reason(error)})") from error
-
-    def wait_in_place(self, timeout_s: float, *, late: str, failed: str) -> None:
-        """Waits until the tensor that was given holds the result."""
-        self.wait(timeout_s, late=late, failed=failed)
-        if self.moved is not self.tensor:
-            self.tensor.copy_(self.moved, non_blocking=True)
 
 
 def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from lightning_gpp.runtime.processes.device_group import (
     DeviceGroup,
     Operation,
-    PendingOperation,
+    Pending,
     all_reduce,
     apart_from_world,
 )
@@ -110,10 +110,10 @@ class Peers:
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        begun = self._data.begin(tensor, all_reduce)
+        begun = self._data.begin(tensor, all_reduce, in_place=True)
 
         def wait(timeout_s: float, purpose: str) -> None:
-            self.wait_in_place(begun, purpose)
+            self._wait(begun, purpose)
             tensor.div_(self.num_pipelines)
 
         return wait
@@ -132,7 +132,7 @@ class Peers:
 
     def share(self, obj: Any, purpose: str, *, root: int = 0) -> Any:
         """One pipeline's object, on all peers."""
-        packed = bytearray(pickle.dumps(obj))
+        packed = bytearray(pickle.dumps(obj)) if self.pipeline == root else bytearray()
         broadcast = partial(_broadcast, root=root)
         size = torch.tensor([len(packed)])
         self._agree(size, broadcast, purpose)
@@ -147,25 +147,28 @@ class Peers:
         """Gives the values of the first pipeline's tensors to those of the others."""
         for flat, unpack in self._buckets(tensors):
             bits = flat.view(torch.uint8)
-            self.wait_in_place(self._data.begin(bits, partial(_broadcast, root=0)), purpose)
+            begun = self._data.begin(bits, partial(_broadcast, root=0), in_place=True)
+            self._wait(begun, purpose)
             if self.pipeline != 0:
                 unpack()
 
     def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Callable[[], object]]]:
         """Tensors of one type that travel as one, on the device, and what puts values back."""
-        for part in _take_tensors([tensor.detach() for tensor in tensors], _BUCKET_BYTES):
-            flat = _flatten_dense_tensors(part).to(self._device)
-            yield flat, partial(_put_back, part, flat)
+        values = [tensor.detach() for tensor in tensors]
+        for part in _take_tensors(values, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
+            flat = _flatten_dense_tensors(part)  # type: ignore[no-untyped-call]
+            on_device: Tensor = flat.to(self._device)
+            yield on_device, partial(_put_back, part, on_device)
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
         self._agree(torch.empty(0), lambda group, _: [group.barrier()], purpose)
 
     def _agree(self, tensor: Tensor, operation: Operation, purpose: str) -> None:
-        self.wait_in_place(self._control.begin(tensor, operation), purpose)
+        self._wait(self._control.begin(tensor, operation), purpose)
 
-    def wait_in_place(self, begun: PendingOperation, purpose: str) -> None:
-        """Waits until a tensor holds what peers have made of it.
+    def _wait(self, begun: Pending, purpose: str) -> None:
+        """Waits for what peers have begun.
 
         Raises:
             TransportError: it did not end in time, or a peer is lost.
@@ -175,7 +178,7 @@ class Peers:
             f"{self.timeout_s:g} s; do all pipelines have as many batches?"
         )
         failed = f"{purpose}: lost the same rank of another pipeline"
-        begun.wait_in_place(self.timeout_s, late=late, failed=failed)
+        begun(self.timeout_s, late, failed)
 
 
 def _broadcast(group: Any, tensor: Tensor, root: int) -> Sequence[dist.Work]:
@@ -186,5 +189,6 @@ def _broadcast(group: Any, tensor: Tensor, root: int) -> Sequence[dist.Work]:
 
 
 def _put_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    for tensor, value in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+    values = _unflatten_dense_tensors(flat, tensors)  # type: ignore[no-untyped-call]
+    for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)

@@ -64,13 +64,13 @@ class ProcessSums:
         """Begins an all-reduce."""
         if tensor.is_meta:
             tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
-        begun = self._groups[ranks].begin(tensor, all_reduce)
+        begun = self._groups[ranks].begin(tensor, all_reduce, in_place=True)
 
         def wait(timeout_s: float, purpose: str) -> None:
             others = ", ".join(map(str, ranks))
             late = too_late(purpose, f"the gradients of ranks {others} were not summed", timeout_s)
             failed = f"{purpose}: summing gradients over ranks {others} failed"
-            begun.wait_in_place(timeout_s, late=late, failed=failed)
+            begun(timeout_s, late, failed)
 
         return wait
 
