@@ -312,7 +312,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
+        self._scopes.enter_context(_without_idle_warnings(is_alone=self.joined is None))
         module, session = self._module(), self.session
         device = META if self.is_shape_only else self.root_device
         place_precision(self.precision_plugin, device, self.total)
@@ -540,12 +540,16 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         return self._session
 
 
-def _ignore_what_nobody_can_act_on(*, is_alone: bool) -> None:
-    """Silences what Lightning would say on every rank.
+@contextmanager
+def _without_idle_warnings(*, is_alone: bool) -> Iterator[None]:
+    """Without what Lightning would say on every rank, and nobody can act on.
 
     A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
     that is alone they are equal on all ranks already.
     """
-    if is_alone:
-        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    with warnings.catch_warnings():
+        if is_alone:
+            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+        deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+        warnings.filterwarnings("ignore", message=deprecated)
+        yield

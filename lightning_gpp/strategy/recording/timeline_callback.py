@@ -14,8 +14,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.runtime.clock import measure_offset
-from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
+from lightning_gpp.runtime.measured import (
+    RankRecord,
+    WindowRecord,
+    measure_offset,
+    measured_timeline,
+)
 from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
 from lightning_gpp.strategy.ranks.failure import add_note
-from lightning_gpp.strategy.ranks.pipelines_strategy import PipelinesStrategy
+from lightning_gpp.strategy.ranks.pipelines import PipelinesStrategy
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.shape_only import refuse_checkpoint
 from lightning_gpp.strategy.state.sharded_checkpoint import (

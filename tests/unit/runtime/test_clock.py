@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from helpers.threads.transport import ThreadHub
 
-from lightning_gpp.runtime.clock import ClockOffset, estimate_offset, measure_offset
+from lightning_gpp.runtime.measured import ClockOffset, estimate_offset, measure_offset
 
 Clock = tuple[Callable[[], int], str]
 """It, and the host that it is of."""

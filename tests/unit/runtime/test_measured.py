@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.clock import ClockOffset
-from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord, measured_timeline
+from lightning_gpp.runtime.measured import (
+    ClockOffset,
+    Mark,
+    RankRecord,
+    RunRecord,
+    measured_timeline,
+)
 from lightning_gpp.schedule import Action
 from lightning_gpp.simulate import SpanKind, Timeline, TimelineStage
 

@@ -19,9 +19,8 @@ from lightning_gpp.reports.step.picture import timeline_figure
 from lightning_gpp.reports.step.texts import subtitle, versions_text
 from lightning_gpp.reports.step.trace import trace_events
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
+from lightning_gpp.runtime.measured import ClockOffset, RankRecord, WindowRecord, measured_timeline
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
