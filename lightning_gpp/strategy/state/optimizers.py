@@ -7,6 +7,7 @@ the indices they have on one device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,12 +169,11 @@ class PartialOptimizer:
 
     def _state_dict(self, state: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """As one device would write it."""
-        groups, offset = [], 0
-        for group, names, _ in self._groups():
-            indices = list(range(offset, offset + len(names)))
-            groups.append({key: v for key, v in group.items() if key != "params"})
-            groups[-1]["params"] = indices
-            offset += len(names)
+        indices = itertools.count()
+        groups = [
+            {**group, "params": list(itertools.islice(indices, len(names)))}
+            for group, names, _ in self._groups()
+        ]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
