@@ -33,7 +33,7 @@ from lightning_gpp.strategy import (
     unshard_checkpoint,
 )
 from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
-from lightning_gpp.strategy.state import replacing
+from lightning_gpp.strategy.state import sharded_checkpoint
 from lightning_gpp.strategy.state.sharded_checkpoint import (
     ReplacingCheckpointIO,
     is_sharded,
@@ -211,9 +211,9 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     save(1)
     with monkeypatch.context() as patch:
         if step == "replace":
-            patch.setattr(replacing.os, "replace", end)
+            patch.setattr(sharded_checkpoint.os, "replace", end)
         else:
-            patch.setattr(replacing, "put_in_place", end)
+            patch.setattr(sharded_checkpoint, "put_in_place", end)
             patch.setattr("lightning_gpp.strategy.state.sharded_checkpoint.put_in_place", end)
         with pytest.raises((KeyboardInterrupt, CheckpointException)):
             save(2)
