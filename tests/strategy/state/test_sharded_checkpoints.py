@@ -214,7 +214,6 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
             patch.setattr(sharded_checkpoint.os, "replace", end)
         else:
             patch.setattr(sharded_checkpoint, "put_in_place", end)
-            patch.setattr("lightning_gpp.strategy.state.sharded_checkpoint.put_in_place", end)
         with pytest.raises((KeyboardInterrupt, CheckpointException)):
             save(2)
     assert GraphPipeStrategy().load_checkpoint(path)["epoch"] == 1
