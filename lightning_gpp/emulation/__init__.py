@@ -22,7 +22,7 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 The processes of one host share a file of reservations. To run an executor on an emulated device,
 give it three things::
 
-    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs_of)
+    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs)
     executor.pace = rank
     executor.transport = EmulatedTransport(transport, rank, rank_of_device)
     executor.sums = EmulatedSums(sums, rank)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, on_host, placed
 from lightning_gpp.capture.values.structure import received, sendable
@@ -17,7 +15,6 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.emulation.shapes import ShapeStage
 from lightning_gpp.gnn import ChunkedModel, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
@@ -27,8 +24,7 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
-from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.sums.sums import ProcessSums, Ranks
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
@@ -283,7 +279,7 @@ def _joined(
             begun = begin_emulation(
                 planned.plan, planned.request, scale, is_shape_only=is_shape_only
             )
-        pipeline.time = Emulation.join(begun, executor, control, transport.waits)
+        pipeline.time = Emulation(begun, executor, control, transport.waits)
     return pipeline
 
 
@@ -353,11 +349,6 @@ class _OnChunks:
         return self.stage(values, call.chunk, training=call.training)
 
 
-def _parameters(captured: CapturedModel, names: Sequence[str]) -> list[nn.Parameter]:
-    """What they are now."""
-    return [captured.module.get_parameter(name) for name in names]
-
-
 def _codes(
     settings: Settings,
     captured: CapturedModel,
@@ -396,9 +387,6 @@ def _codes(
                 runs = _OnChunks(function)
             else:
                 runs = _ModuleStage(function)
-                if settings.is_shape_only and operators:
-                    own = partial(_parameters, captured, function.parameter_names)
-                    runs = ShapeStage(runs, captured.graph, inputs, outputs, own)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

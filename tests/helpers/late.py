@@ -47,12 +47,12 @@ def train_late(
 
 
 class LargeModel(lp.LightningModule):
-    """288 MiB of weights.
+    """432 MiB of weights.
 
     Tensors of more than 32 MiB are given back to the system as soon as they are freed.
     """
 
-    num_layers, width = 8, 3072
+    num_layers, width = 12, 3072
 
     def configure_model(self) -> None:
         layers = [nn.Linear(self.width, self.width, bias=False) for _ in range(self.num_layers)]

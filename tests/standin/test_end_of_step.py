@@ -18,7 +18,7 @@ from lightning_gpp.runtime.sums.reduction import GradientBucket
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
+from lightning_gpp.strategy.state.precision import AgreedScaler
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -79,7 +79,7 @@ def summed_buckets() -> Piece:
             tensor *= 2
             return self
 
-        def wait(self, timeout_s: float, purpose: str) -> None:
+        def __call__(self, timeout_s: float, purpose: str) -> None:
             """Done at once."""
 
     def run(parameters: list[nn.Parameter]) -> list[Any]:
@@ -87,7 +87,7 @@ def summed_buckets() -> Piece:
             bucket = GradientBucket(0, (0, 1), {str(index): parameter})
             bucket.start(Sum())  # type: ignore[arg-type]
             bucket.wait(1.0, "a stage")
-            assert not bucket.lacks_some
+            assert all(bucket.had_gradient)
         return [parameter.grad for parameter in parameters]
 
     return lambda: trained(1, 2, 3), run, expect(2, 4, 6)

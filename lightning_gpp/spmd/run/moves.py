@@ -147,7 +147,6 @@ class Mover:
             method: how.
             purpose: what for, for errors.
         """
-        is_grouped = method is Method.GROUPED
         rank, shards, group = self.rank, self.shards, self.collectives
         if source == target or (source.is_replicated and target.is_replicated):
             return tensor
@@ -157,7 +156,7 @@ class Mover:
             return tensor if rank == 0 else torch.zeros_like(tensor)
         if source.is_shard and target.is_replicated:
             shapes = shards.shapes(whole, source)
-            parts = group.all_gather(tensor, shapes, is_grouped=is_grouped, purpose=purpose)
+            parts = group.all_gather(tensor, shapes, purpose=purpose)
             return shards.join(parts, source)
         if source.is_shard and target.is_shard:
             return self._reshard(tensor, whole, source, target, purpose)
@@ -165,7 +164,7 @@ class Mover:
             return shards.pad(tensor, whole, source, rank)
         if target.is_shard:
             parts = shards.cut_all(tensor, target)
-            return group.reduce_scatter(parts, is_grouped=is_grouped, purpose=purpose)
+            return group.reduce_scatter(parts, purpose=purpose)
         if method is Method.SCATTER_GATHER:
             return self._in_two(tensor, purpose)
         return group.all_reduce(tensor, purpose=purpose)
@@ -178,7 +177,7 @@ class Mover:
         if source.dim != target.dim:
             parts = shards.cut_all(tensor, target)
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
-            found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
+            found = group.all_to_all(parts, shapes, purpose=purpose)
             return shards.join(found, source)
         dim = source.dim
         assert dim is not None
@@ -195,7 +194,7 @@ class Mover:
         wanted = set(there[rank])
         from_each = [[row for row in rows if row in wanted] for rows in here]
         shapes = [(*whole[:dim], len(rows), *whole[dim + 1 :]) for rows in from_each]
-        found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
+        found = group.all_to_all(parts, shapes, purpose=purpose)
         place = {row: at for at, row in enumerate(row for rows in from_each for row in rows)}
         return chosen(torch.cat(found, dim), place, there[rank])
 
@@ -208,9 +207,9 @@ class Mover:
         """A sum as reduce-scatter and all-gather, every device adding up an equal part."""
         flat = tensor.reshape(-1)
         parts = list(torch.tensor_split(flat, self.collectives.num_ranks))
-        own = self.collectives.reduce_scatter(parts, is_grouped=False, purpose=purpose)
+        own = self.collectives.reduce_scatter(parts, purpose=purpose)
         shapes = [tuple(part.shape) for part in parts]
-        found = self.collectives.all_gather(own, shapes, is_grouped=False, purpose=purpose)
+        found = self.collectives.all_gather(own, shapes, purpose=purpose)
         return torch.cat(found).reshape(tensor.shape)
 
     def from_root(

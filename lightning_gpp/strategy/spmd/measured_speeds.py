@@ -136,7 +136,7 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
         return [own]
     shapes = [(len(own),)] * group.num_ranks
     tensor = torch.tensor(own, dtype=torch.float32, device=device)
-    every = group.all_gather(tensor, shapes, is_grouped=False, purpose="timing the devices")
+    every = group.all_gather(tensor, shapes, purpose="timing the devices")
     return [each.tolist() for each in every]
 
 
@@ -260,13 +260,13 @@ def measure_collectives(group: Collectives, device: torch.device) -> CollectiveT
 
     def all_gather(tensor: Tensor, purpose: str) -> object:
         parts, shapes = cut(tensor, count)
-        return group.all_gather(parts[0], shapes, is_grouped=False, purpose=purpose)
+        return group.all_gather(parts[0], shapes, purpose=purpose)
 
     def reduce_scatter(tensor: Tensor, purpose: str) -> object:
-        return group.reduce_scatter(cut(tensor, count)[0], is_grouped=False, purpose=purpose)
+        return group.reduce_scatter(cut(tensor, count)[0], purpose=purpose)
 
     def all_to_all(tensor: Tensor, purpose: str) -> object:
-        return group.all_to_all(*cut(tensor, count**2), is_grouped=False, purpose=purpose)
+        return group.all_to_all(*cut(tensor, count**2), purpose=purpose)
 
     def broadcast(tensor: Tensor, purpose: str) -> object:
         return group.broadcast(tensor, tuple(tensor.shape), tensor.dtype, purpose=purpose)

@@ -51,7 +51,7 @@ from lightning_gpp.strategy.spmd.spmd_model import (
     SpmdModel,
 )
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.state.own_gradients import OwnGradients
+from lightning_gpp.strategy.state.step_gradients import OwnGradients
 from lightning_gpp.strategy.step.pipelined_call import RankCall
 
 ProgramPlanner = Callable[[SpmdGraph, Sequence[float], Mapping[str, Placement] | None], SpmdProgram]

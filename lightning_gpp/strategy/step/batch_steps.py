@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import when_backward_ends
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 from lightning_gpp.strategy.step.losses import check_is_here, loss_in, with_loss
-from lightning_gpp.strategy.torch_private import when_backward_ends
 
 
 class BatchSteps:

@@ -26,6 +26,7 @@ from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
+from lightning_gpp.strategy.lightning_private import keeps_graph, will_reach
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
@@ -34,7 +35,6 @@ from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.counted_entries import CountedEntries
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 from lightning_gpp.strategy.step.trials import find_out, holds_for
-from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 
 class BeginAnewError(BaseException):

@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.emulation.clock import Slip
-from lightning_gpp.emulation.report import EmulatedStep, emulation_report
+from lightning_gpp.emulation.clock import EmulatedStep, Slip
+from lightning_gpp.emulation.report import emulation_report
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.strategy.refusals import SHAPE_ONLY, refuse_callbacks
 
@@ -204,7 +204,7 @@ def test_the_report_leaves_the_first_step_out_and_takes_the_median() -> None:
         ranks, num_microbatches=4, predicted_s=2.0, time_scale=1190.4, kinds=["abacus"]
     )
     assert report is not None
-    assert report.step_s == (2.0, 2.5, 3.5) and report.median_s == 2.5
+    assert report.step_s == (2.0, 2.5, 3.5) and report.typical_s == 2.5
     assert report.slip.slips == (late,) and report.error == pytest.approx(0.25)
     assert max(map(len, report.text().split("\n"))) <= 100
     close = dataclasses.replace(report, predicted_s=2.500_01)

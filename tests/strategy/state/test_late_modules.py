@@ -34,7 +34,7 @@ from torch import nn
 
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy import unshard_checkpoint
-from lightning_gpp.strategy.state.meta_parameters import give_values
+from lightning_gpp.strategy.state.without_values import give_values
 
 
 @settings(max_examples=4, phases=(Phase.explicit, Phase.reuse, Phase.generate))
@@ -76,9 +76,6 @@ def test_random_models_begin_and_train_as_on_one_device(
     assert_equal_copies(results)
 
 
-@pytest.mark.xfail(
-    reason="stacks of waiting threads count as memory, and weights of a rank come in one piece"
-)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux holds them")
 def test_a_model_larger_than_the_memory_of_every_process(pool: WorkerPool) -> None:
     """Four ranks train what none could hold, the weights alone; plain Lightning fails.

@@ -25,8 +25,11 @@ from torch.amp import GradScaler
 
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import Kind
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.state.precision import loss_scale, pipeline_precision
+from lightning_gpp.strategy.state.precision import (
+    AgreedScaler,
+    loss_scale,
+    pipeline_precision,
+)
 
 ROUNDING = {
     "64-true": 1e-9,

@@ -33,9 +33,13 @@ from lightning_gpp.strategy import (
     unshard_checkpoint,
 )
 from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
-from lightning_gpp.strategy.state import replacing
-from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
-from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
+from lightning_gpp.strategy.state import sharded_checkpoint
+from lightning_gpp.strategy.state.sharded_checkpoint import (
+    ReplacingCheckpointIO,
+    is_sharded,
+    last_good,
+    write,
+)
 
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 TRAINING = Training(BUILD, DataSpec(num_inputs=2), num_steps=12)
@@ -206,10 +210,9 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     save(1)
     with monkeypatch.context() as patch:
         if step == "replace":
-            patch.setattr(replacing.os, "replace", end)
+            patch.setattr(sharded_checkpoint.os, "replace", end)
         else:
-            patch.setattr(replacing, "put_in_place", end)
-            patch.setattr("lightning_gpp.strategy.state.sharded_checkpoint.put_in_place", end)
+            patch.setattr(sharded_checkpoint, "put_in_place", end)
         with pytest.raises((KeyboardInterrupt, CheckpointException)):
             save(2)
     assert GraphPipeStrategy().load_checkpoint(path)["epoch"] == 1

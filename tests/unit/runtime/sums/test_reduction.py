@@ -29,7 +29,7 @@ class Noting:
     def abort(self, error: BaseException) -> None:
         raise AssertionError
 
-    def wait(self, timeout_s: float, purpose: str) -> None:
+    def __call__(self, timeout_s: float, purpose: str) -> None:
         self.log.append(f"wait {purpose}")
 
 
