@@ -6,7 +6,7 @@ import pytest
 from helpers.graphs import MICROBATCH_SIZE, literal_graph
 
 from lightning_gpp.cluster import ClusterLayout, HostGroup, cluster_preset
-from lightning_gpp.cluster.known_kinds import V100_16GB
+from lightning_gpp.cluster.device_kind import V100_16GB
 from lightning_gpp.cost import (
     ESTIMATED,
     Costs,

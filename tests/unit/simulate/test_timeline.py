@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.steps import predicted_and_measured, simulated
 
-from lightning_gpp.reports.step.paint import path_pieces
+from lightning_gpp.reports.step.paint import path_pieces, title
 from lightning_gpp.reports.step.picture import timeline_figure, write_picture
-from lightning_gpp.reports.step.texts import title
 from lightning_gpp.reports.step.trace import trace_events, write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (

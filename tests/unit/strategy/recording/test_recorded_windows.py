@@ -15,8 +15,8 @@ from helpers.threads.transport import ThreadHub
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.reports.step.page import page_data
+from lightning_gpp.reports.step.paint import subtitle, versions_text
 from lightning_gpp.reports.step.picture import timeline_figure
-from lightning_gpp.reports.step.texts import subtitle, versions_text
 from lightning_gpp.reports.step.trace import trace_events
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.clock import ClockOffset
