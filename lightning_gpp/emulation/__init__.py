@@ -8,7 +8,7 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 - A compute action does its real work at once and lasts from the cursor on for as long as its stage
   takes.
 - A message leaves at the sender's cursor, or when all of its channels are free
-  (:mod:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
+  (:func:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
   receiver waits until then. Who has a channel when is agreed in one place
   (:mod:`.reservations`), in the order in which messages are ready.
 - A sum of gradients begins when its bucket is final, a part of the time into the last backward of

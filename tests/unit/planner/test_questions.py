@@ -119,8 +119,7 @@ def test_names_are_not_empty():
     [
         ("mmt", {"num_branches": 0}, "num_branches must be at least 1, got 0"),
         ("mmt", {"num_branches": "4"}, "num_branches must be a whole number .*got '4'"),
-        ("mmt", {"hidden": -3}, "hidden must be at least 1, got -3"),
-        ("mmt", {"dtype": "float33"}, "unknown dtype 'float33'; expected float64, float32"),
+        ("mmt", {"layers_per_branch": -3}, "layers_per_branch must be at least 1, got -3"),
         ("dlrm", {"num_dense": 0, "num_sparse": 0}, "at least one branch, got none"),
         ("dlrm", {"num_dense": -1}, "num_dense must be at least 0, got -1"),
         ("transformer", {"num_layers": 0}, "num_layers must be at least 1, got 0"),

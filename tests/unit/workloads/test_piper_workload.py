@@ -82,17 +82,17 @@ TMPC = ("nodes", 1, "TMPCs", "1", 0)
 @pytest.mark.parametrize(
     ("place", "value", "match"),
     [
-        (("nodes",), KeyError, r"w.json: key 'nodes' is missing; expected an array of objects"),
+        (("nodes",), KeyError, r"w.json: key 'nodes' is missing; expected an array"),
         (("nodes", 1, "id"), 0, r"nodes\[1\]: id 0 is there twice"),
         (("nodes", 1, "TMPCs"), {"one": []}, "TMPCs: expected whole numbers as keys, got 'one'"),
-        ((*TMPC, "timePerSample"), KeyError, r"TMPCs: 1\[0\]: key 'timePerSample' is missing"),
+        ((*TMPC, "timePerSample"), KeyError, r"TMPCs\['1'\]\[0\]: key 'timePerSample' is missing"),
         ((*TMPC, "timePerSample"), -1, "timePerSample: expected a number of at least 0, got -1"),
         ((*TMPC, "memoryUsageB"), float("nan"), "memoryUsageB: expected a number .*got nan"),
         (("edges", 0, "destId"), 9, r"edges\[0\]: no node has the id 9"),
         (("edges", 0, "destId"), 2, r"edges\[2\]: the edge 0->2 is there twice"),
         (("edges", 0, "destId"), 0, "expected a graph without cycles, but a -> a"),
         (("bandwidth",), 0, "bandwidth: expected a number above 0, got 0"),
-        (("maxDevices",), 2.5, "maxDevices: expected a whole number, got 2.5"),
+        (("maxDevices",), 2.5, "maxDevices: expected an integer, got 2.5"),
     ],
 )
 def test_broken_files(tmp_path, place, value, match):
