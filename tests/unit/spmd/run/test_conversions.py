@@ -20,7 +20,7 @@ PLACEMENTS = (
     *(shard(0, 6), shard(0, 3), shard(1, 4), shard(2, 5), shard(2, 5, outer=2), shard(2, 1)),
     shard(2, 10),
 )
-METHODS = (Method.PADDED, Method.GROUPED, Method.SCATTER_GATHER)
+METHODS = (Method.PADDED, Method.GROUPED)
 
 
 def shares_of(num_devices: int, seed: int) -> Shards:
