@@ -180,7 +180,7 @@ def compared_programs(
         limit_s: seconds after which a search is ended; None: never.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
-    from lightning_gpp.spmd.run.node_reader import ExportError
+    from lightning_gpp.spmd.run.export import ExportError
 
     try:
         problem = spmd_problem(config, request)

@@ -21,8 +21,8 @@ from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
-from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
-from lightning_gpp.spmd.run.node_reader import ExportError
+from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
+from lightning_gpp.spmd.run.operator_calls import is_random
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdBoundary
@@ -165,14 +165,14 @@ class SpmdCalls(ForwardCalls):
         with watched_reads(run.target) as reads:
             exported = self._export(args, kwargs)
         number = 0 if run.divided is None else len(run.divided.interpreters)
-        graph, calls = exported.graph, exported.calls
-        package = ProgramPackage(graph, calls, exported.constants, run.plan(graph))
+        graph = exported.graph
+        package = ProgramPackage(graph, exported.constants, run.plan(graph))
         with waiting_for("Giving every rank its parts", run.module), run.control.together():
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
-        is_random = any(call.is_random for call in calls)
-        return _Known(number, exported.form, graph.outputs, is_random, tuple(reads))
+        has_random = any(map(is_random, graph.operators))
+        return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedForward:
         run = self._divided_run

@@ -12,7 +12,6 @@ from lightning_gpp.runtime.collectives.process_collectives import ProcessCollect
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
-from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.spmd.sharded import ShardedPartition
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
@@ -23,14 +22,12 @@ class ProgramPackage:
     """What ranks other than 0 need of an export, and what all ranks do with it.
 
     Attributes:
-        graph: the operators.
-        calls: how they are called.
+        graph: the operators, and how they are called.
         constants: tensors that the forward makes of Python data.
         program: what all ranks do.
     """
 
     graph: SpmdGraph
-    calls: tuple[OperatorCall, ...]
     constants: Mapping[str, Tensor]
     program: SpmdProgram
 

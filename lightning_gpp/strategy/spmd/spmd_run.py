@@ -25,8 +25,9 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.run.interpreter import Interpreter, written_buffers
+from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.moves import Shards
+from lightning_gpp.spmd.run.operator_calls import written_buffers
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -234,7 +235,7 @@ class SpmdRun(PipelinedRun):
                 self._divide(package)
         assert self.divided is not None
         device, constants = self.device, package.constants
-        what = package.graph, package.calls, package.program, self.collectives, device
+        what = package.graph, package.program, self.collectives, device
         there = {name: value.to(device) for name, value in constants.items()}
         self.divided.interpreters.append((Interpreter(*what), there))
         if len(self.divided.interpreters) == MANY_EXPORTS:
@@ -261,7 +262,7 @@ class SpmdRun(PipelinedRun):
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         self.own_gradients = OwnGradients(partition.held_with_others())
-        written = {prefix + name for name in written_buffers(package.graph, package.calls)}
+        written = {prefix + name for name in written_buffers(package.graph)}
         elsewhere = {n for n, ranks in partition.owners.holders.items() if ranks != (0,)}
         self.leader_state.settle(frozenset(elsewhere - written))
         self.divided = SpmdModel(partition, self.collectives, prefix, self.time)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.run.export import ExportError, export_forward
+from lightning_gpp.spmd.run.operator_calls import call
 
 
 class Everything(nn.Module):
@@ -35,8 +36,8 @@ def run(exported, module: nn.Module, args, kwargs):
     """The forward by the calls of its export."""
     values = dict(exported.constants) | dict(module.named_buffers())
     values |= dict(module.named_parameters()) | exported.form.inputs(args, kwargs)
-    for operator, call in zip(exported.graph.operators, exported.calls, strict=True):
-        made = call.run([values[name] for name in operator.inputs], call.arguments)
+    for operator in exported.graph.operators:
+        made = call(operator, [values[name] for name in operator.inputs])
         values.update(zip(operator.outputs, made, strict=True))
     return exported.form.result([values[name] for name in exported.graph.outputs])
 
