@@ -7,11 +7,11 @@ from collections.abc import Container, Mapping, Sequence
 
 from torch import fx, nn
 
-from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.granularity import Group, coarsen
 from lightning_gpp.capture.operators.grouping import group_nodes
 from lightning_gpp.capture.operators.normalize import function_name, module_identifier, observation
 from lightning_gpp.capture.operators.observe import assigned_buffers
+from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
 from lightning_gpp.graph import (

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.capture.steady_state import keep
+from lightning_gpp.capture.checks.rollback import keep
 
 
 class Counters(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
 from lightning_gpp.capture.checks.check import Result, compare
-from lightning_gpp.capture.values.withheld import Withheld
+from lightning_gpp.capture.values.arguments import Withheld
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
