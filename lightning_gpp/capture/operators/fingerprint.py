@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -114,11 +115,15 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
         graph, copied = fx.Graph(), dict[str, fx.Node]()
         for node in nodes:
             like, reads = found[alike[node.content]], map(copied.__getitem__, node.reads)
-            given = fx.node.map_arg((like.args, like.kwargs), lambda _, reads=reads: next(reads))
+            given = fx.node.map_arg((like.args, like.kwargs), partial(_next, reads))
             copied[node.name] = graph.create_node(like.op, like.target, *given, name=node.name)
             copied[node.name].meta.update(like.meta, calls=node.calls)
         ordered[mode] = Trace(graph, trace.output, trace.calls)
     return ordered
+
+
+def _next(reads: Iterator[fx.Node], _: fx.Node) -> fx.Node:
+    return next(reads)
 
 
 # Modules: the fingerprint of a captured model is that of its graph, in which leaf modules are names

@@ -181,8 +181,9 @@ class _CallTracer(TorchFunctionMode):
                 return apply(function, *args, **kwargs)
             if function is CheckpointFunction:
                 return args[0](*args[2:])
-            given = ("call_function", apply_function, (function, *args), {})
-            return tracer.recording.record(*given, run=lambda _, *rest: apply(function, *rest))
+            run: Callable[..., Any] = lambda _, *rest: apply(function, *rest)  # noqa: E731
+            called = (function, *args)
+            return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
         kinds = {
             kind

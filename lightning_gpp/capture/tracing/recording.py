@@ -25,6 +25,7 @@ from lightning_gpp.capture.tracing.trace import (
     Recorder,
     Trace,
     assign_buffer,
+    closure,
     guard,
     rebuild,
 )
@@ -103,9 +104,9 @@ class Recording:
             self._node("call_function", guard, (node, value, on_data, location), {})
 
     def _decides(self, node: fx.Node) -> KeepWholeError:
-        read = _ancestors(node)
-        on_data = any(item.op == "placeholder" for item in read)
-        by_weights = any(item.op in ("get_attr", "call_module") for item in read)
+        kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}
+        on_data = "placeholder" in kinds
+        by_weights = bool(kinds & {"get_attr", "call_module"})
         by = "what is in the data" if on_data else "weights" if by_weights else "a random number"
         text = f"{user_location()} decides by {by}: {REMEDY}"
         return KeepWholeError(text, self.recorder.scope, on_data=on_data)
@@ -336,16 +337,6 @@ def _selects(name: str | None, args: tuple[Any, ...]) -> bool:
         return True
     indices = flatten(args[1:])[0] if name == "__getitem__" else []
     return any(isinstance(item, Tensor) and item.dtype is torch.bool for item in indices)
-
-
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    """The nodes that a node depends on, and itself."""
-    seen, stack = {node}, [node]
-    while stack:
-        fresh = set(stack.pop().all_input_nodes) - seen
-        seen |= fresh
-        stack += fresh
-    return seen
 
 
 def _is_plain(structure: Structure) -> bool:

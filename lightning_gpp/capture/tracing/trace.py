@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,6 +25,8 @@ from lightning_gpp.capture.values.placed import original
 from lightning_gpp.capture.values.structure import Structure
 from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.common.torch_device import types_in_use
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,17 @@ def context_of(node: fx.Node) -> Iterator[None]:
         for manager, args in node.meta["switches"]:
             stack.enter_context(manager(*args))
         yield
+
+
+def closure(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """What is reached from some nodes of a graph, themselves included."""
+    found = set(start)
+    stack = list(found)
+    while stack:
+        fresh = set(following(stack.pop())) - found
+        found |= fresh
+        stack += fresh
+    return found
 
 
 def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:

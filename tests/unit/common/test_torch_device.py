@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rollback import seeded
 from lightning_gpp.capture.checks.check import is_autocast
+from lightning_gpp.capture.checks.rollback import seeded
 from lightning_gpp.capture.tracing.trace import autocast_state
 from lightning_gpp.common.torch_device import (
     device_name,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.capture.profiling import operator_probe as probe_file
-from lightning_gpp.capture.profiling.shared_work import work_of
+from lightning_gpp.capture.profiling.profiler import work_of
 from lightning_gpp.cost import OpProfile
 
 
@@ -304,7 +304,7 @@ def test_numbers_are_not_taken_from_an_operator_that_does_the_same_work(monkeypa
 
 
 class Sines(nn.Module):
-    """As many sines as an attribute says that is in no text.
+    """As many sines as an attribute says that is no plain setting.
 
     Args:
         count: of the sines.
@@ -312,10 +312,10 @@ class Sines(nn.Module):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.count = [count]
+        self.count = {count}
 
     def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.count[0]):
+        for _ in range(max(self.count)):
             x = x.sin()
         return x
 
