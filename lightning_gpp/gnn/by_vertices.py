@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, fx
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.gnn.graph_values import GraphValues, NodeKind, Surroundings
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.gnn import (
     ChunkedModel,
     Chunks,

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_gpp.capture.steady_state import keep
+from lightning_gpp.capture.checks.rollback import keep
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
 from lightning_gpp.schedule import Windows, version_differences
 from lightning_gpp.strategy.pipelined_run import PipelinedRun

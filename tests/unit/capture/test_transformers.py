@@ -12,7 +12,7 @@ from helpers.transformer_models import IMAGES, SIZES, TOKENS, gpt2, t5
 from torch import nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.capture.values.withheld import Withheld
+from lightning_gpp.capture.values.arguments import Withheld
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
