@@ -13,7 +13,7 @@ from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.problem.problem import Divided, strategy_option
 from lightning_gpp.jobs.problem.recipe_problem import look_at, module_name, threads_of_one_of
-from lightning_gpp.strategy.planning.full_graph import the_graph
+from lightning_gpp.strategy.planning.example import the_graph
 
 
 def recipe_divided(

@@ -42,10 +42,9 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.costs_given import LAST_REFIT, resolve_costs
-from lightning_gpp.strategy.planning.full_graph import GraphCall
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
+from lightning_gpp.strategy.planning.example import GraphCall
 from lightning_gpp.strategy.planning.planning import most_replicas
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.recording.batch_clock import (
     ENOUGH_S,
     FEWEST_COUNTED,
@@ -53,6 +52,7 @@ from lightning_gpp.strategy.recording.batch_clock import (
     BatchClock,
 )
 from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
 
 
 class SeenError(Exception):
@@ -123,10 +123,10 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     return refitted(problem, known)
 
 
-def _cache(config: DictConfig) -> PlanCache:
-    """Where profiles, plans and refits are kept."""
+def _cache(config: DictConfig) -> ProfileCache:
+    """Where profiles and refits are kept."""
     cache = strategy_option(config, "cache")
-    return PlanCache(True if cache is None else cache)
+    return ProfileCache(True if cache is None else cache)
 
 
 @contextlib.contextmanager

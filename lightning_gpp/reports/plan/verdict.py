@@ -147,13 +147,8 @@ class PlanVerdict:
         least_s = max(self.step_s, self.compute_s / self.num_cores)
         return replace(self, step_s=least_s, num_sharing=0).speedup
 
-    def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
-        """A sentence; more where processes share cores, and where batches were timed before.
-
-        Args:
-            max_width: columns.
-            last: what batches took when this plan ran last on this machine.
-        """
+    def text(self, max_width: int = 100) -> str:
+        """A sentence of so many columns; more where processes share cores."""
         sentences = [f"Verdict: {self._predicted()}"]
         if self.num_devices > 1 and self.num_sharing:
             sentences.append(
@@ -169,11 +164,6 @@ class PlanVerdict:
             sentences.append(
                 "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
                 "neither: of short steps they are the larger part, which training tells."
-            )
-        if last is not None:
-            sentences.append(
-                f"An earlier run of this plan on this machine took {seconds_text(last.batch_s)} a "
-                "batch, your step, data, optimizer and Lightning's loop included."
             )
         return wrapped(sentences, max_width)
 
@@ -199,9 +189,7 @@ class PlanVerdict:
             "do."
         )
 
-    def measured_text(
-        self, took: BatchTimes, max_width: int = 100, *, is_earlier: bool = False
-    ) -> str:
+    def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
         """The verdict by what batches took, beside what was predicted of them and of one device.
 
         One process has the step, the data and the loop as well, and shares its cores with no other
@@ -210,12 +198,10 @@ class PlanVerdict:
         Args:
             took: what they took.
             max_width: columns.
-            is_earlier: whether an earlier run says so, which has told what a batch consists of.
         """
-        when = "measured in an earlier run" if is_earlier else "measured"
         batch, step = f"{seconds_text(took.batch_s)} a batch", seconds_text(self.step_s)
         if self.num_devices == 1 or took.own_s is None:
-            text = f"{when.capitalize()}: {batch} (median of {took.num_batches}), "
+            text = f"Measured: {batch} (median of {took.num_batches}), "
             if self.num_devices == 1:
                 text += f"of which operators take {step} ({self._how})."
             else:
@@ -227,7 +213,7 @@ class PlanVerdict:
             return wrapped([text], max_width)
         text = f"Verdict: {count_text(self.num_devices, 'process')} "
         batch, one_s = (
-            f"{when}: {batch}, median of {took.num_batches}",
+            f"measured: {batch}, median of {took.num_batches}",
             took.own_s + self.one_device_s,
         )
         if self.one_device_fits:
@@ -235,12 +221,11 @@ class PlanVerdict:
             text += f"{self._in_pieces}), with {self._memory}."
         else:
             text += f"{self._no_room} ({batch})."
-        if not is_earlier:
-            text += (
-                f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
-                f"({self._how}: {step}), {seconds_text(took.own_s)} in your step, data, optimizer "
-                "and Lightning's loop."
-            )
+        text += (
+            f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
+            f"({self._how}: {step}), {seconds_text(took.own_s)} in your step, data, optimizer "
+            "and Lightning's loop."
+        )
         return wrapped([text], max_width)
 
     @property

@@ -10,7 +10,7 @@ from helpers.training import Training, make_trainer, quiet
 from helpers.workers import WorkerPool
 from torch import Tensor
 
-from lightning_gpp.strategy.step import trials
+from lightning_gpp.strategy.step import cut_checks
 
 DATA = DataSpec(dtype="float64")
 
@@ -42,37 +42,30 @@ class DroppingSortingModel(DroppingModel):
         return output - output.sort(0).values
 
 
-BOTH, CUT, WHOLE = (2, True), (0, True), (2, False)
+ALL, CUT = 3, 0
+"""Passes in one piece, before the one that is cut."""
 
 
 @pytest.mark.parametrize(
     ("build", "expected", "is_cut"),
     [
         # in one piece, beside other samples, and cut: the same
-        (ChainModel, [(TRAINING, BOTH)], True),
+        (ChainModel, [(TRAINING, ALL)], True),
         # not the same, and twice the same in one piece
-        (SortingModel, [(TRAINING, BOTH), (TRAINING, WHOLE)], False),
+        (SortingModel, [(TRAINING, ALL)], False),
         # what it calls tells
         (ComparingModel, [], False),
         # it drew random numbers at capture: training mode tells whether a part fails, no more
-        (DroppingModel, [(TRAINING, CUT), (EVALUATION, BOTH)], True),
-        (
-            DroppingSortingModel,
-            [(TRAINING, CUT), (EVALUATION, BOTH), (EVALUATION, WHOLE)],
-            False,
-        ),
+        (DroppingModel, [(TRAINING, CUT), (EVALUATION, ALL)], True),
+        (DroppingSortingModel, [(TRAINING, CUT), (EVALUATION, ALL)], False),
         # not even twice the same in one piece: nothing speaks against cutting it
-        (
-            NoisyModel,
-            [(TRAINING, CUT), (EVALUATION, BOTH), (EVALUATION, WHOLE)],
-            True,
-        ),
+        (NoisyModel, [(TRAINING, CUT), (EVALUATION, ALL)], True),
     ],
 )
 def test_passes_of_trials(
     pool: WorkerPool,
     build: type,
-    expected: list[tuple[bool, tuple[int, bool]]],
+    expected: list[tuple[bool, int]],
     is_cut: bool,
 ) -> None:
     ((found, lines),) = pool.run(trials_of, Training(build, DATA, validate=False), num_ranks=1)
@@ -80,19 +73,19 @@ def test_passes_of_trials(
     assert any("in one piece" in line for line in lines) == (not is_cut)
 
 
-def trials_of(training: Training) -> tuple[list[tuple[bool, tuple[int, bool]]], list[str]]:
+def trials_of(training: Training) -> tuple[list[tuple[bool, int]], list[str]]:
     """Mode and passes of the trials of a training, and what is shown of them."""
-    found: list[tuple[bool, tuple[int, bool]]] = []
+    found: list[tuple[bool, int]] = []
     lines: list[str] = []
-    take_part = trials.take_part
+    take_part = cut_checks.take_part
 
     def watched(run, trial, boundaries):
-        found.append((trial.training, (trial.num_whole, trial.is_cut)))
+        found.append((trial.training, trial.num_whole))
         return take_part(run, trial, boundaries)
 
     with quiet(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "take_part", watched)
-        patch.setattr(trials, "show", lines.append)
+        patch.setattr(cut_checks, "take_part", watched)
+        patch.setattr(cut_checks, "show", lines.append)
         trainer = make_trainer({"num_microbatches": 2}, max_steps=1)
         trainer.fit(training.module(), training.data.loader())
     return found, lines

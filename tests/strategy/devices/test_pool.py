@@ -18,12 +18,9 @@ from helpers.workers import WorkerPool
 from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 
 from lightning_gpp import PoolAccelerator
-from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
-from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
-from lightning_gpp.strategy.planning.measuring import measuring_ranks, together
 
 CPU = torch.device("cpu")
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
@@ -130,23 +127,7 @@ def test_other_strategies_are_refused() -> None:
 # Costs of every kind -----------------------------------------------------------------------------
 
 
-def test_the_first_rank_of_every_kind_measures() -> None:
-    found = [DeviceAtHand(name, kind, 1, "here") for name, kind in KINDS]
-    assert measuring_ranks(found) == {"NVIDIA H200": 0, "cpu": 1}
-
-
 KINDS = [("cuda:0", "NVIDIA H200"), ("cpu", "cpu"), ("cuda:1", "NVIDIA H200"), ("cpu", "cpu")]
-
-
-def test_profiles_of_several_ranks_make_one_answer() -> None:
-    gpu, cpu = (
-        Profile({"a": OpProfile(seconds)}, size, kind)
-        for seconds, size, kind in ((1.0, 4.0, "NVIDIA H200"), (9.0, 4.0, "cpu"))
-    )
-    both = together([(Costs((gpu,)), ("of an earlier run",)), (Costs((cpu,)), ())])
-    assert both.costs.at(4, "cpu").operators["a"].forward_s == 9.0
-    assert both.costs.at(4, "NVIDIA H200").operators["a"].forward_s == 1.0
-    assert both.notes == ("of an earlier run",)
 
 
 # Training ----------------------------------------------------------------------------------------

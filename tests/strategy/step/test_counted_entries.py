@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gpp.strategy.step.counted_entries import CountedEntries
+from lightning_gpp.strategy.step.cut_checks import CountedEntries
 
 SIZES = [2, 2, 2, 2]
 

@@ -19,7 +19,7 @@ from helpers.threads.transport import ThreadHub
 from torch import Tensor
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.schedule import (
@@ -147,8 +147,14 @@ def train_in_windows(
             for number in range(count):
                 window = windows.window(since, count - 1 - number)
                 sizes, shift = [2] * window.program.num_microbatches, number - window.number
-                run = executor.begin(
-                    window.program, sizes, training=True, boundary=mine, state=state, shift=shift
+                run = Run(
+                    executor,
+                    window.program,
+                    sizes,
+                    training=True,
+                    boundary=mine,
+                    state=state,
+                    shift=shift,
                 )
                 run.window(window.number)
                 stashing.update()
@@ -204,4 +210,4 @@ def test_without_versions_autograd_refuses() -> None:
 def test_windows_are_needed() -> None:
     executor = Executor(ThreadHub(4).transport(0), range(4), {})
     with pytest.raises(ValueError, match="several mini-batches runs in windows"):
-        executor.begin(asynchronous(2), [1, 1], training=True).whole()
+        Run(executor, asynchronous(2), [1, 1], training=True).whole()

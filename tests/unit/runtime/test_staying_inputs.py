@@ -80,15 +80,6 @@ def test_what_the_receiver_makes_of_it_does_not_reach_the_sender():
     assert got.tolist() == [0, 0, 0]
 
 
-def test_what_is_there_before_the_first_message_is_not_sent():
-    pair, edges, x = Pair(), torch.tensor([[0, 1], [1, 2]]), torch.randn(3, 4)
-    pair.sender.are_at(3, 1, {"edge_index": edges, "x": x})
-    pair.receiver.keep(3, {"edge_index": edges.clone(), "x": x.clone()})
-    assert sent(pair.hand_over([edges, x])) == [False, False]
-    x += 1
-    assert sent(pair.hand_over([edges, x])) == [False, True]
-
-
 def test_stages_and_ranks_are_sent_their_own():
     sender, x = StayingInputs(frozenset("x")), torch.ones(2)
     places = [(1, 3), (1, 4), (2, 3)]

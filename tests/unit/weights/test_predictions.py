@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
-from lightning_gpp.strategy.step.weight_versions import WeightVersions
+from lightning_gpp.strategy.step.async_steps import WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place, Policy
 from lightning_gpp.weights.versions import StageWeights

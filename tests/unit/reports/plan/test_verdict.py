@@ -119,9 +119,6 @@ def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
     found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
     assert says in text and text.startswith("Verdict: 2 processes are ")
-    earlier = found.measured_text(took, 400, is_earlier=True)
-    first, _ = text.split(" Of a batch ")
-    assert earlier == first.replace("(measured:", "(measured in an earlier run:")
 
 
 def test_what_was_measured_beside_one_device_where_calls_cannot_be_told_apart() -> None:
@@ -149,11 +146,6 @@ def test_what_one_process_measured_is_in_both() -> None:
     assert "which training tells" not in text
     shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
     assert shared.most_here == 1.0
-
-
-def test_what_batches_took_last_is_told_at_once() -> None:
-    text = verdict(question()).text(400, BatchTimes(0.25, 10))
-    assert "An earlier run of this plan on this machine took 250 ms a batch, your step" in text
 
 
 def test_estimates_are_called_so() -> None:

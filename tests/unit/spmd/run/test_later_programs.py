@@ -12,7 +12,7 @@ from lightning_gpp.recipes.dlrm import DLRM
 from lightning_gpp.spmd.costs.machine import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.export import export_forward
-from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
+from lightning_gpp.strategy.spmd.divide import HapPlanner, machine_of
 
 TABLES = {f"table{i}": 50 for i in range(8)}
 

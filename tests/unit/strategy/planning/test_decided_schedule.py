@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,19 +104,6 @@ def test_a_plan_by_hand_that_never_fits_is_run_with_gpipe_and_said_not_to_fit() 
     found = planned(1_039, plan=LAYERS)
     assert found.request.schedule == "gpipe"
     assert "the plan does not fit" in describe_planned(found, FULL)
-
-
-def test_plans_are_kept_by_the_schedule_that_was_decided(tmp_path: Path) -> None:
-    """A plan of 1f1b is none for gpipe, even if nobody named either."""
-    few = planned(1_040, cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
-    again = planned(1_040, cache=tmp_path)
-    assert (again.plan, again.request.schedule) == (few.plan, "1f1b")
-    assert any("of an earlier run" in note for note in again.notes)
-    named = planned(1_040, cache=tmp_path, schedule="1f1b")
-    assert any("of an earlier run" in note for note in named.notes)
-    assert planned(2_624, cache=tmp_path).request.schedule == "gpipe"
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_schedules_are_known_names() -> None:

@@ -20,7 +20,7 @@ from lightning_gpp.reports.step.texts import subtitle, versions_text
 from lightning_gpp.reports.step.trace import trace_events
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.clock import ClockOffset
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import (
@@ -88,7 +88,8 @@ def recorded(chosen: Sequence[int], drops_after: int | None = None) -> list[Rank
         try:
             for number in range(COUNT):
                 window = windows.window(since, COUNT - 1 - number)
-                run = executor.begin(
+                run = Run(
+                    executor,
                     window.program,
                     [2] * window.program.num_microbatches,
                     training=True,
