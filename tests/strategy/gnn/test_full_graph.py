@@ -271,15 +271,6 @@ def test_a_pipeline_sends_the_rows_at_its_border(
     assert found == 2 * ITEM_BYTES * num_vertices * WIDTH * num_values
 
 
-def test_the_graph_is_on_all_ranks_when_training_begins(pool: WorkerPool) -> None:
-    """No step sends the edges: the first one is not longer than the third."""
-    strategy = {"chunks": 5, "seed": SEED, "plan": BY_HAND}
-    first, third = (
-        pool.run(sent_bytes, FullGraphJob(), strategy, 2, step, num_ranks=2)[0] for step in (0, 2)
-    )
-    assert first == third
-
-
 @pytest.mark.parametrize(("ways", "mode"), [(2, "historical"), (3, "exact")])
 def test_ways_send_the_rows_of_mirrors(pool: WorkerPool, ways: int, mode: str) -> None:
     """Forth and back before every layer, and once the scores of the others."""
