@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from lightning_gpp.capture import (
     CapturedModel,
@@ -24,7 +22,6 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.emulation.shapes import ShapeStage
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
@@ -34,7 +31,7 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, ReduceGroup, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
@@ -293,7 +290,7 @@ def _joined(
                 emulated.time_scale,
                 is_shape_only=emulated.is_shape_only,
             )
-        pipeline.time = Emulation.join(begun, executor, control, run.waits)
+        pipeline.time = Emulation(begun, executor, control, run.waits)
     return pipeline
 
 
@@ -337,11 +334,6 @@ def _of_chunks(stage: ChunkStage) -> StageFunction:
     return lambda values, call: stage(values, call.chunk, training=call.training)
 
 
-def _parameters(captured: CapturedModel, names: Sequence[str]) -> list[nn.Parameter]:
-    """What they are now."""
-    return [captured.module.get_parameter(name) for name in names]
-
-
 def _codes(
     settings: Settings,
     captured: CapturedModel,
@@ -380,9 +372,6 @@ def _codes(
                 runs = _of_chunks(function)
             else:
                 runs = _of_modules(function)
-                if settings.is_shape_only and operators:
-                    own = partial(_parameters, captured, function.parameter_names)
-                    runs = ShapeStage(runs, captured.graph, inputs, outputs, own)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

@@ -45,10 +45,8 @@ from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
-from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
-from lightning_gpp.strategy.ranks.restarts import warn_of_old_addresses
-from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.ranks.versions import check_versions
+from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher, ended_together
+from lightning_gpp.strategy.ranks.starting import check_versions, warn_of_old_addresses
 from lightning_gpp.strategy.refusals import (
     check_name,
     check_pipelines,
@@ -70,10 +68,9 @@ from lightning_gpp.strategy.settings import (
 from lightning_gpp.strategy.shape_only import META, drop_values
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
-from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
+from lightning_gpp.strategy.state.without_values import give_values, refuse_lost_weights
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import (
     PlacedBatch,
@@ -311,10 +308,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        if self.joined is None:  # logged values are equal on all ranks already
-            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-        # a deprecation inside of Lightning itself
-        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is depr")
+        self._scopes.enter_context(_without_idle_warnings(is_alone=self.joined is None))
         module, session = self._module(), self.session
         device = META if self.is_shape_only else self.root_device
         place_precision(self.precision_plugin, device, self.total)
@@ -540,3 +534,18 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """What this rank keeps from setup to teardown; for this package."""
         assert self._session is not None, "the strategy's environment is not set up"
         return self._session
+
+
+@contextmanager
+def _without_idle_warnings(*, is_alone: bool) -> Iterator[None]:
+    """Without what Lightning would say on every rank, and nobody can act on.
+
+    A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
+    that is alone they are equal on all ranks already.
+    """
+    with warnings.catch_warnings():
+        if is_alone:
+            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+        deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+        warnings.filterwarnings("ignore", message=deprecated)
+        yield

@@ -22,8 +22,8 @@ from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
+from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program, Window
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
@@ -106,8 +106,8 @@ class Pipeline:
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
         """What a part of a call runs in."""
         with (
-            self.time.step(run.program, is_second=is_second) as still_ns,
-            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            self.time.step(run.program, is_second=is_second),
+            self.recorder.part(run, is_second=is_second),
             lifted(),
         ):
             yield

@@ -30,21 +30,20 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
-from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
+from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
-from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
-from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
+from lightning_gpp.strategy.state.step_gradients import AveragedGradients, OwnGradients
 from lightning_gpp.weights.last_steps import LastSteps
 
 

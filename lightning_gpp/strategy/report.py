@@ -138,12 +138,9 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
 
     Args:
         what: the body does, such as ``Measuring the model``.
-        module: whose Trainer may have no progress bar; then nothing is rewritten on a terminal.
+        module: whose Trainer knows the rank.
     """
-    trainer = module.trainer
-    if not trainer.is_global_zero:
-        return nullcontext()
-    return doing(what, show, may_pass=trainer.progress_bar_callback is not None)
+    return doing(what, show) if module.trainer.is_global_zero else nullcontext()
 
 
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:

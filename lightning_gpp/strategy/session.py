@@ -22,8 +22,8 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.shape_only import noting
-from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
+from lightning_gpp.strategy.state.without_values import note_lost_weights
 from lightning_gpp.strategy.step.asides import Asides
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.followers import Follower

@@ -160,7 +160,7 @@ def run_case(case: DrawnCase, num_ranks: int = 1) -> Outcome:
         with pytest.MonkeyPatch.context() as patch:
             _with_drawn_plans(patch, case.plan_seed)
             _noting(patch, lines)
-            strategy = {"num_microbatches": 4, "timeout": 20.0, "cache": False}
+            strategy = {"num_microbatches": 4, "timeout": 100.0, "cache": False}
             result = train(training, strategy | {"schedule": case.schedule}, num_ranks)
     except Exception as error:
         what = "refused" if _is_ours(error) else "broken"

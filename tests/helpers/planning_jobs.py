@@ -105,7 +105,7 @@ def said_in_fit(
             said.append(text)
 
     with quiet(), mock.patch.object(report, "show", show):
-        trainer = make_trainer({"timeout": 30.0} | strategy, num_ranks, max_steps=num_steps)
+        trainer = make_trainer({"timeout": 100.0} | strategy, num_ranks, max_steps=num_steps)
         trainer.callbacks.append(times := _Times())
         trainer.fit(Sleeping(), DataSpec(num_samples=8 * 20).loader())
     return said, times.found

@@ -213,7 +213,7 @@ def run_on_threads(
             cutter=Cutter({name: (0,) for edge in program.edges for name in edge.values}),
             shared=own.weights,
             sums=sums[device],
-            timeout_s=20,
+            timeout_s=100,
             on_record=None if on_record is None else lambda record: on_record(device, record),
         )
         mine = boundary if device == program.devices[-1] else None

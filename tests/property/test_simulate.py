@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from helpers.simulations import Case, random_simulations, send_seconds
 from helpers.stage_dags import compute_actions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link
@@ -64,7 +64,6 @@ def dependencies(program: Program, action: Action) -> Iterator[Action]:
 
 
 @given(random_simulations(with_replicas=False))
-@settings(max_examples=50, deadline=None)
 def test_without_sums_it_is_the_dry_run(case):
     def action_s(action):
         if action.kind.is_compute:
@@ -79,7 +78,6 @@ def test_without_sums_it_is_the_dry_run(case):
 
 
 @given(simulations())
-@settings(max_examples=60, deadline=None)
 def test_the_critical_path_has_no_gap(found):
     path = critical_path(found)
     end_s = max(task.end_s for task in found.tasks)
@@ -93,7 +91,6 @@ def test_the_critical_path_has_no_gap(found):
 
 
 @given(simulations())
-@settings(max_examples=60, deadline=None)
 def test_nothing_does_two_things_at_a_time_and_no_work_is_lost(found):
     _check_exclusive(found)
     _check_complete(found)
@@ -173,7 +170,6 @@ _COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED)
 
 
 @given(random_simulations(with_replicas=False, step=STEPS), st.data())
-@settings(max_examples=60, deadline=None)
 def test_on_private_channels_more_speed_never_costs_time(case, data):
     """Every device and every port has a fixed order then.
 
@@ -201,15 +197,3 @@ def faster(case: Case, data: st.DataObject):
     step = replace(costs.step, feed_s=costs.step.feed_s * data.draw(factors))
     cluster = replace(costs.cluster, host_link=link)
     return replace(costs, stages=stages, cluster=cluster, step=step)
-
-
-@given(random_simulations(with_replicas=False))
-@settings(max_examples=30, deadline=None)
-def test_of_several_steps_each_takes_as_long_as_one_at_most(case):
-    one = simulate(case.program, case.costs)
-    many = simulate(case.program, case.costs, num_steps=3)
-    assert many.step_s <= one.step_s
-    firsts = [task for task in many.tasks if task.step == 0 and task.device is not None]
-    assert {(t.action, t.start_s) for t in firsts} == {
-        (t.action, t.start_s) for t in one.tasks if t.device is not None
-    }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from lightning_gpp.strategy.spmd.divide import machine_of
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
 
-@dataclass(frozen=True, slots=True)
-class SpmdProblem:
+class SpmdProblem(NamedTuple):
     """A model and devices, for SPMD programs.
 
     Attributes:

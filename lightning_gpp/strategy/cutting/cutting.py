@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
+from lightning_gpp.capture.checks.check import of_other_sizes, relative_tolerance
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.common.torch_device import widened

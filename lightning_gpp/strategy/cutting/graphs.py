@@ -4,7 +4,7 @@ The graphs of a batch lie side by side: those of a micro-batch are consecutive n
 of every tensor, and what counts nodes or graphs counts from the first of them. The same holds for
 the ``Batch`` that a data loader gives (:func:`some_graphs`) and for the tensors of a forward
 (:func:`graph_slices`, which tells them by their names as
-:mod:`lightning_gpp.capture.values.graph_inputs` does).
+:mod:`lightning_gpp.capture.values.samples` does).
 
 torch_geometric is not imported here, as that takes a second: something can be a graph only if
 the user's code has imported it.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.host_copies import to_device, to_host
 from lightning_gpp.runtime.pieces import Slices
 

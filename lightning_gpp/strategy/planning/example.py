@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.checks.check import unchanged_parameters
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.capture.values.host_weights import HostWeights
-from lightning_gpp.capture.values.samples import Sample, first_sample
+from lightning_gpp.capture.values.placed import HostWeights
+from lightning_gpp.capture.values.samples import GraphInputs, Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.gnn import (
     ChunkedModel,

@@ -25,8 +25,9 @@ from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.run.interpreter import Interpreter, written_buffers
+from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.moves import Shards
+from lightning_gpp.spmd.run.operator_calls import written_buffers
 from lightning_gpp.spmd.search.find import find_program
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 from lightning_gpp.strategy.devices.devices_at_hand import (
@@ -144,7 +145,7 @@ class Divider:
         run.take(
             model,
             lambda optimizer, held: ShardedOptimizer.of(optimizer, partition, held),
-            [prefix + name for name in written_buffers(package.graph, package.calls)],
+            [prefix + name for name in written_buffers(package.graph)],
         )
         model.optimizers = run.partial_optimizers
 

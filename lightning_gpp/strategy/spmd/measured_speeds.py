@@ -117,7 +117,7 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
         return [own]
     shapes = [(len(own),)] * group.num_ranks
     tensor = torch.tensor(own, dtype=torch.float32, device=device)
-    every = group.all_gather(tensor, shapes, is_grouped=False, purpose="timing the devices")
+    every = group.all_gather(tensor, shapes, purpose="timing the devices")
     return [each.tolist() for each in every]
 
 
@@ -228,16 +228,16 @@ def measure_collectives(group: Collectives, device: torch.device) -> CollectiveT
 
     def all_gather(tensor: Tensor, purpose: str) -> object:
         parts, shapes = cut(tensor, count)
-        return group.all_gather(parts[0], shapes, is_grouped=False, purpose=purpose)
+        return group.all_gather(parts[0], shapes, purpose=purpose)
 
     works: dict[str, Callable[..., object]] = {
         "all_reduce": group.all_reduce,
         "all_gather": all_gather,
         "reduce_scatter": lambda tensor, purpose: group.reduce_scatter(
-            cut(tensor, count)[0], is_grouped=False, purpose=purpose
+            cut(tensor, count)[0], purpose=purpose
         ),
         "all_to_all": lambda tensor, purpose: group.all_to_all(
-            *cut(tensor, count**2), is_grouped=False, purpose=purpose
+            *cut(tensor, count**2), purpose=purpose
         ),
         "broadcast": lambda tensor, purpose: group.broadcast(
             tensor, tuple(tensor.shape), tensor.dtype, purpose=purpose

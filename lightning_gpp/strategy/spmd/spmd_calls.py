@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
@@ -26,8 +26,8 @@ from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
-from lightning_gpp.spmd.run.node_reader import ExportError
+from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
+from lightning_gpp.spmd.run.operator_calls import is_random
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
@@ -194,8 +194,8 @@ class SpmdCalls(ForwardCalls):
         run, number = self._run, 0 if self._model is None else len(self._model.interpreters)
         with watched_reads(run.target) as reads:
             exported = self._export(args, kwargs)
-        graph, calls = exported.graph, exported.calls
-        package = ProgramPackage(graph, calls, exported.constants, self._plan(graph))
+        graph = exported.graph
+        package = ProgramPackage(graph, exported.constants, self._plan(graph))
         with run.control.together():
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
@@ -206,8 +206,8 @@ class SpmdCalls(ForwardCalls):
                 "each of which is captured by itself; pad batches to a few sizes, or use "
                 "DataLoader(drop_last=True)"
             )
-        is_random = any(call.is_random for call in calls)
-        return _Known(number, exported.form, graph.outputs, is_random, tuple(reads))
+        has_random = any(map(is_random, graph.operators))
+        return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedForward:
         run = self._run

@@ -16,7 +16,6 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
-from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.spmd.sharded import ShardedPartition
@@ -30,14 +29,12 @@ class ProgramPackage:
     """What ranks other than 0 need of an export, and what all ranks do with it.
 
     Attributes:
-        graph: the operators.
-        calls: how they are called.
+        graph: the operators, and how they are called.
         constants: tensors that the forward makes of Python data.
         program: what all ranks do.
     """
 
     graph: SpmdGraph
-    calls: tuple[OperatorCall, ...]
     constants: Mapping[str, Tensor]
     program: SpmdProgram
 
@@ -83,7 +80,7 @@ class SpmdModel:
 
     def add(self, package: ProgramPackage) -> None:
         """Another export can be called."""
-        what = package.graph, package.calls, package.program, self.collectives, self.device
+        what = package.graph, package.program, self.collectives, self.device
         there = {name: value.to(self.device) for name, value in package.constants.items()}
         self.interpreters.append((Interpreter(*what), there))
 

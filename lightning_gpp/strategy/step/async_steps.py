@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.steady_state import keep
+from lightning_gpp.capture.checks.rollback import keep
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord

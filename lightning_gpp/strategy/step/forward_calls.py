@@ -29,6 +29,11 @@ from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
+from lightning_gpp.strategy.lightning_private import (
+    keeps_graph,
+    when_backward_ends,
+    will_reach,
+)
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
@@ -45,7 +50,6 @@ from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.cut_checks import CutChecks
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 from lightning_gpp.strategy.step.suspended_steps import check_is_here, loss_in, with_loss
-from lightning_gpp.strategy.torch_private import keeps_graph, when_backward_ends, will_reach
 
 
 class BeginAnewError(BaseException):

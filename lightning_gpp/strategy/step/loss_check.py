@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast, is_tf32, of_other_sizes
+from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.torch_device import widened
 from lightning_gpp.runtime.payload import tensors_in

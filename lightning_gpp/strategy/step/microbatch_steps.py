@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gpp.capture.checks.generators import Generators
-from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.rollback import Generators, rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import batch_size, copy_tensors, cut_batch

@@ -16,9 +16,7 @@ from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
-from lightning_gpp.emulation.rank import EmulatedRank
-from lightning_gpp.emulation.sums import EmulatedSums
-from lightning_gpp.emulation.transport import EmulatedTransport
+from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
@@ -104,7 +102,7 @@ class RankThreads:
         self._hub, sum_hub = ThreadHub(len(work), condition), ThreadSumHub(condition)
         reservations = LocalReservations()
         every = tuple(range(len(work)))
-        self._paces = [EmulatedRank(rank, clock, reservations, lambda _: costs) for rank in every]
+        self._paces = [EmulatedRank(rank, clock, reservations, costs) for rank in every]
         self._sums = [ThreadSums(sum_hub, rank) for rank in every]
         self._executors = [
             Executor(

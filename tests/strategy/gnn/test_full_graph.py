@@ -72,6 +72,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "num_ranks", "ways"), EXACT)
 def test_exact_mode_equals_one_device(
     pool: WorkerPool, kind: str, num_ranks: int, ways: int
@@ -120,6 +121,7 @@ LARGE = {"num_vertices": 350, "num_edges": 1200}
 """A graph that is captured by a small one in its place."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["gcn", "gin", "gat", "resgcn"])
 def test_a_graph_that_is_not_captured_itself(pool: WorkerPool, kind: str) -> None:
     """Exact as above, on a graph of other sizes than the one that capture saw."""
@@ -161,6 +163,7 @@ SPARSE = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "weighted", "layout", "ways"), SPARSE)
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:Converting sparse tensor")
@@ -191,6 +194,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "num_ranks", "ways", "num_chunks", "techniques"), CASES)
 def test_historical_mode_is_the_definition(
     pool: WorkerPool,
@@ -200,9 +204,9 @@ def test_historical_mode_is_the_definition(
     num_chunks: int,
     techniques: Techniques,
 ) -> None:
-    """Fifty epochs, refreshes among them; validations between leave the histories alone."""
+    """Twenty epochs, refreshes among them; validations between leave the histories alone."""
     graph = LARGE if num_chunks == 8 else {}
-    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), graph, epochs=50)
+    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), graph, epochs=20)
     scores, expected = trained_by_definition(job, num_chunks, techniques, ways)
     strategy = {
         "chunks": num_chunks,

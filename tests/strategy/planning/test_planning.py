@@ -26,7 +26,7 @@ FREE = Link(bandwidth_bytes_per_s=1e15)
 def test_by_default_every_device_is_used_and_the_planner_chooses_the_microbatches(
     pool: WorkerPool,
 ) -> None:
-    shown = pool.run(plan_of_fit, {"timeout": 30.0}, 3, num_ranks=3)
+    shown = pool.run(plan_of_fit, {"timeout": 100.0}, 3, num_ranks=3)
     plan, _ = shown[0]
     assert num_devices_used(plan) == 3
     assert plan.num_microbatches is not None
@@ -56,11 +56,11 @@ def test_a_cluster_file_with_too_little_memory_is_an_error(
         cluster_to_json(Cluster((Device("a", memory_bytes=8), Device("b", memory_bytes=8)), FREE))
     )
     with pytest.raises(Exception, match=r"(?s)memory"):
-        pool.run(plan_of_fit, {"cluster": str(path), "timeout": 30.0}, 2, num_ranks=2)
+        pool.run(plan_of_fit, {"cluster": str(path), "timeout": 100.0}, 2, num_ranks=2)
 
 
 def test_the_second_run_finds_the_profile(pool: WorkerPool, tmp_path: Path) -> None:
-    strategy = {"cache": str(tmp_path), "timeout": 30.0}
+    strategy = {"cache": str(tmp_path), "timeout": 100.0}
     (plan, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert messages == other[1] == []
     (kept,) = tmp_path.iterdir()

@@ -12,7 +12,7 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.jobs.comparison import compared, describe_comparison
 from lightning_gpp.jobs.search import FoundPlan, search
-from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, ask, make_plan
+from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 
@@ -43,11 +43,6 @@ def test_a_baseline_without_its_replicas_says_so():
     assert "plans of pipedream with replicas cannot run" in found.answer.result.notes[0]
     below = describe_comparison([compared(found)]).partition("\n\n")[2]
     assert below.startswith("pipedream: plans of pipedream with replicas cannot run")
-
-
-def test_nothing_is_said_where_replicas_were_not_wanted():
-    found = ask(request(heavy(unbatched=True), max_replicas=1), "pipedream")
-    assert found.best.planner == "pipedream" and found.notes == ()
 
 
 @pytest.mark.parametrize("planner", ["pipedream", "piper"])

@@ -194,7 +194,7 @@ def train(
             rank_of_device=range(count),
             stages={stage: replace(code, function=function)},
             output_names=(boundary.value,),
-            timeout_s=20,
+            timeout_s=100,
         )
         for number in range(NUM_BATCHES):
             since, left = (0, 0) if drains else (number, NUM_BATCHES - 1 - number)
@@ -264,6 +264,7 @@ def assert_by_definition(
     return most
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EACH)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_policy_trains_as_defined(policy: str, optimizer: str) -> None:
@@ -300,6 +301,7 @@ def test_updates_that_are_one_behind(shape: str, optimizer: str, per_update: int
     assert set(most.values()) == {2}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("policy", "optimizer"),
@@ -330,16 +332,6 @@ def test_versions_that_are_alive() -> None:
     assert assert_by_definition("chain", "stash", "adam") == {0: 4, 1: 3, 2: 2, 3: 1}
     assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 5
     assert assert_by_definition("chain", "none", "adam") == dict.fromkeys(range(4), 1)
-
-
-def test_policies_differ() -> None:
-    """Otherwise their definitions would not be told apart above."""
-    stages, losses = GRAPHS["chain"], set()
-    for policy in EACH:
-        weights = list(ToyStages(stages).weights.values())
-        found, _ = train_delayed(stages, weights, batches(), policy, OPTIMIZERS["momentum"])
-        losses.add(round(found[-1], 10))
-    assert len(losses) == len(EACH)
 
 
 @pytest.mark.parametrize("policy", EACH)

@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gpp.spmd.costs.machine import AlphaBeta
 from lightning_gpp.strategy.spmd import measured_speeds
-from lightning_gpp.strategy.spmd.measured_speeds import (
-    ROUNDS,
-    measure_speeds,
-    typical_update,
-)
 
 # Accelerators ------------------------------------------------------------------------------------
 
@@ -85,33 +80,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(measured_speeds, "synchronize", gpu.synchronize)
     monkeypatch.setattr(measured_speeds, "is_accelerator", lambda device: device == META)
     return gpu
-
-
-def test_an_accelerator_is_timed_full_and_waited_for_once_a_turn(gpu: Gpu) -> None:
-    speeds = measure_speeds(META)
-    assert speeds.flops_per_s == pytest.approx([gpu.flops_per_s], rel=1e-3)
-    assert speeds.memory_bytes_per_s == pytest.approx([gpu.bytes_per_s], rel=1e-3)
-    assert speeds.launch_s == pytest.approx([gpu.launch_s], rel=1e-3)
-    assert gpu.num_given > 100 * gpu.num_waits
-
-
-def test_another_process_in_the_first_turn_does_not_make_rounds_long(gpu: Gpu) -> None:
-    """One call took two turns then; with as many calls in all turns a round takes minutes."""
-    gpu.others_s = 0.02
-    speeds = measure_speeds(META)
-    assert speeds.launch_s == pytest.approx([gpu.launch_s], rel=0.05)
-    assert gpu.now_s < 2 * ROUNDS
-
-
-def test_an_optimizer_updates_as_much_as_fills_an_accelerator(gpu: Gpu) -> None:
-    layers = [nn.Linear(1024, 1024, bias=False, device="meta") for _ in range(100)]
-    optimizer = torch.optim.AdamW([layer.weight for layer in layers])
-    update = typical_update([optimizer], META)
-    assert update is not None and update.amount == 128 * MIB
-    few = typical_update([torch.optim.AdamW(layers[0].parameters())], META)
-    assert few is not None and few.amount == 4 * MIB  # there is no more
-    cpu = typical_update([optimizer], torch.device("cpu"))
-    assert cpu is not None and cpu.amount == 4 * MIB
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,6 @@ def test_another_place_has_another_key(change, monkeypatch: pytest.MonkeyPatch):
     assert profile_key(model, CPU) != before
 
 
-def test_another_precision_has_another_key():
-    model = captured()
-    before = profile_key(model, CPU)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert profile_key(model, CPU) != before
-
-
 class Machine:
     """A machine on which every measurement is as long as the machine is slow.
 
@@ -163,21 +156,6 @@ def test_a_profile_of_a_busy_machine_is_measured_again_when_it_is_found(tmp_path
     assert seconds == 2.0 and "took 2 times as long as it computed" in note
     assert Machine(1.0).costs(tmp_path) == (1.0, ())
     assert Machine().costs(tmp_path)[0] == 1.0
-
-
-def test_the_loops_of_one_process_plan_with_the_same_profile(tmp_path: Path):
-    """A test after a fit on a busy machine was planned anew, and the other plan shown again."""
-    machine = Machine(2.0, 1.8)
-    assert machine.costs(tmp_path)[0] == machine.costs(tmp_path)[0] == 2.0
-    assert machine.num_measured == 1
-    machine.measured_here.clear()
-    assert machine.costs(tmp_path)[0] == 1.8
-
-
-def test_a_busy_machine_is_noticed_without_a_cache_but_not_beside_a_gpu():
-    _, (note,) = Machine(2.0).costs(False)
-    assert "This machine was busy" in note
-    assert Machine(2.0).costs(False, torch.device("cuda")) == (2.0, ())
 
 
 @pytest.mark.parametrize("kept", ["{}", '{"format": "lightning_gpp.co', "null"])

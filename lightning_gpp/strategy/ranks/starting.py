@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 
 import lightning
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp._version import __version__
 from lightning_gpp.runtime.processes.peers import Peers
@@ -43,3 +45,21 @@ def versions_here() -> dict[str, str]:
         "lightning": lightning.__version__,
         "lightning_gpp": __version__,
     }
+
+
+_REMEDY = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Makes every round of ``torchrun`` have a store of its own."""
+
+
+def warn_of_old_addresses() -> None:
+    """Says how to start ``torchrun`` so that ranks that it starts again find each other.
+
+    All rounds of a job share a store by default, with the same names: the ranks of a second round
+    read there at which addresses those of the first one listened, and fail or wait (torch 2.13).
+    """
+    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if most != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        rank_zero_warn(
+            f"torchrun may start the ranks again (--max-restarts={most}), but they would look for "
+            f"each other at addresses of before: set {_REMEDY}=1 where torchrun is started"
+        )
