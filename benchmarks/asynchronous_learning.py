@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.runtime.stage_run import StageCall
-from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
+from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Policy
 from lightning_gpp.weights.versions import StageWeights

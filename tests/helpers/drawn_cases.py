@@ -186,17 +186,19 @@ def _with_drawn_plans(patch: pytest.MonkeyPatch, seed: int) -> None:
     from lightning_gpp.strategy.planning import planning
 
     choose = random.Random(seed)
-    patch.setattr(
-        planning.PlanCache, "plan", lambda _, request, *__: (any_plan(request, choose), ())
-    )
-    patch.setattr(planning, "fullest", lambda _, plan, __: plan)
+    patch.setattr(planning, "answer", lambda request, _: any_plan(request, choose))
+    patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
 
 
 def _noting(patch: pytest.MonkeyPatch, lines: list[str]) -> None:
     from lightning_gpp.strategy import report
-    from lightning_gpp.strategy.step import microbatch_steps, trials
+    from lightning_gpp.strategy.step import cut_checks, microbatch_steps
 
-    shown_by = ((trials, "show"), (microbatch_steps, "rank_zero_warn"), (report, "rank_zero_warn"))
+    shown_by = (
+        (cut_checks, "show"),
+        (microbatch_steps, "rank_zero_warn"),
+        (report, "rank_zero_warn"),
+    )
     for module, name in shown_by:
         patch.setattr(module, name, lambda text, *_, **__: lines.append(str(text)))
 

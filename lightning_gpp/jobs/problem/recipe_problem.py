@@ -44,10 +44,9 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.costs_given import LAST_REFIT, resolve_costs
-from lightning_gpp.strategy.planning.full_graph import GraphCall, the_graph
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
+from lightning_gpp.strategy.planning.example import GraphCall, the_graph
 from lightning_gpp.strategy.planning.planning import most_replicas
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.recording.batch_clock import (
     ENOUGH_S,
     FEWEST_COUNTED,
@@ -55,6 +54,7 @@ from lightning_gpp.strategy.recording.batch_clock import (
     BatchClock,
 )
 from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
 
 
 class SeenError(Exception):
@@ -157,10 +157,10 @@ def recipe_divided(
     return module_name(config), source, num_vertices, divide
 
 
-def _cache(config: DictConfig) -> PlanCache:
-    """Where profiles, plans and refits are kept."""
+def _cache(config: DictConfig) -> ProfileCache:
+    """Where profiles and refits are kept."""
     cache = strategy_option(config, "cache")
-    return PlanCache(True if cache is None else cache)
+    return ProfileCache(True if cache is None else cache)
 
 
 @contextlib.contextmanager

@@ -142,13 +142,8 @@ class PlanVerdict:
         least_s = max(self.step_s, self.compute_s / self.num_cores)
         return replace(self, step_s=least_s, num_sharing=0).speedup
 
-    def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
-        """A sentence; more where processes share cores, and where batches were timed before.
-
-        Args:
-            max_width: columns.
-            last: what batches took when this plan ran last on this machine.
-        """
+    def text(self, max_width: int = 100) -> str:
+        """A sentence of so many columns; more where processes share cores."""
         sentences, several = [f"Verdict: {self._predicted()}"], self.num_devices > 1
         if several and self.num_sharing:
             sentences.append(
@@ -164,11 +159,6 @@ class PlanVerdict:
             sentences.append(
                 f"Y{OWN[1:]} and what processes do beside are in neither: of short steps they are "
                 "the larger part, which training tells."
-            )
-        if last is not None:
-            sentences.append(
-                f"An earlier run of this plan on this machine took {seconds_text(last.batch_s)} a "
-                f"batch, {OWN} included."
             )
         return wrapped(sentences, max_width)
 
@@ -194,9 +184,7 @@ class PlanVerdict:
             "do."
         )
 
-    def measured_text(
-        self, took: BatchTimes, max_width: int = 100, *, is_earlier: bool = False
-    ) -> str:
+    def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
         """The verdict by what batches took, beside what was predicted of them and of one device.
 
         One process has the step, the data and the loop as well, and shares its cores with no other
@@ -205,12 +193,10 @@ class PlanVerdict:
         Args:
             took: what they took.
             max_width: columns.
-            is_earlier: whether an earlier run says so, which has told what a batch consists of.
         """
-        when = "measured in an earlier run" if is_earlier else "measured"
         batch, step = f"{seconds_text(took.batch_s)} a batch", seconds_text(self.step_s)
         if self.num_devices == 1 or took.own_s is None:
-            text = f"{when.capitalize()}: {batch} (median of {took.num_batches}), "
+            text = f"Measured: {batch} (median of {took.num_batches}), "
             if self.num_devices == 1:
                 return wrapped([f"{text}of which operators take {step} ({self._how})."], max_width)
             text += f"{self._how}: {step} without {OWN}; one device, also without, "
@@ -218,17 +204,16 @@ class PlanVerdict:
             text += "" if self.one_device_fits else " One device has no room for the model."
             return wrapped([text], max_width)
         one_s = took.own_s + self.one_device_s
-        batch = f"{when}: {batch}, median of {took.num_batches}"
+        batch = f"measured: {batch}, median of {took.num_batches}"
         what = f"{self._no_room} ({batch})"
         if self.one_device_fits:
             what = f"{_beside_one(one_s / took.batch_s)} ({batch}; one about {seconds_text(one_s)}"
             what += f"{self._in_pieces}), with {self._memory}"
         text = f"Verdict: {count_text(self.num_devices, 'process')} {what}."
-        if not is_earlier:
-            text += (
-                f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
-                f"({self._how}: {step}), {seconds_text(took.own_s)} in {OWN}."
-            )
+        text += (
+            f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
+            f"({self._how}: {step}), {seconds_text(took.own_s)} in {OWN}."
+        )
         return wrapped([text], max_width)
 
     @property

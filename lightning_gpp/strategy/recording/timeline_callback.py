@@ -24,7 +24,7 @@ from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.planning.plan_cache import PlanCache
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import (
     StepReport,
@@ -279,7 +279,7 @@ class TimelineCallback(pl.Callback):
         if found is None or report.comparison.measured.source != "measured":
             return []
         assert planned is not None and self.dirpath is not None
-        PlanCache(run.settings.cache).keep_refit(planned.refit_key, found)
+        ProfileCache(run.settings.cache).keep_refit(planned.refit_key, found)
         path = self.dirpath / "refit.json"
         path.write_text(found.to_json(), encoding="utf-8")
         return [path]

@@ -20,7 +20,7 @@ from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTra
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.pieces import Cutter
@@ -186,7 +186,7 @@ class RankThreads:
     def _run(self, rank: int, marks: list[Mark]) -> None:
         """The program up to its last update; in two parts where the user has a turn."""
         executor, boundary = self._executors[rank], self._work[rank].boundary
-        run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
+        run = Run(executor, self._program, self._unit_sizes, training=True, boundary=boundary)
         turn_s = self._costs.step.turn_s
         if turn_s <= 0 or not self._program.has_turn:
             run.whole()

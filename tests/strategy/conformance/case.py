@@ -206,10 +206,8 @@ def random_plans(seed: str) -> Iterator[None]:
 
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            planning.PlanCache, "plan", lambda _, request, *__: (any_plan(request, choose), ())
-        )
-        patch.setattr(planning, "fullest", lambda _, plan, __: plan)
+        patch.setattr(planning, "answer", lambda request, _: any_plan(request, choose))
+        patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
         yield
 
 

@@ -14,7 +14,7 @@ import torchmetrics
 from torch import Tensor, nn
 
 from lightning_gpp.runtime.suspend import StepThreads
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
+from lightning_gpp.strategy.step.suspended_steps import MicrobatchBoundary
 
 Step = Callable[[lp.LightningModule, Tensor], Any]
 

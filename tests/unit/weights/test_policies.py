@@ -32,7 +32,7 @@ from torch.optim import (
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner.base import HeldVersions
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
@@ -43,7 +43,7 @@ from lightning_gpp.schedule import (
     version_differences,
 )
 from lightning_gpp.schedule.in_flight import in_flight_units
-from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
+from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
 from lightning_gpp.weights.versions import ForwardWeights, StageWeights
@@ -200,7 +200,8 @@ def train(
             since, left = (0, 0) if drains else (number, NUM_BATCHES - 1 - number)
             versions.first = number if drains else 0
             window = windows.window(since, left)
-            run = executor.begin(
+            run = Run(
+                executor,
                 window.program,
                 [5] * window.program.num_microbatches,
                 training=True,

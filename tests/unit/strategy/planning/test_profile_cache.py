@@ -1,34 +1,26 @@
-"""Every ingredient of a profile or a plan makes another key."""
+"""Every ingredient of a profile makes another key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from helpers.graphs import literal_graph, profile_of
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
-from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.common.document_cache import DocumentCache
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
-from lightning_gpp.reports.plan.verdict import BatchTimes
-from lightning_gpp.strategy.planning import plan_cache
-from lightning_gpp.strategy.planning.plan_cache import (
-    PlanCache,
-    plan_key,
-    plan_run_key,
+from lightning_gpp.strategy.planning import profile_cache
+from lightning_gpp.strategy.planning.profile_cache import (
+    ProfileCache,
     profile_key,
     refit_key,
 )
 
 CPU = torch.device("cpu")
-GRAPH = literal_graph({"a": "x", "b": "a"})
 
 
 class Repeated(nn.Module):
@@ -103,9 +95,9 @@ def test_a_refit_is_found_with_other_sizes_of_micro_batches_a_profile_is_not():
     [
         lambda patch: patch.setattr("torch.__version__", "9.9"),
         lambda patch: patch.setattr("lightning_gpp._version.__version__", "9.9"),
-        lambda patch: patch.setattr(plan_cache, "_code_hash", lambda rooms: "other"),
-        lambda patch: patch.setattr(plan_cache, "device_name", lambda device: "other"),
-        lambda patch: patch.setattr(plan_cache, "_processor_name", lambda: "other"),
+        lambda patch: patch.setattr(profile_cache, "_code_hash", lambda rooms: "other"),
+        lambda patch: patch.setattr(profile_cache, "device_name", lambda device: "other"),
+        lambda patch: patch.setattr(profile_cache, "_processor_name", lambda: "other"),
         lambda patch: patch.setattr("torch.get_num_threads", lambda: 99),
     ],
     ids=["torch", "package", "code", "device", "processor", "threads"],
@@ -115,48 +107,6 @@ def test_another_place_has_another_key(change, monkeypatch: pytest.MonkeyPatch):
     before = profile_key(model, CPU)
     change(monkeypatch)
     assert profile_key(model, CPU) != before
-
-
-def request(**options: object) -> PlanRequest:
-    costs = Costs((profile_of(GRAPH),))
-    return plan_request(GRAPH, 2, costs=costs, **({"minibatch_size": 8} | options))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        request(minibatch_size=16),
-        request(num_microbatches=4),
-        request(schedule="gpipe"),
-        request(optimizer_values=1),
-        request(may_recompute=True),
-        replace(request(), cluster=uniform_cluster(3)),
-        replace(request(), costs=Costs((profile_of(GRAPH, 2e-3),))),
-        replace(request(), graph=literal_graph({"a": "x", "b": "a"}, unbatched=["a"])),
-    ],
-)
-def test_another_question_has_another_key(other: PlanRequest):
-    assert plan_key(other, "balanced") != plan_key(request(), "balanced")
-
-
-def test_another_planner_has_another_key(monkeypatch: pytest.MonkeyPatch):
-    before = plan_key(request(), "balanced")
-    assert plan_key(request(), "graphpipe") != before
-    monkeypatch.setattr(plan_cache, "_code_hash", lambda rooms: "other")
-    assert plan_key(request(), "balanced") != before
-
-
-def never() -> None:
-    raise AssertionError("found in the cache")
-
-
-def test_a_plan_is_made_once(tmp_path: Path):
-    cache = PlanCache(tmp_path)
-    plan, notes = cache.plan(request(), "balanced", lambda: answer(request(), "balanced"))
-    assert notes == ()
-    again, (note,) = PlanCache(tmp_path).plan(request(), "balanced", never)
-    assert again == plan
-    assert str(tmp_path) in note and "delete the file" in note
 
 
 class Machine:
@@ -184,13 +134,13 @@ class Machine:
         """Seconds that were measured, and what is said."""
         with (
             mock.patch.multiple(
-                plan_cache.time,
+                profile_cache.time,
                 perf_counter=lambda: self.clock_s,
                 thread_time=lambda: self.thread_s,
             ),
-            mock.patch.object(plan_cache, "_of_busy_machine", self.measured_here),
+            mock.patch.object(profile_cache, "_of_busy_machine", self.measured_here),
         ):
-            found, notes = PlanCache(cache).costs(captured(), device, self.measure)
+            found, notes = ProfileCache(cache).costs(captured(), device, self.measure)
         return found.profiles[0].operators["op"].forward_s, notes
 
 
@@ -217,28 +167,10 @@ def test_a_broken_profile_is_measured_again(tmp_path: Path, kept: str, caplog):
     assert machine.num_measured == 1 and "is broken and is made again" in caplog.text
 
 
-def test_a_cached_plan_that_does_not_fit_is_made_again(tmp_path: Path, caplog):
-    cache = PlanCache(tmp_path)
-    wrong = Plan((Stage(0, ("a", "b", "c"), (0,)),))
-    cache.plan(request(), "balanced", lambda: wrong)
-    right = make_plan(GRAPH, 2, minibatch_size=8, costs=profile_of(GRAPH))
-    assert cache.plan(request(), "balanced", lambda: right) == (right, ())
-    assert "is broken and is made again" in caplog.text
-
-
-def test_what_batches_took_is_known_to_the_next_run_of_the_same_plan(tmp_path: Path):
-    asked, times = request(), BatchTimes(0.25, 10, 0.125)
-    plan = answer(asked, "balanced")
-    run = refit_key(captured(), CPU)
-    key = plan_run_key(plan, asked, run)
-    assert PlanCache(tmp_path).batch_times(key) is None
-    PlanCache(tmp_path).keep_batch_times(key, times)
-    assert PlanCache(tmp_path).batch_times(plan_run_key(plan, request(), run)) == times
-    others = [
-        plan_run_key(answer(asked, "sequential"), asked, run),
-        plan_run_key(plan, request(minibatch_size=16), run),
-        plan_run_key(plan, asked, refit_key(captured(Squared()), CPU)),
-    ]
-    assert all(PlanCache(tmp_path).batch_times(other) is None for other in others)
-    PlanCache(False).keep_batch_times(key, times)
-    assert PlanCache(False).batch_times(key) is None
+def test_without_a_cache_everything_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LIGHTNING_GPP_CACHE", str(tmp_path))
+    machine = Machine(1.0, 1.0, 1.0)
+    assert machine.costs(False) == machine.costs(False) == (1.0, ())
+    assert machine.num_measured == 2 and not list(tmp_path.iterdir())
+    machine.costs(True)
+    assert len(list(tmp_path.iterdir())) == 1
