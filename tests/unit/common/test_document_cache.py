@@ -87,5 +87,4 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert default_folder() is None
     monkeypatch.delenv("LIGHTNING_GPP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.platform", "linux")
     assert default_folder() == tmp_path / "lightning_gpp"
