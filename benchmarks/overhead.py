@@ -178,7 +178,7 @@ def line(asked: dict[str, int], rounds: int) -> str:
     plain_s = statistics.median(cpu[0] for (cpu, _), _ in both)
     ours = [statistics.median(each) for each in zip(*(cpu for _, (cpu, _) in both))]
     seconds = [plain_s, ours[0], *([max(ours[1:])] if ours[1:] else [])]
-    shown = "".join(f"{1e3 * second:8.2f}" for second in seconds)
+    shown = "".join(f" {1e3 * second:7.2f}" for second in seconds)
     cpu = spread([own[0] / plain[0] for (plain, _), (own, _) in both])
     wall = spread([own / plain for (_, plain), (_, own) in both])
     return f"{shown:24}  {cpu}  {wall}"

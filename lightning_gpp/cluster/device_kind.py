@@ -55,19 +55,16 @@ class DeviceKind:
 
     def __post_init__(self) -> None:
         speeds = [*self.peak_flops_per_s.values(), self.peak_memory_bytes_per_s]
-        if not self.peak_flops_per_s or min(speeds) <= 0 or self.launch_s < 0:
+        parts = (self.compute_efficiency, self.memory_efficiency)
+        is_right = min(speeds) > 0 and self.launch_s >= 0 and all(0 < part <= 1 for part in parts)
+        if not self.peak_flops_per_s or not is_right:
             raise ValueError(
                 f"device kind {self.name!r} needs peak_flops_per_s of at least one dtype and "
-                "peak_memory_bytes_per_s, all above 0, and launch_s of at least 0; got "
-                f"{dict(self.peak_flops_per_s)}, {self.peak_memory_bytes_per_s:g} and "
+                "peak_memory_bytes_per_s, all above 0, compute_efficiency and memory_efficiency as "
+                "parts of them, above 0 and at most 1, and launch_s of at least 0; got "
+                f"{dict(self.peak_flops_per_s)}, {self.peak_memory_bytes_per_s:g}, {parts} and "
                 f"{self.launch_s:g}; leave a device out that cannot compute"
             )
-        for name in ("compute_efficiency", "memory_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(
-                    f"device kind {self.name!r}: {name} is a part of the peak, above 0 and at "
-                    f"most 1, got {getattr(self, name)}"
-                )
 
     def flops_per_s(self, dtype: str) -> float:
         """Sustained floating-point operations per second of matrix products in a dtype.

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from hydra.utils import instantiate
@@ -19,7 +19,7 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
-from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
@@ -56,20 +56,21 @@ from lightning_gpp.strategy.recording.batch_clock import (
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
 
+Seen = TypeVar("Seen")
+
 
 class SeenError(Exception):
     """Ends a training that has shown what it was asked for."""
 
 
-@dataclass(slots=True)
-class Look:
-    """What the first step of a training shows."""
+class Look(NamedTuple):
+    """What the first step of a training shows; costs of a micro-batch, or the call with a graph."""
 
-    captured: CapturedModel | None = None
-    call: GraphCall | None = None
+    captured: CapturedModel
     minibatch_size: int = 0
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
+    call: GraphCall | None = None
 
 
 def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> PlanningProblem:
@@ -88,7 +89,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     with threads_of_one_of(cluster):
         look = look_at(config, asked or default_microbatches(cluster.num_devices))
     captured, costs = look.captured, look.costs
-    assert captured is not None and costs is not None
+    assert costs is not None
     save_graph(captured.graph, costs, folder)
     size = look.minibatch_size if config.minibatch_size is None else config.minibatch_size
     request = plan_request(
@@ -132,7 +133,7 @@ def recipe_divided(
     """
     look = look_at(config, None)
     captured, call = look.captured, look.call
-    assert captured is not None and call is not None
+    assert call is not None
     tensors, graph = call.tensors, captured.graph
     edges, num_vertices = the_graph(tensors)
     as_captured = {operator.name: (operator.name, 0) for operator in graph}
@@ -189,31 +190,32 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         num_microbatches: of which the first one is looked at, and measured; None for a batch that
             is one graph, of which nothing is measured.
     """
-    look = Look()
     leaf_modules = tuple(strategy_option(config, "leaf_modules") or ())
-
-    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if num_microbatches is None:
-            look.call = GraphCall.of(target, args, kwargs)
-            args, kwargs = look.call.args, look.call.kwargs
-        with doing("Capturing the model", show):
-            captured = look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
-        if num_microbatches is not None:
-            tensors = captured.inputs(args, kwargs).values()
-            device = next((tensor.device for tensor in tensors), torch.device(CPU))
-            with doing("Measuring the model", show):
-                look.costs, look.notes = _cache(config).costs(
-                    captured, device, lambda: profile_costs(captured, args, kwargs)
-                )
+    size = 0
 
     def first_microbatch(batch: Any) -> Any:
+        nonlocal size
         if num_microbatches is None:
             return batch
-        look.minibatch_size = batch_size(batch)
-        return cut_batch(batch, microbatch_sizes(look.minibatch_size, num_microbatches))[0]
+        size = batch_size(batch)
+        return cut_batch(batch, microbatch_sizes(size, num_microbatches))[0]
 
-    until_first_call(config, watch, first_microbatch)
-    return look
+    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
+        call = GraphCall.of(target, args, kwargs) if num_microbatches is None else None
+        args, kwargs = (args, kwargs) if call is None else (call.args, call.kwargs)
+        with doing("Capturing the model", show):
+            captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+        if call is not None:
+            return Look(captured, call=call)
+        tensors = captured.inputs(args, kwargs).values()
+        device = next((tensor.device for tensor in tensors), torch.device(CPU))
+        with doing("Measuring the model", show):
+            costs, notes = _cache(config).costs(
+                captured, device, lambda: profile_costs(captured, args, kwargs)
+            )
+        return Look(captured, size, costs, notes)
+
+    return until_first_call(config, watch, first_microbatch)
 
 
 def on_one_device(
@@ -239,9 +241,9 @@ def on_one_device(
 
 def until_first_call(
     config: DictConfig,
-    watch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
+    watch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Seen],
     changed: Callable[[Any], Any],
-) -> None:
+) -> Seen:
     """Trains a recipe's module on one device, and ends before the first forward.
 
     Args:
@@ -249,22 +251,22 @@ def until_first_call(
         watch: is given the pipelined module and the arguments of its first call.
         changed: makes the batch that the step is given.
 
+    Returns:
+        What ``watch`` returns.
+
     Raises:
         ValueError: the step never calls the forward.
     """
     trainer, module, data, target = on_one_device(config)
-    own_step = module.training_step
+    own_step, seen = module.training_step, list[Seen]()
 
     @functools.wraps(own_step)
     def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
         return own_step(changed(batch), *args, **kwargs)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        own = target.__dict__.pop("forward")
-        try:
-            watch(target, args, kwargs)
-        finally:
-            target.__dict__["forward"] = own
+        with taken_away(target, "forward", None):
+            seen.append(watch(target, args, kwargs))
         raise SeenError
 
     with (
@@ -273,10 +275,12 @@ def until_first_call(
         contextlib.suppress(SeenError),
     ):
         trainer.fit(module, datamodule=data)
+    if not seen:
         raise ValueError(
             f"training_step of {type(module).__name__} did not call the pipelined forward of "
             f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
         )
+    return seen[0]
 
 
 def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> BatchTimes | None:

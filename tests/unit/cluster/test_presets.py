@@ -59,7 +59,7 @@ def test_kinds_state_what_is_sustained():
     assert (kind.flops_per_s("float32"), kind.memory_bytes_per_s) == (5.0, 1.0)
     with pytest.raises(ValueError, match="computes in float16 is not known, only: float32"):
         kind.flops_per_s("float16")
-    with pytest.raises(ValueError, match="compute_efficiency is a part of the peak"):
+    with pytest.raises(ValueError, match="compute_efficiency and memory_efficiency as parts"):
         DeviceKind("toy", {"float32": 1.0}, 1.0, compute_efficiency=1.5)
     with pytest.raises(ValueError, match="needs peak_flops_per_s of at least one dtype"):
         DeviceKind("toy", {}, 1.0)

@@ -15,7 +15,6 @@ from lightning_gpp.jobs.options import (
     as_mapping,
     as_seed,
     as_text,
-    check_names,
 )
 
 
@@ -68,7 +67,3 @@ def test_mistakes_name_the_option(
 ) -> None:
     with pytest.raises(ValueError, match=f"job.option: expected {expected}"):
         read("job.option", of(text))
-
-
-def test_what_takes_any_option_is_given_any() -> None:
-    check_names("trainer", ["anything"], lambda **options: options)
