@@ -113,7 +113,7 @@ def measure_speeds(
     while not is_settled(rounds):
         rounds.append(_of_all(times(), group, device))
     flop_s, byte_s, *update_s, launch_s = np.median(rounds, axis=0).T
-    return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else None)
+    return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else 0.0)
 
 
 def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:

@@ -22,7 +22,7 @@ from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.explain import computation_table, explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
-from lightning_gpp.spmd.program import Conversion, Option
+from lightning_gpp.spmd.program import Conversion
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner
@@ -121,12 +121,7 @@ def test_wide_layers_of_few_samples_are_not_summed() -> None:
     """Gradients of 4 MB would be summed; rows of 16 kB are gathered."""
     plan = plan_hap(layers(4, 1024, count=1), machine(1e12, 1e12))
     sums = [i for i in plan.program.instructions if isinstance(i, Conversion) and i.value == "w0"]
-    factors = [
-        i
-        for i in plan.program.instructions
-        if getattr(i, "option", None) is Option.SUFFICIENT_FACTORS
-    ]
-    assert plan.program.storage["w0"].is_shard or factors
+    assert plan.program.storage["w0"].is_shard
     assert not [each for each in sums if str(each.target) == "R"]
 
 
