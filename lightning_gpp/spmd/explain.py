@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -13,25 +12,21 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
     seconds_text,
 )
-from lightning_gpp.spmd.costs.judge import message_bytes
 from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
-from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
 from lightning_gpp.spmd.placement import PARTIAL, Placement
 from lightning_gpp.spmd.plan import SpmdPlan
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
-    Instruction,
     Method,
-    Option,
     ReceiveInput,
+    ReturnOutput,
     SpmdProgram,
     bytes_in_bucket,
 )
 from lightning_gpp.spmd.rules.theory import Theory
-
-T = TypeVar("T")
 
 MOST_ALTERNATIVES = 5
 
@@ -72,26 +67,23 @@ def explain_plan(
         "What the devices compute\n" + computation_table(program, graph, machine, max_width),
         "What moves between devices\n" + move_table(program, graph, machine, max_width),
         wrapped([LEGEND], max_width),
-        "Next best programs (the first one is this)\n" + next_best_table(plan, graph, machine),
+        "Next best programs (the first one is this)\n" + next_best_table(plan),
     ]
     return "\n\n".join(parts)
 
 
 def _head(plan: SpmdPlan) -> list[str]:
-    found = plan.evaluation
-    beside_s = found.price_s - found.step_s
-    rest = f"; {seconds_text(beside_s)} of this goes on side by side"
+    found, beside_s = plan.evaluation, plan.evaluation.price_s - plan.evaluation.step_s
+    rest = f"{seconds_text(beside_s)} of this goes on side by side"
     if beside_s <= 0:
         late = seconds_text(-beside_s)
-        rest = f"; the last sum of gradients, which fills no bucket, takes {late} longer"
-    lines = [
-        f"A step takes {seconds_text(found.step_s)}: {seconds_text(found.compute_s)} computing, "
-        f"{seconds_text(found.move_s)} exchanges{rest}."
-    ]
-    if plan.least_s is None:
-        return [*lines, "The program was found with other shares than its own: no bound is known."]
-    least = seconds_text(plan.least_s)
-    return [*lines, f"With these shares no program takes less than {least} without overlap."]
+        rest = f"the last sum of gradients, which fills no bucket, takes {late} longer"
+    bound = "The program was found with other shares than its own: no bound is known."
+    if plan.least_s is not None:
+        least = seconds_text(plan.least_s)
+        bound = f"With these shares no program takes less than {least} without overlap."
+    takes = f"A step takes {seconds_text(found.step_s)}: {seconds_text(found.compute_s)} computing"
+    return [f"{takes}, {seconds_text(found.move_s)} exchanges; {rest}.", bound]
 
 
 def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
@@ -125,38 +117,24 @@ def computation_table(
 ) -> str:
     """Operators by how they are divided, and what those cost that no rule divides."""
     prices, theory = PriceList(graph, machine, program.shares), Theory(graph, machine.num_devices)
-    groups: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    seconds, kinds = defaultdict[str, float](float), defaultdict[str, Counter[str]](Counter)
     for each in program.instructions:
         if isinstance(each, Computation):
-            operator, how = graph.operator_of[each.operator], _divided(each)
+            operator, how = graph.operator_of[each.operator], "whole on every device"
+            dims = [placement.dim for placement in each.outputs if placement.is_shard]
+            if dims or PARTIAL in each.outputs:
+                how = f"shards of dimension {dims[0]}" if dims else "summands"
             rules = theory.rules(operator)
             if all(p.is_replicated for rule in rules for p in (*rule.inputs, *rule.outputs)):
                 how += ": no rule divides it"
-            groups[how].append((prices.of(each).seconds, operator.kind))
+            seconds[how] += prices.of(each).seconds
+            kinds[how][operator.kind] += 1
     rows = []
-    for how, found, takes in _longest_first(groups):
-        kinds = Counter(kind for _, kind in found).most_common()
-        which = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        rows.append([how, str(len(found)), takes, which])
-    left = ["outputs", "which"]
-    header = ["outputs", "operators", "takes", "which"]
+    for how in sorted(seconds, key=seconds.__getitem__, reverse=True):
+        which = ", ".join(f"{count} {kind}" for kind, count in kinds[how].most_common())
+        rows.append([how, str(kinds[how].total()), seconds_text(seconds[how]), which])
+    header, left = ["outputs", "operators", "takes", "which"], ["outputs", "which"]
     return text_table(header, rows, left=left, flexible="which", max_width=max_width)
-
-
-def _longest_first(groups: Mapping[T, list[Any]]) -> list[tuple[T, list[Any], str]]:
-    """Groups of tuples that begin with seconds, and what each takes; the longest first."""
-    seconds = {key: sum(each for each, *_ in group) for key, group in groups.items()}
-    ranked = sorted(groups, key=seconds.__getitem__, reverse=True)
-    return [(key, groups[key], seconds_text(seconds[key])) for key in ranked]
-
-
-def _divided(computation: Computation) -> str:
-    """How the outputs of an operator lie."""
-    for placement in computation.outputs:
-        if placement.is_shard:
-            factors = computation.option is Option.SUFFICIENT_FACTORS
-            return f"shards of dimension {placement.dim}{', factors gathered' * factors}"
-    return "summands" if PARTIAL in computation.outputs else "whole on every device"
 
 
 def move_table(
@@ -164,38 +142,38 @@ def move_table(
 ) -> str:
     """Collectives by what they do, the longest first."""
     prices = PriceList(graph, machine, program.shares)
-    groups: defaultdict[tuple[str, str, str], list[tuple[float, int, str]]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str], list[tuple[float, SpmdValue]]] = defaultdict(list)
     for each in program.instructions:
-        if seconds := sum(half.move_s for half in prices.of(each).halves):
-            name, size = each.operator if isinstance(each, Computation) else each.value, 0
-            if not isinstance(each, Computation):
-                size = graph.value_of[name].size_bytes
-            groups[_move(program, graph, each)].append((seconds, size, name))
-    if not groups:
-        return "nothing"
+        seconds = sum(half.move_s for half in prices.of(each).halves)
+        if seconds and not isinstance(each, Computation):
+            value = graph.value_of[each.value]
+            groups[_move(program, graph, each, value)].append((seconds, value))
+    seconds_of = {key: sum(seconds for seconds, _ in group) for key, group in groups.items()}
     rows = []
-    for (what, change, how), found, takes in _longest_first(groups):
-        numbers = str(len(found)), bytes_text(sum(size for _, size, _ in found))
-        longest = f"{how}{'; longest' * (len(found) > 1)}: {max(found)[2]}"
-        rows.append([what, change, *numbers, takes, longest])
-    left = ["of", "from → to", "how"]
+    for key in sorted(groups, key=seconds_of.__getitem__, reverse=True):
+        what, change, how = key
+        size = bytes_text(sum(value.size_bytes for _, value in groups[key]))
+        rows.append([what, change, str(len(groups[key])), size, seconds_text(seconds_of[key]), how])
     header = ["of", "from → to", "number", "bytes", "takes", "how"]
-    return text_table(header, rows, left=left, flexible="how", max_width=max_width)
+    left = ["of", "from → to", "how"]
+    table = text_table(header, rows, left=left, flexible="how", max_width=max_width)
+    return table if rows else "nothing"
 
 
-def _move(program: SpmdProgram, graph: SpmdGraph, each: Instruction) -> tuple[str, str, str]:
+def _move(
+    program: SpmdProgram,
+    graph: SpmdGraph,
+    each: ReceiveInput | Conversion | ReturnOutput,
+    value: SpmdValue,
+) -> tuple[str, str, str]:
     """Of what something moves, from where to where, and how forwards and backwards."""
-    if isinstance(each, Computation):
-        gathered = f"inputs and gradients gathered{METHODS.get(each.method, '')}, not its sum"
-        return "gradient of a weight", "S → R=", gathered
-    what = graph.value_of[each.value].source.value.replace("operator", "activation")
-    if not isinstance(each, Conversion):
-        ends = [str(each.placement), "rank 0"]
-        order = reversed(ends) if isinstance(each, ReceiveInput) else ends
-        return what, " → ".join(order), "the step runs at rank 0"
-    source, target = each.source, each.target
-    backward = "nothing"
-    if graph.value_of[each.value].requires_grad:
+    what = value.source.value.replace("operator", "activation")
+    if isinstance(each, ReceiveInput):
+        return what, f"rank 0 → {each.placement}", "the step runs at rank 0"
+    if isinstance(each, ReturnOutput):
+        return what, f"{each.placement} → rank 0", "the step runs at rank 0"
+    source, target, backward = each.source, each.target, "nothing"
+    if value.requires_grad:
         backward = _done(target.dual, source.dual, each.backward_method)
     buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
     how = f"forward {_done(source, target, each.method)}, backward {backward}{buckets}"
@@ -209,22 +187,16 @@ def _done(source: Placement, target: Placement, method: Method) -> str:
     return "own part" if target.is_shard else "nothing"
 
 
-def next_best_table(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
+def next_best_table(plan: SpmdPlan) -> str:
     """What the other programs that were met lost by; those that read alike once."""
     best_s = plan.evaluation.step_s
     rows: dict[tuple[str, ...], None] = {}
     for program, found in plan.tried:
-        shares = program.shares
+        more = f"+{percent_text(found.step_s - best_s, best_s)}"
+        shares = f"{100 * min(program.shares):.2f} to {100 * max(program.shares):.2f} %"
         sharded = sum(placement.is_shard for placement in program.storage.values())
-        row = (
-            seconds_text(found.step_s),
-            f"+{percent_text(found.step_s - best_s, best_s)}",
-            seconds_text(found.compute_s),
-            seconds_text(found.move_s),
-            bytes_text(message_bytes(program, graph, machine)),
-            f"{100 * min(shares):.2f} to {100 * max(shares):.2f} %",
-            f"{sharded} of {len(program.storage)}",
-        )
-        rows[row] = None
-    header = ["takes", "more", "computing", "exchanges", "sends", "shares", "in shards"]
+        kept = f"{sharded} of {len(program.storage)}"
+        times = (seconds_text(s) for s in (found.step_s, found.compute_s, found.move_s))
+        rows[(*times, more, shares, kept)] = None
+    header = ["takes", "computing", "exchanges", "more", "shares", "in shards"]
     return text_table(header, [*rows][: 1 + MOST_ALTERNATIVES])

@@ -51,10 +51,6 @@ class Option(Enum):
     Attributes:
         PLAIN: nothing. Sizes among its attributes that name a sharded dimension (of a view, an
             expand) are the local ones, which follow from the placements of the outputs.
-        SUFFICIENT_FACTORS: a linear layer whose weight is replicated (``R=``) while its
-            input is sharded along the samples: backwards the devices gather the input and the
-            output's gradient (by the computation's ``method``) and all compute the whole gradient
-            of the weight (and bias), instead of summing parts of it.
         MEAN: a mean over a sharded dimension: a device's mean of its own elements times their part
             of all is its summand.
         VOCABULARY: look-ups in a table of which a device has some rows: its summand is zeros
@@ -62,7 +58,6 @@ class Option(Enum):
     """
 
     PLAIN = "plain"
-    SUFFICIENT_FACTORS = "sufficient_factors"
     MEAN = "mean"
     VOCABULARY = "vocabulary"
 
@@ -132,7 +127,6 @@ class Computation:
         inputs: placement of each of its inputs, in their order; all are there.
         outputs: placement of each of its outputs.
         option: what it does beyond the plain call.
-        method: how factors are gathered (sufficient factors), else ``NONE``.
         note: what the rule is, for people (``"column-parallel"``).
     """
 
@@ -140,7 +134,6 @@ class Computation:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     option: Option = Option.PLAIN
-    method: Method = Method.NONE
     note: str = ""
 
 
@@ -231,15 +224,10 @@ def spmd_program_to_json(program: SpmdProgram) -> str:
     return FORMAT.dumps({**to_data(program), "instructions": to_data(instructions)})
 
 
-def is_summed_later(value: SpmdValue, conversion: Conversion) -> bool:
-    """Whether a conversion is of a whole parameter, of whose gradient devices have summands."""
-    return (
-        value.source is ValueSource.PARAMETER
-        and value.requires_grad
-        and conversion.source == R_SAME
-        and conversion.target == R_SUMMED
-        and conversion.backward_method is Method.DIRECT
-    )
+def is_summed_later(value: SpmdValue, source: Placement, target: Placement) -> bool:
+    """Whether a whole parameter is read so that devices have summands of its gradient."""
+    is_trained = value.source is ValueSource.PARAMETER and value.requires_grad
+    return is_trained and source == R_SAME and target == R_SUMMED
 
 
 def bytes_in_bucket(program: SpmdProgram, instruction: Instruction, graph: SpmdGraph) -> int:
@@ -247,4 +235,5 @@ def bytes_in_bucket(program: SpmdProgram, instruction: Instruction, graph: SpmdG
     if not isinstance(instruction, Conversion) or program.stored(instruction.value) != R_SAME:
         return 0
     value = graph.value_of[instruction.value]
-    return value.size_bytes if is_summed_later(value, instruction) else 0
+    is_later = is_summed_later(value, instruction.source, instruction.target)
+    return value.size_bytes if is_later else 0

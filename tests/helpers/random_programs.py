@@ -13,7 +13,6 @@ from lightning_gpp.spmd.program import (
     Conversion,
     Instruction,
     Method,
-    Option,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -118,14 +117,8 @@ class _Drawing:
             rule = self.rule(operator.name)
             for name, placement in zip(operator.inputs, rule.inputs, strict=True):
                 self.want(name, placement)
-            method = Method.NONE
-            if rule.option is Option.SUFFICIENT_FACTORS:
-                method = self.draw.choice((Method.PADDED, Method.GROUPED))
-            self.instructions.append(
-                Computation(
-                    operator.name, rule.inputs, rule.outputs, rule.option, method, rule.note
-                )
-            )
+            made = rule.inputs, rule.outputs, rule.option, rule.note
+            self.instructions.append(Computation(operator.name, *made))
             for name, placement in zip(operator.outputs, rule.outputs, strict=True):
                 self.there[name] = [placement]
         for name in dict.fromkeys(self.graph.outputs):

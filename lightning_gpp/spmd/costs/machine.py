@@ -14,7 +14,7 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -123,9 +123,9 @@ def device_speeds(cluster: Cluster) -> DeviceSpeeds:
 
 def measured_speeds(
     flops_per_s: ArrayLike,
-    memory_bytes_per_s: ArrayLike | None = None,
-    launch_s: ArrayLike | None = None,
-    update_s_per_byte: ArrayLike | None = None,
+    memory_bytes_per_s: ArrayLike = np.inf,
+    launch_s: ArrayLike = 0.0,
+    update_s_per_byte: ArrayLike = 0.0,
 ) -> DeviceSpeeds:
     """Speeds that were measured, one number per device.
 
@@ -144,13 +144,8 @@ def measured_speeds(
             f"every device needs a speed above 0, got {flops.tolist()}; leave a device out "
             "that cannot compute"
         )
-    endless, nothing = np.full(len(flops), np.inf), np.zeros(len(flops))
-    return DeviceSpeeds(
-        flops,
-        endless if memory_bytes_per_s is None else np.array(memory_bytes_per_s, dtype=float),
-        nothing if launch_s is None else np.array(launch_s, dtype=float),
-        nothing if update_s_per_byte is None else np.array(update_s_per_byte, dtype=float),
-    )
+    given = memory_bytes_per_s, launch_s, update_s_per_byte
+    return DeviceSpeeds(flops, *(np.zeros(len(flops)) + np.array(each, float) for each in given))
 
 
 PROBE_BYTES = 1e12
@@ -284,12 +279,8 @@ class Machine:
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The devices in groups of equal speeds and memory, by the first of each."""
-        speeds = self.speeds
-        columns = (
-            *(speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.launch_s),
-            *(speeds.update_s_per_byte, self.memory_bytes),
-        )
+        columns = [getattr(self.speeds, of.name) for of in fields(self.speeds)]
         found: dict[tuple[float, ...], list[int]] = {}
-        for device, key in enumerate(zip(*(column.tolist() for column in columns))):
+        for device, key in enumerate(zip(*columns, self.memory_bytes)):
             found.setdefault(key, []).append(device)
         return tuple(map(tuple, found.values()))

@@ -34,7 +34,6 @@ from lightning_gpp.spmd.program import (
     Conversion,
     Instruction,
     Method,
-    Option,
     ReceiveInput,
     is_summed_later,
 )
@@ -130,7 +129,7 @@ class PriceList:
         """An instruction of a program."""
         if isinstance(instruction, Computation):
             operator = self.graph.operator_of[instruction.operator]
-            return self.computation(operator, instruction, instruction.method)
+            return self.computation(operator, instruction)
         value = self.graph.value_of[instruction.value]
         if isinstance(instruction, Conversion):
             methods = instruction.method, instruction.backward_method
@@ -169,44 +168,20 @@ class PriceList:
                 moved[half] = (self._flat(line.seconds(value.size_bytes)),)
         return self._price(self._none, (moved[0], moved[1]))
 
-    def computation(
-        self, operator: SpmdOperator, placed: Rule | Computation, method: Method | None = None
-    ) -> Price:
-        """An operator on parts; factors gathered by a method, the cheapest one if not given."""
+    def computation(self, operator: SpmdOperator, placed: Rule | Computation) -> Price:
+        """An operator on parts."""
         values = [self.graph.value_of[name] for name in (*operator.inputs, *operator.outputs)]
         alike = (
-            *(operator.kind, operator.flops, placed.inputs, placed.outputs, placed.option, method),
+            *(operator.kind, operator.flops, placed.inputs, placed.outputs, placed.option),
             *((value.size_bytes, value.requires_grad) for value in values),
         )
         if alike not in self._known:
-            moved: Costs = ()
-            if placed.option is Option.SUFFICIENT_FACTORS:
-                ways = self._factors(operator, placed)
-                method = method or self._best(ways)
-                moved = ways[method]
             memory = self._none
             if operator.kind not in FREE_KINDS:
                 for name, place in zip(operator.outputs, placed.outputs):
                     memory = memory + self._kept(self.graph.value_of[name], place)
-            methods = method or Method.NONE, Method.NONE
-            computed = self._computed(operator, placed)
-            self._known[alike] = self._price(memory, ((), moved), computed, methods)
+            self._known[alike] = self._price(memory, computed=self._computed(operator, placed))
         return self._known[alike]
-
-    def _factors(self, operator: SpmdOperator, placed: Rule | Computation) -> Ways:
-        """Gathering a layer's input and its output's gradient, backwards."""
-        times = self.machine.times
-        ways = [
-            self._shards(
-                self.graph.value_of[name].size_bytes, place, times.all_gather, times.broadcast
-            )
-            for name, place in operator.operands(placed.inputs, placed.outputs)
-            if place.is_shard
-        ]
-        return {
-            method: tuple(cost for way in ways for cost in way[method])
-            for method in (Method.PADDED, Method.GROUPED)
-        }
 
     def _computed(self, operator: SpmdOperator, placed: Rule | Computation) -> tuple[Costs, Costs]:
         if operator.kind in FREE_KINDS:
@@ -216,23 +191,13 @@ class PriceList:
             size = value_of[name].size_bytes
             part, whole = (part + size, whole) if place.is_shard else (part, whole + size)
             units = units or place.units or 0
-
-        def passes(count: int, units: int = units) -> ShareCost:
-            """So many times over the parts of all devices, or over everything on each."""
-            if units:
-                return self._roofline(count, units, (operator.flops, 0.0), (part, whole))
-            return self._roofline(count, 0, (0.0, operator.flops), (0.0, part + whole))
-
         backward: Costs = ()
+        flops = (operator.flops, 0.0) if units else (0.0, operator.flops)
         if any(self._flows(value_of[name]) for name in operator.outputs):
             wanted = sum(value_of[name].requires_grad for name in operator.inputs)
-            count = min(wanted, 2) if operator.flops else 1
-            if placed.option is Option.SUFFICIENT_FACTORS:
-                # All devices compute the gradient of the weight as a whole.
-                backward = passes(count - 1), passes(1, 0)
-            elif count:
-                backward = (passes(count),)
-        return (passes(1),), backward
+            if count := min(wanted, 2) if operator.flops else 1:
+                backward = (self._roofline(count, units, flops, (part, whole)),)
+        return (self._roofline(1, units, flops, (part, whole)),), backward
 
     def _roofline(
         self, count: int, units: int, flops: tuple[float, float], moved: tuple[float, float]
@@ -272,8 +237,7 @@ class PriceList:
         if not self._flows(value):
             return forward, _NOTHING
         backward = self._collective(value.size_bytes, target.dual, source.dual)
-        direct = Conversion(value.name, source, target, Method.NONE, Method.DIRECT)
-        if is_summed_later(value, direct) and Method.DIRECT in backward:
+        if is_summed_later(value, source, target) and Method.DIRECT in backward:
             in_bucket_s = self.machine.times.all_reduce.in_bucket_s(value.size_bytes, BUCKET_BYTES)
             backward = {**backward, Method.DIRECT: (self._flat(in_bucket_s),)}
         return forward, backward

@@ -43,10 +43,6 @@ class FactorSpec:
         linear: sets of inputs in which the operator is linear together, the others being fixed:
             with these as summands, the outputs are summands.
         options: what a device does beyond the plain call where a factor is dealt.
-        samples: factors along which the samples lie: where one is dealt, the gradient of ``weight``
-            may come from gathered factors.
-        weight: index of the input whose gradient is then computed from the gathered factors; None
-            where that is not offered.
     """
 
     inputs: tuple[Dims, ...]
@@ -56,8 +52,6 @@ class FactorSpec:
     added: Set[int] = frozenset()
     linear: Sequence[Set[int]] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
-    samples: Set[str] = frozenset()
-    weight: int | None = None
 
     def place(self, factor: str, tensor: Dims) -> tuple[int, int] | None:
         """Where a tensor has a factor: the dimension, and the product of the factors before it.

@@ -127,10 +127,7 @@ def cross_entropy(call: ShapedCall) -> Spec:
 
 def linear(call: ShapedCall) -> Spec:
     """``… i, o i, o -> … o``: column-parallel along ``o``, row-parallel along ``i``."""
-    spec = _layer(call, {"input": "… i", "weight": "o i", "bias": "o"}, "… o")
-    (data,), (weight,) = call.index("input"), call.index("weight")
-    samples = {name for dim in spec.inputs[data] for name in dim} - {"i"}
-    return replace(spec, samples=samples, weight=weight)
+    return _layer(call, {"input": "… i", "weight": "o i", "bias": "o"}, "… o")
 
 
 def addmm(call: ShapedCall) -> Spec:
@@ -155,12 +152,6 @@ def matmul(call: ShapedCall) -> Spec:
     right = "k" if ranks[1] == 1 else "k m" if ranks[1] == 2 else "… k m"
     output = f"{'… ' * (max(ranks) > 2)}{'n ' * (ranks[0] > 1)}{'m' * (ranks[1] > 1)}"
     return call.spec(f"{left}, {right} -> {output}", linear=_each(call))
-
-
-def bilinear(call: ShapedCall) -> Spec:
-    """``… i, … j, o i j, o -> … o``."""
-    texts = {"input1": "… i", "input2": "… j", "weight": "o i j", "bias": "o"}
-    return call.by_argument(texts, "… o", added=call.index("bias"))
 
 
 def einsum(call: ShapedCall) -> Spec:
@@ -341,7 +332,6 @@ _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "linear": linear,
     "addmm": addmm,
     "matmul mm bmm mv": matmul,
-    "bilinear": bilinear,
     "einsum": einsum,
     "conv1d conv2d conv3d convolution": convolution,
     "scaled_dot_product_attention": attention,

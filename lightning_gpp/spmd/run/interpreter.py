@@ -20,7 +20,6 @@ from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
-    Option,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -29,7 +28,7 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
-from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, factor_gradients, run_operator
+from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, run_operator
 from lightning_gpp.spmd.run.moves import Mover, Shards
 from lightning_gpp.spmd.run.operator_calls import CPU, is_random
 
@@ -176,17 +175,15 @@ class ProgramRun:
         operator = self.graph.operator_of[computation.operator]
         tensors = [self._there[key] for key in self._of.reads[number]]
         is_recorded = operator.is_recorded and torch.is_grad_enabled()
-        has_factor = computation.option is Option.SUFFICIENT_FACTORS
         if is_recorded:
-            ends = operator.inputs[:1] if has_factor else operator.inputs
-            for place, name in enumerate(ends):
+            for place, name in enumerate(operator.inputs):
                 if self.graph.value_of[name].requires_grad:
                     tensors[place] = cut(tensors[place])
         own = 1 + self._mover.rank if any(p.is_shard for p in computation.outputs) else 0
         with self._drawing(operator, ((seed * 1_000_003 + number) * 8191 + own) % 2**63):
             made = run_operator(self.graph, computation, self._mover, tensors)
         if is_recorded:
-            self._local[number] = LocalGraph.of(tensors, made, has_factor=has_factor)
+            self._local[number] = LocalGraph.of(tensors, made)
         keys = zip(operator.outputs, computation.outputs, strict=True)
         self._there |= zip(keys, (tensor.detach() for tensor in made), strict=True)
 
@@ -271,9 +268,6 @@ class ProgramRun:
             return False
         local = self._local[number] if retain else self._local.pop(number)
         found = local.backward(gradients, retain=retain)
-        if local.factor is not None and gradients[0] is not None:
-            how = self.graph, computation, self._mover, local.factor
-            found[1:] = factor_gradients(*how, gradients[0])[: len(found) - 1]
         for key, gradient in zip(self._of.reads[number], found, strict=True):
             value = self.graph.value_of[key[0]]
             if value.requires_grad:

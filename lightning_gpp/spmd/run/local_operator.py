@@ -13,7 +13,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.program import Computation, Option
 from lightning_gpp.spmd.run.collectives import Shape
 from lightning_gpp.spmd.run.moves import Mover
@@ -92,33 +91,6 @@ def _look_up_rows(weight: Tensor, indices: Tensor, first: int) -> Tensor:
     return torch.where(is_here.unsqueeze(-1), rows, torch.zeros((), dtype=rows.dtype))
 
 
-def factor_gradients(
-    graph: SpmdGraph, computation: Computation, mover: Mover, part: Tensor, gradient: Tensor
-) -> list[Tensor]:
-    """The whole gradients of a linear layer's weight and bias, from gathered factors, not a sum.
-
-    Args:
-        graph: that the layer is of.
-        computation: the instruction.
-        mover: gathers the factors.
-        part: this device's part of its input.
-        gradient: of this device's part of its output.
-    """
-    operator, purpose = (
-        graph.operator_of[computation.operator],
-        f"factors of {computation.operator}",
-    )
-
-    def gather(tensor: Tensor, name: str, source: Placement) -> Tensor:
-        whole = graph.value_of[name].shape
-        found = mover.move(tensor, whole, source, R_SAME, computation.method, purpose)
-        return found.flatten(0, -2)
-
-    of_output = gather(gradient, operator.outputs[0], computation.outputs[0])
-    of_input = gather(part, operator.inputs[0], computation.inputs[0])
-    return [of_output.t().mm(of_input), of_output.sum(0)]
-
-
 class _Cut(torch.autograd.Function):
     """A tensor whose gradient goes no further; unlike a leaf, autograd keeps nothing of it."""
 
@@ -145,23 +117,19 @@ class LocalGraph:
     Attributes:
         inputs: where its backward ends.
         outputs: where it begins.
-        factor: the first input, where gradients come from gathered factors.
     """
 
     inputs: list[GradientEdge | None]
     outputs: list[GradientEdge | None]
-    factor: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, has_factor: bool
-    ) -> LocalGraph:
+    def of(cls, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> LocalGraph:
         """The graph of an operator that has just run on tensors that were :func:`cut`."""
         ends, starts = (
             [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
             for tensors in (inputs, outputs)
         )
-        return cls(ends, starts, inputs[0].detach() if has_factor else None)
+        return cls(ends, starts)
 
     def backward(self, gradients: Sequence[Tensor | None], *, retain: bool) -> list[Tensor | None]:
         """The gradients of the inputs."""

@@ -224,6 +224,15 @@ class FactorGraph:
         found: FactorCosts = self._once(key, costs)
         return found
 
+    def answer(self, paid: Sequence[int]) -> ProgramAnswer:
+        """The program that pays some costs, one of every factor."""
+        pairs = [(factor.costs, number) for factor, number in zip(self.factors, paid, strict=True)]
+        none = np.zeros(len(self.classes))
+        memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
+        seconds = sum(float(costs.seconds[number]) for costs, number in pairs)
+        held_bytes, fits = self.num_alike @ memory_bytes, (memory_bytes <= self.limits).all()
+        return ProgramAnswer(paid, seconds, memory_bytes, float(held_bytes), bool(fits))
+
     def program(self, answer: ProgramAnswer, name: str) -> SpmdProgram:
         """The instructions of all steps; conversions are made where their result is first read."""
         storage: dict[str, Placement] = {}
@@ -249,18 +258,16 @@ class FactorGraph:
 
         paid = zip(self.factors, answer.paid, strict=True)
         for number, group in groupby(paid, key=lambda pair: pair[0].step):
-            for factor, way in group:
-                if factor.value:
-                    obtain(factor.value, factor.costs.ways[way])
-            operator = self.steps[number].operator
-            rule = self.steps[number].rules[answer.rules[number]]
-            if operator is None:
-                instructions.append(ReturnOutput(self.steps[number].reads[0], rule.inputs[0]))
+            (_, which), *reads = group
+            for factor, way in reads:
+                obtain(factor.value, factor.costs.ways[way])
+            step, rule = self.steps[number], self.steps[number].rules[which]
+            if step.operator is None:
+                instructions.append(ReturnOutput(step.reads[0], rule.inputs[0]))
                 continue
-            method = self.prices.computation(operator, rule).method
-            made = rule.inputs, rule.outputs, rule.option, method, rule.note
-            instructions.append(Computation(operator.name, *made))
-            there |= {n: {p} for n, p in zip(operator.outputs, rule.outputs)}
+            made = rule.inputs, rule.outputs, rule.option, rule.note
+            instructions.append(Computation(step.operator.name, *made))
+            there |= {n: {p} for n, p in zip(step.operator.outputs, rule.outputs)}
         return SpmdProgram(self.prices.parts.shares, storage, tuple(instructions), name)
 
 
@@ -299,38 +306,15 @@ class ProgramAnswer:
     """A program, as the costs that it pays.
 
     Attributes:
-        rules: the rule of every step.
-        paid: of every factor the number of the cost that is paid.
+        paid: of every factor the number of the cost that is paid; of a step's own the rule.
         seconds: all of them.
         memory_bytes: likewise, per class of devices.
         held_bytes: on all devices with a limit together.
         fits: whether it fits every one of them.
     """
 
-    rules: tuple[int, ...]
-    paid: tuple[int, ...]
+    paid: Sequence[int]
     seconds: float
     memory_bytes: Vector
     held_bytes: float
     fits: bool
-
-    @classmethod
-    def of(
-        cls, factor_graph: FactorGraph, values: Sequence[int], paid: Sequence[int]
-    ) -> ProgramAnswer:
-        """The answer of the values of all variables, with the costs that they come to."""
-        pairs = [(factor.costs, number) for factor, number in zip(factor_graph.factors, paid)]
-        none = np.zeros(len(factor_graph.classes))
-        memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
-        return cls(
-            tuple(values[: len(factor_graph.steps)]),
-            tuple(paid),
-            sum(float(costs.seconds[number]) for costs, number in pairs),
-            memory_bytes,
-            float(factor_graph.num_alike @ memory_bytes),
-            bool((memory_bytes <= factor_graph.limits).all()),
-        )
-
-    def cost_s(self, price: float) -> float:
-        """Seconds, with its memory at a price per byte."""
-        return self.seconds + price * self.held_bytes

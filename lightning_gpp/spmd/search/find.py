@@ -1,38 +1,40 @@
-"""The cheapest program for given shares.
+"""The cheapest program for given shares: the cheapest values of the variables of a factor graph.
 
-Without limits of memory variables are eliminated one by one, which is exact. Where the cheapest
-program does not fit, small models have memory counted exactly, by a 0-1 program. In large ones,
-where every parameter may be kept whole or in shards, memory gets a price instead (Lagrange
-multipliers; Everett, "Generalized Lagrange Multiplier Method", Operations Research 1963): with a
-price ``p`` per byte the cheapest program of ``seconds + p * bytes`` is found as fast as without,
-and ``its cost - p * limit`` is less than any program takes that fits. The next price is always the
-one at which the last program that fits and the last one that does not cost the same (Handler and
-Zang, "A dual algorithm for the constrained shortest path problem", Networks 1980); where none costs
-less there, no other price would help.
+*Elimination.* The costs that a variable is in are added up to a table over its neighbours, of which
+only the best value of the variable is kept (non-serial dynamic programming, Bertele and Brioschi
+1972; bucket elimination, Dechter 1999). Variables go in the order in which the next table is
+smallest: a graph that is narrow has small tables, and so has one of many towers side by side, each
+of which is eliminated by itself. Equal layers have equal tables, which are computed once.
+
+*A price of memory*, where it is short (Lagrange multipliers; Everett, "Generalized Lagrange
+Multiplier Method", Operations Research 1963): with a price ``p`` per byte the cheapest program of
+``seconds + p * bytes`` is found as fast as without, and ``its cost - p * limit`` is less than any
+program takes that fits. The next price is always the one at which the last program that fits and
+the last one that does not cost the same (Handler and Zang, "A dual algorithm for the constrained
+shortest path problem", Networks 1980); where none costs less there, no other price would help.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lightning_gpp.common.units_of_measure import bytes_text
-from lightning_gpp.spmd.costs.machine import Machine
+from lightning_gpp.spmd.costs.machine import Machine, Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.factor_graph import FactorGraph, ProgramAnswer
+from lightning_gpp.spmd.search.factor_graph import FactorCosts, FactorGraph, ProgramAnswer
 from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.spmd.search.solve import cheapest, cheapest_values, elimination_order, table_of
-
-MOST_COLUMNS = 5_000
-"""Of a 0-1 program with limits of memory, which takes a second or two then."""
 
 MOST_PRICES = 12
 """Tried between one too low and one high enough; a few are enough."""
 
-TOLERANCE = 1e-9
+SAME = 1e-9
 """Relative; costs that are equal but for the order of their sums."""
 
 HIGHEST = 8**8
@@ -81,6 +83,7 @@ def find_program(
 
     Raises:
         NoProgramFitsError: no program fits the memory, or none was found that does.
+        ValueError: the model is too wide to be searched.
     """
     theory = theory or Theory(graph, machine.num_devices)
     search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()))
@@ -113,10 +116,6 @@ class _PricedSearch:
             price: of a byte on any device with a limit.
         """
         factor_graph, byte_s = self.factor_graph, price * self.factor_graph.num_alike
-        if self._order is None:
-            found = cheapest(factor_graph, byte_s)
-            assert found is not None, "every program is one that may be had"
-            return found
         every = {id(factor.costs): factor.costs for factor in factor_graph.factors}
         tables = {key: table_of(costs, byte_s) for key, costs in every.items()}
         placed = [(s, tables[id(f.costs)]) for s, f in zip(self._scopes, factor_graph.factors)]
@@ -126,7 +125,7 @@ class _PricedSearch:
             own = [values[variable] for variable in factor.variables]
             numbers = np.flatnonzero((factor.costs.places == own).all(axis=1))
             paid.append(int(numbers[factor.costs.priced(byte_s)[numbers].argmin()]))
-        return ProgramAnswer.of(factor_graph, values, paid), total_s
+        return factor_graph.answer(paid), total_s
 
     def fitting(self, free: ProgramAnswer, least_s: float) -> tuple[ProgramAnswer, float]:
         """The cheapest program that fits, or a cheap one, and what none is below of.
@@ -142,12 +141,6 @@ class _PricedSearch:
         limit_bytes = float(self.factor_graph.num_alike @ limits)
         price = free.seconds / limit_bytes
         highest = price * HIGHEST
-        num_columns = sum(len(factor.costs.seconds) for factor in self.factor_graph.factors)
-        if self._order is None or num_columns <= MOST_COLUMNS:
-            found = cheapest(self.factor_graph, np.zeros(len(limits)), limits)
-            if found is None:
-                raise self._too_large(self.at(highest)[0])
-            return found
         fitting: list[ProgramAnswer] = []
 
         def at(price: float) -> ProgramAnswer:
@@ -168,7 +161,8 @@ class _PricedSearch:
                 break
             price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
             answer = at(price)
-            if answer.cost_s(price) >= high.cost_s(price) * (1 - TOLERANCE):
+            cost_s, high_s = (each.seconds + price * each.held_bytes for each in (answer, high))
+            if cost_s >= high_s * (1 - SAME):
                 break
             low, high = (low, answer) if answer.fits else (answer, high)
         return min(fitting, key=lambda each: each.seconds), least_s
@@ -184,3 +178,100 @@ class _PricedSearch:
             f"{bytes_text(limits[worst])}; use more or larger devices, a smaller batch, or an "
             "optimizer with less state"
         )
+
+
+# Elimination ------------------------------------------------------------------------------------
+
+Scope = tuple[int, ...]
+"""Variables that a table is by, in its axes' order."""
+
+MOST_ENTRIES = 10_000_000
+"""Of a table. The published models have 85,840; this many take 80 MB, and tenths of a second."""
+
+
+def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> list[Scope]:
+    """Variables in the order in which they go, each with its neighbours at that time.
+
+    Args:
+        sizes: numbers of values of the variables.
+        scopes: of the tables.
+
+    Raises:
+        ValueError: a table would have more than :data:`MOST_ENTRIES`.
+    """
+    neighbours: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        for variable in scope:
+            neighbours[variable].update(scope)
+
+    def entries(variable: int) -> int:
+        return math.prod(sizes[each] for each in {variable, *neighbours[variable]})
+
+    heap = [(entries(variable), variable) for variable, size in enumerate(sizes) if size > 1]
+    heapq.heapify(heap)
+    order: dict[int, Scope] = {}
+    while heap:
+        known, variable = heapq.heappop(heap)
+        if variable in order or known != entries(variable):
+            continue  # it went, or waits in the heap with another number as well
+        if known > MOST_ENTRIES:
+            raise ValueError(
+                "too many operators of the model read what many before them have made (as in a "
+                f"DenseNet): a table of the search would have {known} entries, more than "
+                f"{MOST_ENTRIES}; name a part of the model with module=, or use "
+                'planner="data_parallel" or strategy="graphpipe"'
+            )
+        others = neighbours[variable] - {variable}
+        order[variable] = (variable, *sorted(others))
+        for other in others:
+            neighbours[other] = (neighbours[other] | others) - {variable}
+            heapq.heappush(heap, (entries(other), other))
+    return list(order.values())
+
+
+def cheapest_values(
+    order: Sequence[Scope], tables: Iterable[tuple[Scope, Vector]], num_variables: int
+) -> tuple[list[int], float]:
+    """The value of every variable, and what all cost together.
+
+    Args:
+        order: see :func:`elimination_order`.
+        tables: costs; infinite where they cannot be paid. Tables that are alike are one array.
+        num_variables: of all; those without a choice are in no table.
+    """
+    turn = {scope[0]: number for number, scope in enumerate(order)}
+    waiting: list[list[tuple[Scope, Vector]]] = [[] for _ in (*order, None)]
+    known: dict[Hashable, tuple[Vector, np.ndarray]] = {}
+
+    def wait(scope: Scope, table: Vector) -> None:
+        waiting[min((turn[variable] for variable in scope), default=-1)].append((scope, table))
+
+    for scope, table in tables:
+        wait(scope, table)
+    best: list[np.ndarray] = []
+    for scope, group in zip(order, waiting):
+        placed = [(tuple(map(scope.index, own)), table) for own, table in group]
+        key = tuple((own, id(table)) for own, table in placed)
+        if key not in known:
+            together: Vector = sum(_along(table, own, len(scope)) for own, table in placed)  # type: ignore[assignment]
+            known[key] = together.min(axis=0), together.argmin(axis=0)
+        least, which = known[key]
+        best.append(which)
+        wait(scope[1:], least)
+    values = [0] * num_variables
+    for (variable, *others), which in zip(reversed(order), reversed(best)):
+        values[variable] = int(which[tuple(values[other] for other in others)])
+    return values, sum(float(table) for _, table in waiting[-1])
+
+
+def _along(table: Vector, axes: tuple[int, ...], num_axes: int) -> Vector:
+    """A table with its axes where they belong, and axes of length 1 for the others."""
+    found = table.transpose(np.argsort(axes))
+    return np.expand_dims(found, tuple({*range(num_axes)} - {*axes}))
+
+
+def table_of(costs: FactorCosts, byte_s: Vector) -> Vector:
+    """The least cost of every combination of values, with bytes at a price per class."""
+    table = np.full(costs.shape, np.inf)
+    np.minimum.at(table, tuple(costs.places.T), costs.priced(byte_s))
+    return table.squeeze()

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, Placement
-from lightning_gpp.spmd.program import Option
 from lightning_gpp.spmd.rules.theory import Rule, Theory
 
 
@@ -68,8 +67,7 @@ class DataParallel(Allowed):
     def _deals(self, operator: SpmdOperator, rule: Rule) -> bool:
         """Whether a rule divides an operator along the samples, and nothing else."""
         shards = _shards(operator, rule)
-        is_plain = rule.option is not Option.SUFFICIENT_FACTORS
-        return is_plain and bool(shards) and all(p in self._samples[name] for name, p in shards)
+        return bool(shards) and all(p in self._samples[name] for name, p in shards)
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> bool:
         """Parameters are only read as they are."""

@@ -13,7 +13,7 @@ from itertools import product
 from lightning_gpp.spmd.costs.prices import Price, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdValue
 from lightning_gpp.spmd.placement import R_SUMMED, Placement
-from lightning_gpp.spmd.program import Conversion, is_summed_later
+from lightning_gpp.spmd.program import is_summed_later
 from lightning_gpp.spmd.search.limits import Allowed
 
 TIE = 1e-10
@@ -83,8 +83,7 @@ class ValueTable:
             if not (can_convert(value, one, other) and allowed.conversion(value, one, other)):
                 continue
             price = prices.conversion(value, one, other)
-            made = Conversion(value.name, one, other, price.method, price.backward_method)
-            seconds = price.seconds * (1.0 if is_summed_later(value, made) else 1 + TIE)
+            seconds = price.seconds * (1.0 if is_summed_later(value, one, other) else 1 + TIE)
             way = Obtained(seconds, self._memory(price), 1 << i | 1 << j, ((i, j),))
             self._direct[i, j] = way
 

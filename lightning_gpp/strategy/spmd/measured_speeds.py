@@ -108,7 +108,7 @@ def measure_speeds(
     times = _times(device, update)
     rounds = [_of_all(times(), group, device) for _ in range(ROUNDS)]
     flop_s, byte_s, *update_s, launch_s = np.median(rounds, axis=0).T
-    return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else None)
+    return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else 0.0)
 
 
 def _of_all(own: list[float], group: Collectives | None, device: torch.device) -> list[list[float]]:

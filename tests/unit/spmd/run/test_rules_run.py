@@ -22,7 +22,6 @@ from lightning_gpp.spmd.program import (
     Conversion,
     Instruction,
     Method,
-    Option,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -58,9 +57,7 @@ def alone(graph: SpmdGraph, operator: SpmdOperator) -> SpmdGraph:
     return SpmdGraph((*inputs, *outputs), (operator,), operator.outputs)
 
 
-def program_of(
-    graph: SpmdGraph, rule: Rule, shares: tuple[float, ...], draw: random.Random
-) -> SpmdProgram:
+def program_of(graph: SpmdGraph, rule: Rule, shares: tuple[float, ...]) -> SpmdProgram:
     """Only the rule, and what it needs."""
     (operator,) = graph.operators
     there: set[tuple[str, Placement]] = set()
@@ -72,12 +69,8 @@ def program_of(
         if (name, placement) not in there:
             instructions.append(Conversion(name, R_SAME, placement, Method.DIRECT, Method.DIRECT))
             there.add((name, placement))
-    method = Method.NONE
-    if rule.option is Option.SUFFICIENT_FACTORS:
-        method = draw.choice((Method.PADDED, Method.GROUPED))
-    instructions.append(
-        Computation(operator.name, rule.inputs, rule.outputs, rule.option, method, str(rule))
-    )
+    made = rule.inputs, rule.outputs, rule.option, str(rule)
+    instructions.append(Computation(operator.name, *made))
     instructions += [
         ReturnOutput(name, placement)
         for name, placement in zip(operator.outputs, rule.outputs, strict=True)
@@ -111,7 +104,6 @@ def check(
     rule: Rule,
     values: dict[str, Tensor],
     shares: tuple[float, ...],
-    draw: random.Random,
 ) -> None:
     graph = alone(exported.graph, operator)
     leaves = {
@@ -123,7 +115,7 @@ def check(
     reached = [(t, g) for t, g in zip(made, gradients, strict=True) if g is not None]
     if reached:
         torch.autograd.backward(*zip(*reached, strict=True))
-    program = program_of(graph, rule, shares, draw)
+    program = program_of(graph, rule, shares)
     given = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in leaves.items()}
 
     def run(group):
@@ -161,6 +153,6 @@ def test_every_rule(name: str, num_devices: int) -> None:
                 for n, p in wholes
             ):
                 continue  # whole numbers have no random summands
-            check(exported, operator, rule, values, random_shares(num_devices, draw), draw)
+            check(exported, operator, rule, values, random_shares(num_devices, draw))
             num_rules += 1
     assert num_rules > 2 * len(exported.graph.operators)
