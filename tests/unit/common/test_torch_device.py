@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gpp.capture.checks.check import is_autocast
-from lightning_gpp.capture.checks.rollback import seeded
+from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.tracing.trace import autocast_state
 from lightning_gpp.common.torch_device import (
     device_name,
@@ -116,7 +116,7 @@ def test_recording_waits_for_its_own_device_only(
 
 def test_random_states_of_every_accelerator_are_put_back(generators: list[Tensor]) -> None:
     before = list(generators)
-    with seeded(0):
+    with rollback(nn.Module()):
         generators[:] = [torch.tensor([7]), torch.tensor([8])]
     assert generators == before
     with forked_random(XPU):

@@ -8,8 +8,8 @@ from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
-from lightning_gpp.capture.operators import granularity
-from lightning_gpp.capture.operators.granularity import FEW
+from lightning_gpp.capture.operators import grouping as granularity
+from lightning_gpp.capture.operators.grouping import FEW
 
 WIDTH = 4
 
