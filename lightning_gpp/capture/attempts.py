@@ -32,13 +32,13 @@ from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel, Verified
 from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
-from lightning_gpp.capture.operators.normalize import (
+from lightning_gpp.capture.operators.observe import (
+    Observation,
     normalize,
     observation,
     protect_inputs,
     without_guard,
 )
-from lightning_gpp.capture.operators.observe import Observation, observe
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
@@ -186,17 +186,16 @@ class _Attempt:
         return traces
 
     def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
-        module, arguments, sample = self.module, self.runs.arguments, self.runs.sample
-        with self.runs.watching(mode) as observer:
+        runs, sample, observer = self.runs, self.runs.sample, self.runs.observer()
+        with runs.in_mode(mode), runs.weights.visiting():
             if self.blocks is not None:
-                trace = trace_blocks(module, arguments, self.blocks)
+                trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
-                tensors = sample.fresh()
-                trace = trace_concretely(module, arguments, policy, tensors, observer=observer)
-        with self.runs.in_mode(mode), self.runs.weights.visiting():
-            observations = observe(trace.graph, sample.fresh(), observer)
+                given = (self.module, runs.arguments, policy, sample.fresh())
+                trace = trace_concretely(*given, observer=observer)
+        observations = runs.observed(trace, sample, mode, observer)
         if protect_inputs(trace, observations):
-            observations = self.runs.observed(trace, sample, mode)
+            observations = runs.observed(trace, sample, mode)
         return normalize(trace, observations)
 
     # Does a trace compute what the module computes? -------------------------------------------
@@ -213,7 +212,7 @@ class _Attempt:
         try:
             fit, dropped = self._without_idle_decisions(traces, how)
             how = replace(how, dropped=dropped)
-            second, seen = self._other_size(fit, is_compared=bool(dropped))
+            second, seen = self._other_size(fit[True], bool(dropped))
             captured = self._model(fit, how, second, seen)
             for run in self.runs.passes(None if dropped else second, gradients=not dropped):
                 self._check(captured, run)
@@ -222,35 +221,30 @@ class _Attempt:
         return captured
 
     def _model(
-        self,
-        traces: _Traces,
-        how: Verified,
-        second: Sample | None = None,
-        others: _Seen | None = None,
+        self, traces: _Traces, how: Verified, second: Sample | None, others: _Seen | None
     ) -> CapturedModel:
         runs, nodes = self.runs, traces[True].graph.nodes
         seen = {node: observation(node) for node in nodes if node.op != "output"}
         how = replace(how, cuts=Cuts.of(seen, runs.sample, others, second))
         return CapturedModel(runs.module, runs.arguments, traces, how, runs.sample)
 
-    def _other_size(
-        self, traces: _Traces, *, is_compared: bool
-    ) -> tuple[Sample | None, _Seen | None]:
-        """Inputs of another size that the decisions in the traces allow, and what nodes do there.
+    def _other_size(self, trace: Trace, is_compared: bool) -> tuple[Sample | None, _Seen | None]:
+        """Inputs of another size that the decisions in a trace allow, and what nodes do there.
 
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
-        if is_compared and self.runs.sample.num_samples > 2:
-            few = few_samples(self.runs.sample, 2)
-            return few, self.runs.observed(traces[True], few, training=True)
-        for sample in self.runs.others:
-            is_smaller = sample.num_samples < self.runs.sample.num_samples
-            if self.runs.runs(sample, backward=is_smaller and not is_compared):
-                seen = self._seen(traces[True], sample)
+        sample = self.runs.sample
+        if is_compared and sample.num_samples > 2:
+            few = few_samples(sample, 2)
+            return few, self.runs.observed(trace, few, training=True)
+        for other in self.runs.others:
+            is_smaller = other.num_samples < sample.num_samples
+            if self.runs.runs(other, backward=is_smaller and not is_compared):
+                seen = self._seen(trace, other)
                 if not isinstance(seen, GuardError):
-                    return sample, seen
-                self._accept(seen, traces[True], sample)
+                    return other, seen
+                self._accept(seen, trace, other)
         return None, None
 
     def _accept(self, error: GuardError, trace: Trace, sample: Sample) -> None:
@@ -259,9 +253,7 @@ class _Attempt:
             raise error
         _logger.warning(
             "captured with micro-batches of %d samples; with %d it would raise: %s",
-            self.runs.sample.num_samples,
-            sample.num_samples,
-            error,
+            *(self.runs.sample.num_samples, sample.num_samples, error),
         )
 
     def _without_idle_decisions(
@@ -278,21 +270,20 @@ class _Attempt:
         Raises:
             GuardError: a sub-module takes such a decision, and it does change something.
         """
-        if self.runs.sample.graphs is not None:
+        runs, sample = self.runs, self.runs.sample
+        if sample.graphs is not None:
             return traces, ()
-        across = few_samples(self.runs.sample, 1 + (self.runs.sample.num_samples == 1))
+        across = few_samples(sample, 1 + (sample.num_samples == 1))
         try:
             failed = self._seen(traces[True], across)
         except Exception:
-            if self.runs.runs(across, backward=True):
+            if runs.runs(across, backward=True):
                 raise
             return traces, ()  # the model itself does not take so few
-        if not isinstance(failed, GuardError) or not self.runs.runs(across, backward=True):
+        if not isinstance(failed, GuardError) or not runs.runs(across, backward=True):
             return traces, ()
-        few = few_samples(self.runs.sample, 2)
-        if self.runs.sample.num_samples > 2 and isinstance(
-            self._seen(traces[True], few), GuardError
-        ):
+        two = few_samples(sample, 2)
+        if sample.num_samples > 2 and isinstance(self._seen(traces[True], two), GuardError):
             return traces, ()  # it is not about one sample
         first, fit, dropped = failed, traces, list[str]()
         try:
@@ -300,7 +291,7 @@ class _Attempt:
                 dropped.append(failed.name)
                 fit = {mode: without_guard(trace, failed.name) for mode, trace in fit.items()}
                 failed = self._seen(fit[True], across)
-            captured = self._model(fit, how)
+            captured = self._model(fit, how, None, None)
             for mode in MODES:
                 self._check(captured, CheckedPass(across, mode, backward=True))
         except Exception:  # the graph of the other way may do anything
@@ -356,10 +347,9 @@ class _Attempt:
 
 def _scope_of(error: GuardError, trace: Trace) -> str:
     """The module that took a decision."""
-    for node in trace.graph.nodes:
-        if node.target is guard and node.args[3] == error.location:
-            return str(node.meta["scope"])
-    return ""
+    guards = (node for node in trace.graph.nodes if node.target is guard)
+    scopes = (str(node.meta["scope"]) for node in guards if node.args[3] == error.location)
+    return next(scopes, "")
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
@@ -390,16 +380,12 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
             "does not make these changes",
             ", ".join(changed),
         )
-    steady = _steady_state(captured, runs)
     captured.meetings = runs.meetings()
+    reads = (read for read in runs.reads if not f"{read.path}.".startswith(leaves))
     captured.verified = replace(
         captured.verified,
-        steady=steady,
-        reads=tuple(
-            read
-            for read in runs.reads
-            if not f"{read.path}.".startswith(leaves) and read.place not in changed
-        ),
+        steady=_steady_state(captured, runs),
+        reads=tuple(read for read in reads if read.place not in changed),
         is_random=given.draws,
     )
 
@@ -407,10 +393,8 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
 def _steady_state(captured: CapturedModel, runs: Rehearsal) -> frozenset[str]:
     """The buffers that forward changes in training mode, whatever it is called with."""
     changing = captured.changing
-    if not changing:
-        return frozenset()
     try:
-        other = runs.of(CheckedPass(other_content(runs.sample), True))
+        other = runs.of(CheckedPass(other_content(runs.sample), True)) if changing else runs.given
     except Exception as error:  # the model itself may not take this size
         _logger.info("which buffers change alike cannot be told: %s", error)
         return frozenset()

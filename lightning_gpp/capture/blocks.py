@@ -55,7 +55,11 @@ def trace_blocks(module: nn.Module, arguments: Arguments, blocks: BlockGraph) ->
         CaptureError: a name is unknown or used twice.
     """
     graph, recorder = fx.Graph(), Recorder()
-    known = _arguments(graph, arguments)
+    inputs = [
+        arguments.frozen[position] if name is None else recorder.mark(graph.placeholder(name))
+        for position, name in enumerate(arguments.names)
+    ]
+    known: dict[str, Any] = arguments.structure.unflatten(inputs)
     submodules = dict(module.named_modules(remove_duplicate=False))
     for block in blocks.blocks:
         if block.module not in submodules:
@@ -71,18 +75,6 @@ def trace_blocks(module: nn.Module, arguments: Arguments, blocks: BlockGraph) ->
         structure = structure.children[0]
     graph.output(tuple(_look_up(known, name, "outputs") for name in names))
     return Trace(graph, structure)
-
-
-def _arguments(graph: fx.Graph, arguments: Arguments) -> dict[str, Any]:
-    leaves = [
-        arguments.frozen[position] if name is None else graph.placeholder(name)
-        for position, name in enumerate(arguments.names)
-    ]
-    for leaf in leaves:
-        if isinstance(leaf, fx.Node):
-            Recorder().mark(leaf)
-    known: dict[str, Any] = arguments.structure.unflatten(leaves)
-    return known
 
 
 def _look_up(known: Mapping[str, Any], name: str, reader: str) -> Any:

@@ -30,16 +30,15 @@ class GuardError(CaptureError):
     """A decision that was frozen into the captured graph comes out differently now.
 
     Attributes:
-        on_data: whether values decide, and not only sizes.
         location: ``file:line`` of the decision.
         name: of the node that checks it, where the graph ran node by node.
     """
 
     name: str = ""
 
-    def __init__(self, message: str, *, on_data: bool, location: str = "") -> None:
+    def __init__(self, message: str, location: str = "") -> None:
         super().__init__(message)
-        self.on_data, self.location = on_data, location
+        self.location = location
 
 
 def is_foreign(filename: str) -> bool:
@@ -68,7 +67,7 @@ def _first_of_user(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 def describe(error: BaseException) -> str:
     """One line for an error, without the general remedy: kind, message, where it was raised."""
-    text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, CaptureError):
         return str(error).removesuffix(REMEDY).removesuffix(": ").removesuffix(", or ")
+    text = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {text} (at {raised_location(error)})"

@@ -8,9 +8,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
-from lightning_gpp.capture.checks.rollback import keep, unsteady_names
+from lightning_gpp.capture.checks.rollback import keep, owner_of
 from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
 from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.operators.variation import Cuts
@@ -91,9 +92,8 @@ class CapturedModel:
             origins: name in it -> (operator, which one of several); others make no calls.
         """
         self.graph, self.takes_graphs = graph, False
-        nodes_of = self._nodes_of
-        made = {name: nodes_of[operator] for name, (operator, _) in origins.items()}
-        self._nodes_of = {**nodes_of, **{op.name: () for op in graph}, **made}
+        made = {name: self._nodes_of[operator] for name, (operator, _) in origins.items()}
+        self._nodes_of = {**self._nodes_of, **{op.name: () for op in graph}, **made}
 
     @property
     def is_random(self) -> bool:
@@ -113,7 +113,8 @@ class CapturedModel:
     @property
     def unsteady(self) -> list[str]:
         """Those whose change depends on how samples are put together, BatchNorm's left out."""
-        return unsteady_names(self.module, self.changing, self.steady)
+        others = sorted(self.changing - self.steady)
+        return [name for name in others if not isinstance(owner_of(self.module, name), _BatchNorm)]
 
     @property
     def leaf_modules(self) -> tuple[str, ...]:
@@ -126,14 +127,9 @@ class CapturedModel:
         """Equal on two ranks exactly if they captured the same graph; weights do not count."""
         layout = [self._arguments.paths, self._arguments.names, dict(self._arguments.frozen)]
         groups = [[name, list(nodes)] for name, nodes in self._nodes_of.items()]
-        shapes = [
-            [name, list(parameter.shape), str(parameter.dtype)]
-            for name, parameter in self.module.named_parameters()
-        ]
-        return fingerprint(
-            [self._traces[True], self._traces[False]],
-            [layout, groups, shapes],
-        )
+        parameters = self.module.named_parameters()
+        shapes = [[name, list(item.shape), str(item.dtype)] for name, item in parameters]
+        return fingerprint([self._traces[True], self._traces[False]], [layout, groups, shapes])
 
     def check_reads(self) -> None:
         """Checks that plain attributes which forward reads are as they were at capture.
@@ -178,12 +174,10 @@ class CapturedModel:
             averaged: outputs that are looked at, if those which are not one entry per sample are
                 averaged; None looks at all, and does not.
         """
-        meeting = self.meetings.get(training)
-        if meeting is None:
-            return None
         leaves = self._traces[training].outputs
         names = [leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves]
-        return meeting.why(names, averaged)
+        meeting = self.meetings.get(training)
+        return None if meeting is None else meeting.why(names, averaged)
 
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""
@@ -212,16 +206,8 @@ class CapturedModel:
             training: [node for node in trace.graph.nodes if node.name in members]
             for training, trace in self._traces.items()
         }
-        parameter_names, buffer_names = self.tensors_read(nodes[True])
-        return StageModule(
-            self.module,
-            nodes,
-            inputs=inputs,
-            outputs=outputs,
-            parameter_names=parameter_names,
-            buffer_names=buffer_names,
-            device=self._device,
-        )
+        names = self.tensors_read(nodes[True])
+        return StageModule(self.module, nodes, inputs, outputs, *names, self._device)
 
     def tensors_read(self, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
         """Canonical names of the parameters, and of the buffers, that calls read."""

@@ -44,7 +44,6 @@ class StageModule:
         self,
         module: nn.Module,
         nodes: Mapping[bool, Sequence[fx.Node]],
-        *,
         inputs: Sequence[str],
         outputs: Sequence[str],
         parameter_names: Sequence[str],
@@ -205,10 +204,8 @@ class _Source:
         else:
             call = f"{self._object('f', node.target)}({', '.join(args)})"
         line = f"{_variable(node.name)} = {call}  # {node.meta['location']}"
-        contexts = []
-        for manager, given in node.meta["switches"]:
-            self.objects[manager.__name__] = manager
-            contexts.append(f"{manager.__name__}({self._items(given)})")
+        switches = node.meta["switches"]
+        contexts = [f"{self._object('c', each)}({self._items(given)})" for each, given in switches]
         if contexts:
             return [f"    with {', '.join(contexts)}:", f"        {line}"]
         return [f"    {line}"]

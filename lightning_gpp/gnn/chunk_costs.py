@@ -70,7 +70,7 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
         for name, tensor in tensors.items()
     }
     with torch.enable_grad():
-        found = profile_probes(captured, probes, cut, float(len(vertices)))
+        found = profile_probes(probes, cut, float(len(vertices)))
     model.forget()
     operators = {
         name: replace(

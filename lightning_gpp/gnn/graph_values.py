@@ -26,8 +26,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.errors import GuardError
-from lightning_gpp.capture.operators.normalize import observation
-from lightning_gpp.capture.operators.observe import run_node
+from lightning_gpp.capture.operators.observe import observation, run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSet, Remembered

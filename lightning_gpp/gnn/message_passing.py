@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError, describe
-from lightning_gpp.capture.operators.normalize import normalize, protect_inputs
-from lightning_gpp.capture.operators.observe import Observer, observe
+from lightning_gpp.capture.operators.observe import Observer, normalize, observe, protect_inputs
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace

@@ -23,7 +23,7 @@ from lightning_gpp.capture.checks.rollback import (
     Changes,
     Generators,
     rollback,
-    seeded,
+    seed_all,
     training_flags,
 )
 from lightning_gpp.capture.checks.tape import Tape, can_be_taped
@@ -128,43 +128,41 @@ class Rehearsal:
 
     def begin(self) -> None:
         """Finds out what the module computes; with one sample twice if it does not train on one."""
-        try:
-            self._begin()
-        except Exception as error:  # of the user's code
-            if self.sample.num_samples > 1 or self.sample.graphs is not None:
-                raise
-            self.take_samples(2)
-            try:
-                self._begin()
-            except Exception:
-                raise error from None
-
-    def _begin(self) -> None:
         sample = self.sample
         self.others = list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
-        with watched_reads(self.module) as self.reads:
-            self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
-        if is_smallest or not self._is_there(self._unrecorded):
-            self.of(CheckedPass(sample, False, backward=is_smallest))
+        try:
+            with watched_reads(self.module) as self.reads:
+                self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
+            if is_smallest or not self._is_there(self._unrecorded):
+                self.of(CheckedPass(sample, False, backward=is_smallest))
+        except Exception as error:  # of the user's code
+            if sample.num_samples > 1 or sample.graphs is not None:
+                raise
+            self.take_samples(2)
+            try:
+                self.begin()
+            except Exception:
+                raise error from None
 
     @contextmanager
     def in_mode(self, training: bool, seed: int = 0) -> Iterator[Changes]:
         """The module in a mode, whatever it does there taken back."""
-        flags = self._flags[training]
-        with rollback(self.module) as changes, training_flags(self.module, flags), seeded(seed):
+        with rollback(self.module) as changes, training_flags(self.module, self._flags[training]):
+            seed_all(seed)
             yield changes
 
-    @contextmanager
-    def watching(self, training: bool) -> Iterator[Observer]:
-        """Watches calls in a mode, and forgets whatever they change."""
-        with self.in_mode(training), self.weights.visiting():
-            yield Observer(self.module, self.weights.source)
-
-    def observed(self, trace: Trace, sample: Sample, training: bool) -> dict[fx.Node, Observation]:
+    def observed(
+        self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
+    ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
-        with self.watching(training) as observer:
+        with self.in_mode(training), self.weights.visiting():
+            observer = observer or self.observer()
             return observe(trace.graph, sample.fresh(), observer)
+
+    def observer(self) -> Observer:
+        """Watches calls of the module and of its traces."""
+        return Observer(self.module, self.weights.source)
 
     def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
@@ -287,13 +285,34 @@ class Rehearsal:
         return Result(output, gradients, buffers, attributes, kept, draws, tape)
 
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """Of parameters and inputs, after a backward from all of the output."""
+        """Of parameters and inputs, after a backward from all of the output.
+
+        Of the gradients of parameters in files, weighted sums are given and they themselves go: a
+        check of a large model has no room for several of its gradients.
+        """
+        sums: dict[Tensor, Tensor] = {}
+
+        def condense(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                found = _weighted_sums(gradient)
+                sums[parameter] = sums[parameter] + found if parameter in sums else found
+                parameter.grad = None
+
+        handles = []
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
+            if parameter.requires_grad and is_mapped(parameter):
+                hook: Any = parameter.register_post_accumulate_grad_hook
+                handles.append(hook(condense))
         loss = _any_loss(output)
-        with _condensed_gradients(self.module) as sums, self.weights.visiting():
+        try:
             if loss is not None and torch.is_grad_enabled():
-                loss.backward()  # type: ignore[no-untyped-call]
+                with self.weights.visiting():
+                    loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for handle in handles:
+                handle.remove()
         sources = dict(self.module.named_parameters()) | dict(inputs)
         return {
             name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
@@ -302,9 +321,8 @@ class Rehearsal:
     def _backward_in_eval_mode(self, run: CheckedPass) -> AbstractContextManager[None]:
         """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
         layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
-        if run.backward and not all(layer.training for layer in layers):
-            return torch.backends.cudnn.flags(enabled=False)
-        return nullcontext()
+        is_needed = run.backward and not all(layer.training for layer in layers)
+        return torch.backends.cudnn.flags(enabled=False) if is_needed else nullcontext()
 
 
 def _any_loss(output: Any) -> Tensor | None:
@@ -320,33 +338,6 @@ def _any_loss(output: Any) -> Tensor | None:
             term = term.abs() if term.is_complex() else term
             loss = term if loss is None else loss + term.to(loss)
     return loss
-
-
-@contextmanager
-def _condensed_gradients(module: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
-    """Of the gradients of parameters in files, weighted sums are given and they themselves go.
-
-    A check of a large model has no room for several of its gradients.
-    """
-    sums: dict[Tensor, Tensor] = {}
-
-    def condense(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is not None and gradient.layout is torch.strided:
-            found = _weighted_sums(gradient)
-            sums[parameter] = sums[parameter] + found if parameter in sums else found
-            parameter.grad = None
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(condense)  # type: ignore[no-untyped-call]
-        for parameter in module.parameters()
-        if parameter.requires_grad and is_mapped(parameter)
-    ]
-    try:
-        yield sums
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _weighted_sums(tensor: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import (
@@ -121,27 +120,22 @@ class _RandomStates:
             self._numpy.random.set_state(self._numpy_state)
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds all random generators, and restores their states on exit."""
-    states, numpy = _RandomStates(), sys.modules.get("numpy")
-    try:
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if numpy:
-            numpy.random.seed(seed)
-        yield
-    finally:
-        states.restore()
+def seed_all(seed: int) -> None:
+    """Seeds all random generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
 
 
 @contextmanager
 def training_flags(module: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
     """Sets the training flag of each sub-module by qualified name, and restores them on exit."""
-    before = [(item, item.training) for item in module.modules()]
+    parts = dict(module.named_modules())
+    before = [(item, item.training) for item in parts.values()]
     try:
-        for name, item in module.named_modules():
-            _set_flag(item, flags.get(name, item.training))
+        for name in parts.keys() & flags.keys():
+            _set_flag(parts[name], flags[name])
         yield
     finally:
         for item, training in before:
@@ -202,13 +196,13 @@ def _put_back(thing: Any, content: Any) -> bool:
             return False
         thing.clear()
         getattr(thing, "extend" if hasattr(thing, "extend") else "update")(content)
-        return True
-    if thing.is_meta or (thing.shape == content.shape and torch.equal(thing, content)):
+    elif thing.is_meta or (thing.shape == content.shape and torch.equal(thing, content)):
         return False
-    with torch.no_grad():
-        if thing.shape != content.shape:
-            thing.resize_(content.shape)
-        thing.copy_(content)
+    else:
+        with torch.no_grad():
+            if thing.shape != content.shape:
+                thing.resize_(content.shape)
+            thing.copy_(content)
     return True
 
 
@@ -248,15 +242,6 @@ def steady_names(
         if not after[name].is_meta
         and torch.equal(after[name], after_other[name])
         and getattr(owner_of(module, name), "momentum", 0) is not None
-    )
-
-
-def unsteady_names(module: nn.Module, changing: Iterable[str], steady: frozenset[str]) -> list[str]:
-    """The other ones, without those of BatchNorm, whose statistics are known to be so."""
-    return sorted(
-        name
-        for name in frozenset(changing) - steady
-        if not isinstance(owner_of(module, name), _BatchNorm)
     )
 
 

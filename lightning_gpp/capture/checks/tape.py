@@ -7,9 +7,9 @@ tensors only shapes are kept, and numbers by which they are known again.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -111,14 +111,16 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is None:  # vmap has shapes of its own
-            self._note(func, result, args, kwargs)
+            self._note(func, result, leaves_of((args, kwargs)))
         return result
 
-    def _note(
-        self, func: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        leaves = leaves_of((args, kwargs))
-        bounds = [part for leaf in leaves if isinstance(leaf, slice) for part in _parts(leaf)]
+    def _note(self, func: Callable[..., Any], result: Any, leaves: Sequence[Any]) -> None:
+        bounds = [
+            part
+            for leaf in leaves
+            if isinstance(leaf, slice)
+            for part in (leaf.start, leaf.stop, leaf.step)
+        ]
         operands = [leaf for leaf in (*leaves, *bounds) if isinstance(leaf, Tensor)]
         name = getattr(func, "__name__", str(func))
         if not operands and name != "randperm":
@@ -182,22 +184,14 @@ def can_be_taped(module: nn.Module, flags: Mapping[str, bool]) -> bool:
 
 def _is_by_library() -> bool:
     """Whether the innermost line that calls torch is one of a library, or inside of torch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name != __file__ and not name.endswith(_PASS_ON):
-            return is_foreign(name) or any(f"/{package}/" in name for package in _LIBRARIES)
-        frame = frame.f_back
-    return False
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    name = next((f for f in files if f != __file__ and not f.endswith(_PASS_ON)), None)
+    in_library = any(f"/{package}/" in name for package in _LIBRARIES) if name else False
+    return in_library or (name is not None and is_foreign(name))
 
 
 def _pads_to_longest() -> bool:
     """Whether ``pad_packed_sequence``, which is calling torch, was given no length to pad to."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not pad_packed_sequence.__code__:
-        frame = frame.f_back
-    return frame is None or frame.f_locals["total_length"] is None
-
-
-def _parts(item: slice) -> tuple[Any, ...]:
-    return item.start, item.stop, item.step
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    code = pad_packed_sequence.__code__
+    return all(f.f_locals["total_length"] is None for f in frames if f.f_code is code)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.operators.normalize import function_name
+from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.tracing.trace import Call, Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
 
@@ -56,8 +56,8 @@ def node_contents(trace: Trace) -> tuple[NodeContent, ...]:
             reads.append(arg.name)
             return f"%{contents[arg.name].content}"
 
-        given = constant_text(fx.node.map_arg([node.args, node.kwargs], read))
-        text = f"{node.op} {function_name(node)} {given}"
+        given = fx.node.map_arg([node.args, node.kwargs], read)
+        text = f"{node.op} {function_name(node)} {constant_text(given)}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         calls = node.meta.get("calls", ())
         contents[node.name] = NodeContent(node.name, digest, tuple(reads), calls)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
-from lightning_gpp.capture.operators.granularity import coarsen
-from lightning_gpp.capture.operators.grouping import group_nodes
-from lightning_gpp.capture.operators.normalize import function_name, module_identifier, observation
-from lightning_gpp.capture.operators.observe import assigned_buffers
+from lightning_gpp.capture.operators.grouping import coarsen, group_nodes
+from lightning_gpp.capture.operators.observe import (
+    assigned_buffers,
+    function_name,
+    module_identifier,
+    observation,
+)
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
@@ -35,8 +38,11 @@ def model_graph(
     operators, members, taken = [], dict[str, tuple[str, ...]](), {node.name for node in nodes}
     for group, call in coarsen(group_nodes(traces, buffers), module):
         principal = _principal(group)
-        name = principal.name if call is None else _unused(module_identifier(call.name), taken)
-        taken.add(name)
+        name = principal.name if call is None else module_identifier(call.name)
+        if call is not None:
+            numbered = (f"{name}_{number}" for number in itertools.count(1))
+            name = next(item for item in itertools.chain([name], numbered) if item not in taken)
+            taken.add(name)
         inside = set(group)
         inputs = (arg for node in group for arg in node.all_input_nodes if arg not in inside)
         read = frozenset().union(*(owned[node.name] for node in group))
@@ -79,12 +85,6 @@ def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
         prefix = f"{node.target}."
         found |= {name for full, name in canonical.items() if full.startswith(prefix)}
     return frozenset(found)
-
-
-def _unused(name: str, taken: Container[str]) -> str:
-    """``name``, with a number if it is taken."""
-    numbered = (f"{name}_{number}" for number in itertools.count(1))
-    return next(item for item in itertools.chain([name], numbered) if item not in taken)
 
 
 def _principal(group: Sequence[fx.Node]) -> fx.Node:

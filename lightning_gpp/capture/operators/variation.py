@@ -13,7 +13,7 @@ each may depend on all vertices anyway.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,12 +72,21 @@ class _Walk:
     def visit(self, node: fx.Node) -> None:
         reads = [self.ways[arg] for arg in node.all_input_nodes]
         if node.op == "placeholder":
-            self.ways[node] = self._of_argument(node)
-        elif self.seen[node].has_tensors:
-            self.ways[node] = self._of_tensors(node, reads)
+            way = self._of_argument(node)
+        elif all(each is _SAME for each in reads):
+            way = _SAME
         else:
-            self.ways[node] = self._of_plain(node, reads)
-        self._note_changes(node)
+            has_tensors = self.seen[node].has_tensors
+            way = (self._of_tensors if has_tensors else self._of_plain)(node, reads)
+        self.ways[node] = way
+        if not self.seen[node].changed or way is _SAME:
+            return
+        for (
+            earlier
+        ) in self.ways:  # what it changes in place depends on all that it reads from now on
+            if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
+                whole = not self.batched[earlier.name]
+                self.ways[earlier] = self._otherwise(earlier) if whole else way
 
     def _of_argument(self, node: fx.Node) -> Variation:
         if self.batched[node.name]:
@@ -89,8 +98,6 @@ class _Walk:
         return _SAME
 
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
-        if all(way is _SAME for way in reads):
-            return _SAME
         name = getattr(node.target, "__name__", str(node.target))
         if self._selects(node, name) or self._is_among_samples(node, name):
             return _WHOLE
@@ -124,12 +131,9 @@ class _Walk:
         return Variation.VERTICES if self.by_vertex[node.name] else _WHOLE
 
     def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
-        if all(way is _SAME for way in reads):
-            return _SAME
         if tells_shape(node):
             self.shapes.add(node)
-            return self._compared(node, equal=_SAME)
-        if node.target in LOOK_UPS and node.args[0] in self.shapes:
+        if node in self.shapes or (node.target in LOOK_UPS and node.args[0] in self.shapes):
             return self._compared(node, equal=_SAME)
         if node.target in _LINEAR and set(reads) <= {_SAME, _COUNT}:
             return self._compared(node, equal=_WHOLE)
@@ -143,15 +147,6 @@ class _Walk:
             return equal
         is_number = isinstance(first, int | float) and not isinstance(first, bool)
         return _COUNT if is_number and first * self.ratio == second else _WHOLE
-
-    def _note_changes(self, node: fx.Node) -> None:
-        """What a node changes in place depends on all that it reads from then on."""
-        if not self.seen[node].changed or self.ways[node] is _SAME:
-            return
-        for earlier in self.ways:
-            if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
-                whole = not self.batched[earlier.name]
-                self.ways[earlier] = self._otherwise(earlier) if whole else self.ways[node]
 
 
 def variations(
@@ -190,7 +185,7 @@ def _all_have(dims: Mapping[str, tuple[int | None, ...]]) -> dict[str, bool]:
     return {name: bool(found) and None not in found for name, found in dims.items()}
 
 
-Dims = Mapping[str, tuple[int | None, ...]]
+_Dims = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +199,8 @@ class Cuts:
         one_graph: whether the model is called with one graph, and not with a batch of them.
     """
 
-    batch_dims: Dims = field(default_factory=dict)
-    vertex_dims: Dims = field(default_factory=dict)
+    batch_dims: Mapping[str, _Dims] = field(default_factory=dict)
+    vertex_dims: Mapping[str, _Dims] = field(default_factory=dict)
     variations: Mapping[str, Variation] = field(default_factory=dict)
     one_graph: bool = False
 
@@ -225,27 +220,25 @@ class Cuts:
             others: what they did with a second one; None where there is none.
             second: the second one.
         """
-        graphs = sample.graphs
-        num = sample.num_samples
-        other_num = second.num_samples if second else num
-        pairs = {
-            node.name: list(_paired(seen[node].shapes, (others or seen)[node].shapes))
-            for node in seen
-        }
-        batch_dims = {
-            name: tuple(_batch_dim(*pair, num, other_num) for pair in shapes)
-            for name, shapes in pairs.items()
-        }
-        vertices = None
-        if graphs is not None and not graphs.is_batch and second is not None:
+        graphs, num = sample.graphs, sample.num_samples
+        other_num, vertices = second.num_samples if second else num, None
+        one_graph = graphs is not None and not graphs.is_batch
+        if graphs is not None and one_graph and second is not None:
             found = GraphInputs.find(second.tensors)
             vertices = None if found is None else (graphs.num_nodes, found.num_nodes)
-        vertex_dims = {
-            name: tuple(_vertex_dim(*pair, vertices) for pair in shapes)
-            for name, shapes in pairs.items()
-        }
+        batch_dims, vertex_dims = dict[str, _Dims](), dict[str, _Dims]()
+        for node, one in seen.items():
+            shapes, others_shapes = one.shapes, (others or seen)[node].shapes
+            if len(shapes) != len(others_shapes):  # at random
+                others_shapes = shapes
+            pairs = [list(zip(*each)) for each in zip(shapes, others_shapes, strict=True)]
+            batch_dims[node.name] = tuple(
+                _first(size != twin and size * other_num == twin * num for size, twin in pair)
+                for pair in pairs
+            )
+            vertex_dims[node.name] = tuple(_first(sizes == vertices for sizes in p) for p in pairs)
         ways = variations(list(seen), seen, others, other_num / num, batch_dims, vertex_dims)
-        return cls(batch_dims, vertex_dims, ways, graphs is not None and not graphs.is_batch)
+        return cls(batch_dims, vertex_dims, ways, one_graph)
 
     def stays(self, name: str, requires_grad: bool) -> bool:
         """Whether all calls are expected to bring the same for an input."""
@@ -253,25 +246,6 @@ class Cuts:
         return same and not requires_grad
 
 
-_Shape = tuple[int, ...]
-
-
-def _paired(shapes: Sequence[_Shape], others: Sequence[_Shape]) -> Iterator[tuple[_Shape, _Shape]]:
-    """Shapes at two numbers of samples; with themselves where there are not as many, at random."""
-    return zip(shapes, others if len(others) == len(shapes) else shapes, strict=True)
-
-
-def _batch_dim(shape: _Shape, other: _Shape, num: int, other_num: int) -> int | None:
-    """The dimension that grew in proportion to the number of samples."""
-    for dim, (size, other_size) in enumerate(zip(shape, other, strict=False)):
-        if size != other_size and size * other_num == other_size * num:
-            return dim
-    return None
-
-
-def _vertex_dim(shape: _Shape, other: _Shape, vertices: tuple[int, int] | None) -> int | None:
-    """The dimension that has as many entries as the graph has vertices, both times."""
-    return next(
-        (dim for dim, sizes in enumerate(zip(shape, other, strict=False)) if sizes == vertices),
-        None,
-    )
+def _first(holds: Iterable[bool]) -> int | None:
+    """The first dimension for which something holds."""
+    return next((dim for dim, found in enumerate(holds) if found), None)

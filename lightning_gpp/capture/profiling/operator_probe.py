@@ -48,10 +48,10 @@ class OperatorProbe:
     def __init__(
         self, captured: CapturedModel, operator: OpNode, device: torch.device, stage: Any = None
     ) -> None:
-        self.name, self.device = operator.name, device
+        self.captured, self.operator, self.device = captured, operator, device
+        self.name, self.training = operator.name, captured.module.training
         self.outputs = tuple(value.name for value in operator.outputs)
         self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
-        self.training = captured.module.training
         self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
         self.results: dict[str, Any] = {}
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text, module_content
-from lightning_gpp.capture.operators.normalize import function_name
+from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.capture.values.samples import Sample, first_sample, resized
@@ -86,7 +86,7 @@ def profile_costs(
     size, device = sample.num_samples, sample.device
     deadline_s = time.monotonic() + budget_s
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
-    work = _SharedWork(captured, probes, device, deadline_s)
+    work = _SharedWork(probes, deadline_s)
 
     def profile(other: int, repeats: int) -> Profile:
         inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
@@ -116,22 +116,17 @@ def profile_costs(
 
 
 def profile_probes(
-    captured: CapturedModel,
-    probes: Sequence[OperatorProbe],
-    tensors: Mapping[str, Tensor],
-    size: float,
+    probes: Sequence[OperatorProbe], tensors: Mapping[str, Tensor], size: float
 ) -> Profile:
     """Measures operators as :func:`profile_costs` does, by probes of another's making.
 
     Args:
-        captured: the model, in the mode that its module is in.
-        probes: of the operators, in order.
+        probes: of all operators, in order, in the mode that the module is in.
         tensors: the inputs of the model.
         size: samples that they stand for.
     """
-    device = next(iter(tensors.values())).device
-    work = _SharedWork(captured, probes, device, time.monotonic() + DEFAULT_BUDGET_S)
-    with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
+    work = _SharedWork(probes, time.monotonic() + DEFAULT_BUDGET_S)
+    with rollback(probes[0].captured.module), torch.inference_mode(False), torch.enable_grad():
         return _quicker(*(work.profile(tensors, size, count) for count in (REPEATS, 1)))
 
 
@@ -166,23 +161,13 @@ class _SharedWork:
     """Measures operators as often as it is asked to.
 
     Args:
-        captured: the model.
-        probes: of its operators, in the order in which they run.
-        device: which is measured.
+        probes: of all operators of a model, in the order in which they run.
         deadline_s: on the monotonic clock; past it an operator runs once.
     """
 
-    def __init__(
-        self,
-        captured: CapturedModel,
-        probes: Sequence[OperatorProbe],
-        device: torch.device,
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, probes: Sequence[OperatorProbe], deadline_s: float) -> None:
         self._probes, self._deadline_s = probes, deadline_s
-        self._module, self._device = captured.module, device
-        operators = captured.graph.operator
-        self._works = {each.name: work_of(operators[each.name], captured) for each in probes}
+        self._works = {each.name: work_of(each.operator, each.captured) for each in probes}
         self._num_alike = Counter(self._works.values())
         # by the name of an operator: equal for those that do the same work, found when they ran
         self._groups: dict[str, Hashable] = {}
@@ -200,14 +185,13 @@ class _SharedWork:
             values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         timed: dict[Hashable, _Timed] = {}
         for probe in self._probes:
-            read = map(self._module.get_parameter, probe.stage.parameter_names)
-            buffers = map(self._module.get_buffer, probe.stage.buffer_names)
-            with on_device([*read, *buffers], self._device):
+            buffers = map(probe.captured.module.get_buffer, probe.stage.buffer_names)
+            with on_device([*probe.parameters, *buffers], probe.device):
                 results = self._run(probe, values, timed, repeats)
             values |= zip(probe.outputs, results, strict=True)
         found = {group: _middle([cost for cost, _ in timed[group]]) for group in timed}
         costs = {probe.name: found[self._groups[probe.name]] for probe in self._probes}
-        return Profile(costs, float(size), device_name(self._device))
+        return Profile(costs, float(size), device_name(next(iter(tensors.values())).device))
 
     def _run(
         self,

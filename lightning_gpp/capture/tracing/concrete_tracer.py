@@ -24,10 +24,10 @@ from lightning_gpp.capture.errors import REMEDY, CaptureError, describe, user_lo
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
 from lightning_gpp.capture.tracing.recording import Recording, run_plain
-from lightning_gpp.capture.tracing.stand_ins import recorded, stand_ins
+from lightning_gpp.capture.tracing.sizes import recorded, stand_ins
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
-from lightning_gpp.capture.values.adjacency import in_edges
 from lightning_gpp.capture.values.arguments import Arguments, withhold
+from lightning_gpp.capture.values.structure import in_edges
 from lightning_gpp.common.instance_attribute import replaced
 
 # fmt: off
@@ -80,11 +80,11 @@ def trace_concretely(
         with _switched(), _CallTracer(module, policy, recording).patches(whole_methods):
             result = module.forward(*args, **kwargs)
             recording.assigned_buffers(module)
-        recorder.draws.check("")
+        recorder.check_draws()
     except CaptureError:
         raise
     except Exception as error:  # the user's code is given sizes that are no plain numbers
-        recorder.draws.check("")
+        recorder.check_draws()
         scope = vars(error).get("scope", "")
         text = (
             f"{describe(error)}, while it is traced with numbers that stand for those of any call"
@@ -137,11 +137,13 @@ class _CallTracer(TorchFunctionMode):
                 "an nn.ModuleDict or an attribute"
             )
         if name is not None and self.policy.is_leaf(module, name):
+            recorder.location = user_location()
+            recorder.check_draws()
             recorder.enter(name)
             with torch._C.DisableTorchFunction():
                 args, kwargs = in_edges(module, args, kwargs)
             result = self.recording.record("call_module", name, args, kwargs, run=module)
-            recorder.draws.allow()
+            recorder.allow_draws()
             return result
         padding = _padding_of(module, args, kwargs)
         with recorder.inside(recorder.scope if name is None else name):

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.errors import CaptureError
 
 _WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
 _GRAPH_LAYERS = "torch_geometric.nn."
@@ -98,32 +98,8 @@ class KeepWholeError(CaptureError):
         self.scope, self.on_data = scope, on_data
 
 
-class HostDraws:
-    """Notices random numbers that Python code draws with ``random`` or numpy while it is traced."""
-
-    def __init__(self) -> None:
-        self.allow()
-
-    def allow(self) -> None:
-        """What was drawn so far was drawn by a leaf module, which will draw anew."""
-        self._state = _host_state()
-
-    def check(self, scope: str) -> None:
-        """Checks that nothing was drawn since the last check.
-
-        Raises:
-            KeepWholeError: something was, by the module ``scope``.
-        """
-        if _host_state() != self._state:
-            raise KeepWholeError(
-                f"{user_location()}, or what runs before it, draws a random number outside of "
-                "torch (random, numpy), which would be frozen into the graph: draw it with "
-                f"torch.rand(...) and compute with the tensor, or {REMEDY}",
-                scope,
-            )
-
-
-def _host_state() -> Any:
+def host_state() -> Any:
+    """Of the generators from which Python code draws beside torch: ``random`` and numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return random.getstate()

@@ -90,7 +90,6 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
                 f"captured and is {now!r} now, so the captured graph does not fit. Make it a "
                 "buffer, pass it as a tensor argument, or keep its module whole with "
                 "leaf_modules=[...]",
-                on_data=False,
             )
 
 

@@ -29,8 +29,15 @@ from lightning_gpp.capture.tracing.trace import (
     guard,
     rebuild,
 )
-from lightning_gpp.capture.values.adjacency import refuse_matrix
-from lightning_gpp.capture.values.structure import Step, Structure, flatten, leaves_of, map_leaves
+from lightning_gpp.capture.values.placed import original
+from lightning_gpp.capture.values.structure import (
+    Step,
+    Structure,
+    flatten,
+    leaves_of,
+    map_leaves,
+    refuse_matrix,
+)
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
@@ -253,7 +260,7 @@ class Recording:
     def _tensor_argument(self, tensor: Tensor) -> Any:
         if id(tensor) in self._known:
             return self._node_at(self._known[id(tensor)][1])
-        name = self.names.of_tensor(tensor)
+        name = self.names.tensors.get(id(original(tensor)))
         if name is not None:
             if name not in self._named:
                 self._named[name] = self._node("get_attr", name, (), {})

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
-from lightning_gpp.capture.errors import GuardError, user_location
-from lightning_gpp.capture.tracing.keep_whole import HostDraws, KeepWholeError
-from lightning_gpp.capture.values.placed import original
+from lightning_gpp.capture.errors import REMEDY, GuardError, user_location
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, host_state
 from lightning_gpp.capture.values.structure import Structure
 from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.common.torch_device import types_in_use
@@ -65,10 +64,6 @@ class Names:
             names.tensors.setdefault(id(place.tensor), place.name)
         return names
 
-    def of_tensor(self, tensor: Tensor) -> str | None:
-        """The name of a parameter or buffer, or of what it is a copy of; None for others."""
-        return self.tensors.get(id(original(tensor)))
-
     def canonical(self, module: nn.Module) -> dict[str, str]:
         """Every name of a parameter or buffer of ``module`` -> its canonical name."""
         places = tensor_places(module, remove_duplicate=False)
@@ -87,11 +82,12 @@ class Recorder:
     """
 
     autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
-    attention: tuple[SDPBackend, ...] = field(default_factory=lambda: attention_kernels())
-    draws: HostDraws = field(default_factory=HostDraws)
+    attention: list[SDPBackend] = field(default_factory=_cur_sdpa_kernel_backends)
+    host_state: Any = field(default_factory=host_state)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
     entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
+    location: str = field(default_factory=user_location)
 
     @property
     def scope(self) -> str:
@@ -105,20 +101,39 @@ class Recorder:
         Raises:
             KeepWholeError: a module drew random numbers outside of torch.
         """
-        self.draws.check(self.scope)
+        self.location = user_location()
+        self.check_draws()
         self.calls.append(self.enter(name))
         try:
             yield
+            self.check_draws()
         except KeepWholeError:
             raise
         except Exception as error:
-            self.draws.check(name)  # which may be why
+            self.check_draws()  # which may be why
             vars(error).setdefault("scope", name)
             raise
-        else:
-            self.draws.check(name)
         finally:
             self.calls.pop()
+            self.location = user_location()
+
+    def check_draws(self) -> None:
+        """Checks that nothing was drawn outside of torch since the last check.
+
+        Raises:
+            KeepWholeError: something was, by the running module.
+        """
+        if host_state() != self.host_state:
+            raise KeepWholeError(
+                f"{self.location}, or a line near it, draws a random number outside of torch "
+                "(random, numpy), which would be frozen into the graph: draw it with "
+                f"torch.rand(...) and compute with the tensor, or {REMEDY}",
+                self.scope,
+            )
+
+    def allow_draws(self) -> None:
+        """What was drawn so far was drawn by a leaf module, which will draw anew."""
+        self.host_state = host_state()
 
     def enter(self, name: str) -> Call:
         """Notes a call of the module ``name``."""
@@ -127,25 +142,21 @@ class Recorder:
         return self.entered[-1]
 
     def mark(self, node: fx.Node) -> fx.Node:
-        """Fills in the node's ``meta``.
-
-        Raises:
-            KeepWholeError: a module drew random numbers outside of torch.
-        """
-        self.draws.check(self.scope)
+        """Fills in the node's ``meta``."""
+        self.location = user_location()
         is_module = node.op == "call_module"
         is_own_call = is_module and self.scope == node.target
         states = [state for state in autocast_state() if state not in self.autocast]
         switches: list[Switch] = [] if torch.is_grad_enabled() else [(torch.no_grad, ())]
         switches += [(torch.autocast, tuple(state)) for state in states]
-        kernels = attention_kernels()
+        kernels = _cur_sdpa_kernel_backends()
         may_attend = is_module or "attention" in getattr(node.target, "__name__", "")
         if kernels != self.attention and may_attend:
-            switches.append((sdpa_kernel, (list(kernels),)))
+            switches.append((sdpa_kernel, (kernels,)))
         node.meta.update(
             scope=str(node.target) if is_module else self.scope,
             calls=tuple(self.calls[:-1] if is_own_call else self.calls),
-            location=user_location(),
+            location=self.location,
             switches=switches,
             **dict.fromkeys(("is_constant", "selected", "of_sizes"), False),  # for all one knows
         )
@@ -154,19 +165,6 @@ class Recorder:
 
 Switch = tuple[Callable[..., Any], tuple[Any, ...]]
 """A context manager and its arguments."""
-
-
-_ATTENTION: dict[SDPBackend, Callable[[], bool]] = {
-    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
-    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
-    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
-    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
-}
-
-
-def attention_kernels() -> tuple[SDPBackend, ...]:
-    """The kernels that ``scaled_dot_product_attention`` may choose of now."""
-    return tuple(kernel for kernel, is_enabled in _ATTENTION.items() if is_enabled())
 
 
 class Call(NamedTuple):
@@ -226,8 +224,7 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
             f"{location} depends on {what}: it saw {expected!r} when the model was captured and "
             f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
             "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
-            on_data=on_data,
-            location=location,
+            location,
         )
 
 

@@ -59,9 +59,11 @@ class Arguments:
         """
         signature = _signature(module.forward, args, kwargs)
         is_decorated = any(hasattr(module.forward, n) for n in ("__wrapped__", "__signature__"))
-        bound = _bind(signature, args, kwargs, fills_defaults=not is_decorated)
-        leaves, structure = flatten(bound, opens_sparse=True)
-        paths = _paths(signature, structure)
+        leaves, structure = _flat(signature, args, kwargs, not is_decorated)
+        paths = []
+        for steps in structure.paths():
+            is_extra = signature.parameters[steps[0].key].kind is Parameter.VAR_KEYWORD
+            paths.append(path_text(steps[1:] if is_extra and len(steps) > 1 else steps))
         namer = fx.Graph()  # makes names that graphs accept: unique, no built-in, no keyword
         names, frozen, dtypes = list[str | None](), dict[int, Any](), dict[str, torch.dtype]()
         for position, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
@@ -83,8 +85,8 @@ class Arguments:
                 f"{type(module).__name__}.forward was called without a tensor argument; a "
                 "pipeline needs at least one"
             )
-        form, fills_defaults = _with_positions(signature, args), not is_decorated
-        return cls(signature, form, fills_defaults, structure, paths, tuple(names), frozen, dtypes)
+        layout = (structure, tuple(paths), tuple(names), frozen, dtypes)
+        return cls(signature, _with_positions(signature, args), not is_decorated, *layout)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Input name -> tensor of a later call with the same layout.
@@ -116,8 +118,7 @@ class Arguments:
 
     def flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
         """The leaves of a call, one per entry of :attr:`names`, and their structure."""
-        bound = _bind(self.signature, args, kwargs, self.fills_defaults)
-        return flatten(bound, opens_sparse=True)
+        return _flat(self.signature, args, kwargs, self.fills_defaults)
 
     def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
         """Checks that no list has strings, or tensors of several lengths, of single samples.
@@ -156,10 +157,8 @@ class Arguments:
         return bound.args, bound.kwargs
 
     def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
-        return [
-            self.frozen[position] if name is None else tensors[name]
-            for position, name in enumerate(self.names)
-        ]
+        frozen = self.frozen
+        return [frozen[i] if name is None else tensors[name] for i, name in enumerate(self.names)]
 
 
 def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
@@ -207,25 +206,13 @@ def _with_positions(signature: Signature, args: Sequence[Any]) -> Signature:
     return signature.replace(parameters=sorted(parameters, key=lambda each: each.kind))
 
 
-def _bind(
-    signature: Signature,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    fills_defaults: bool,
-) -> dict[str, Any]:
+def _flat(
+    signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], fills_defaults: bool
+) -> tuple[list[Any], Structure]:
     bound = signature.bind(*args, **kwargs)
     if fills_defaults:
         bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-def _paths(signature: Signature, structure: Structure) -> tuple[str, ...]:
-    parameters = signature.parameters
-    paths = []
-    for path in structure.paths():
-        is_extra = parameters[path[0].key].kind is Parameter.VAR_KEYWORD
-        paths.append(path_text(path[1:] if is_extra and len(path) > 1 else path))
-    return tuple(paths)
+    return flatten(dict(bound.arguments), opens_sparse=True)
 
 
 def _same(expected: Any, got: Any) -> bool:
@@ -251,7 +238,7 @@ _DEPTH = 4  # EncoderDecoderCache -> cache -> list of layers -> layer -> tensor
 
 
 class Withheld:
-    """Stands for an output that stays in the pipeline.
+    """Stands for an output that stays in the pipeline; no dataclass, as that would be a container.
 
     Any use raises a RuntimeError; comparing, printing, copying and pickling work.
     """

@@ -113,8 +113,7 @@ class HostWeights:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
         self.changed: set[str] = set()
-        self._names: dict[int, str] = {}
-        self._read: dict[int, Tensor] = {}
+        self._read: dict[int, str] = {}  # names by the id of what is not there all the time
         self._resident: dict[int, Tensor] = {}
         self._copies: dict[int, weakref.ref[Tensor]] = {}  # by the id of the original
         self._origins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}  # by the copy's storage
@@ -126,9 +125,10 @@ class HostWeights:
             tensor = place.tensor
             if tensor.device == device:
                 continue
-            self._names.setdefault(id(tensor), place.name)
-            is_read = isinstance(tensor, nn.Parameter) and id(tensor) not in known
-            (self._read if is_read else self._resident)[id(tensor)] = tensor
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in known:
+                self._read.setdefault(id(tensor), place.name)
+            else:
+                self._resident[id(tensor)] = tensor
 
     @contextmanager
     def resident(self) -> Iterator[None]:
@@ -147,8 +147,20 @@ class HostWeights:
         if not self._read:
             yield
             return
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._packed, self._unpacked)
-        with self._handed_out(), hooks, self._watched() if watched else nullcontext():
+        read_attribute, named_parameters = nn.Module.__getattr__, nn.Module.named_parameters
+
+        def read(module: nn.Module, name: str) -> Any:
+            value: Any = read_attribute(module, name)
+            return self._copy(value) if id(value) in self._read else value
+
+        def named(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+            for name, value in named_parameters(module, *args, **kwargs):
+                yield name, self._copy(value) if id(value) in self._read else value
+
+        # Modules hand out copies in place of their parameters.
+        changes = [(nn.Module, "__getattr__", read), (nn.Module, "named_parameters", named)]
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._packed, _unpacked)
+        with replaced(changes), hooks, self._watched() if watched else nullcontext():
             try:
                 yield
             finally:
@@ -161,23 +173,6 @@ class HostWeights:
         parameter, copy = self._origins.get(_storage(tensor), (tensor, None))
         return tensor if copy is None or copy() is None else parameter
 
-    @contextmanager
-    def _handed_out(self) -> Iterator[None]:
-        """Modules hand out copies in place of their parameters."""
-        read_attribute, named_parameters = nn.Module.__getattr__, nn.Module.named_parameters
-
-        def read(module: nn.Module, name: str) -> Any:
-            value: Any = read_attribute(module, name)
-            return self._copy(value) if id(value) in self._read else value
-
-        def named(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-            for name, value in named_parameters(module, *args, **kwargs):
-                yield name, self._copy(value) if id(value) in self._read else value
-
-        changes = [(nn.Module, "__getattr__", read), (nn.Module, "named_parameters", named)]
-        with replaced(changes):
-            yield
-
     def _copy(self, parameter: Tensor) -> Tensor:
         known = self._copies.get(id(parameter))
         copy = None if known is None else known()
@@ -188,10 +183,8 @@ class HostWeights:
             vars(copy).update(vars(parameter), _is_param=True, **{_ORIGINAL: parameter})
             self._copies[id(parameter)] = weakref.ref(copy)
             key = _storage(copy)
-            self._origins[key] = (
-                parameter,
-                weakref.ref(copy, lambda _: self._origins.pop(key, None)),
-            )
+            gone = weakref.ref(copy, lambda _: self._origins.pop(key, None))
+            self._origins[key] = parameter, gone
             if self._calls is not None:
                 self._calls[-1][id(parameter)] = copy, parameter_state(copy)
         return copy
@@ -199,20 +192,16 @@ class HostWeights:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Copies stay until the module call is over that read them, and are compared then."""
-
-        def begin(*_: Any) -> None:
-            assert self._calls is not None
-            self._calls.append({})
+        calls: list[dict[int, tuple[Tensor, str]]] = [{}]
+        self._calls = calls
 
         def end(*_: Any) -> None:
-            assert self._calls is not None
-            for key, (copy, before) in self._calls.pop().items():
+            for key, (copy, before) in calls.pop().items():
                 if parameter_state(copy) != before:
-                    self.changed.add(self._names[key])
+                    self.changed.add(self._read[key])
 
-        self._calls = [{}]
         handles = [
-            register_module_forward_pre_hook(begin),
+            register_module_forward_pre_hook(lambda *_: calls.append({})),
             register_module_forward_hook(end, always_call=True),
         ]
         try:
@@ -237,8 +226,9 @@ class HostWeights:
             return tensor  # expanded: it is smaller than it seems
         return partial(_like, _like(tensor, torch.device("cpu")), self._device)
 
-    def _unpacked(self, saved: Any) -> Any:
-        return saved if isinstance(saved, Tensor) else saved()
+
+def _unpacked(saved: Any) -> Any:
+    return saved if isinstance(saved, Tensor) else saved()
 
 
 def _like(tensor: Tensor, device: torch.device) -> Tensor:

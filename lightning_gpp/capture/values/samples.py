@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -54,10 +54,8 @@ class GraphInputs:
         of_nodes = next((tensor for tensor in candidates if tensor is not None), None)
         if of_nodes is None or of_nodes.dim() == 0:
             return None
-        if ptr is not None:
-            num_graphs = ptr.numel() - 1
-        else:
-            num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
+        num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
+        num_graphs = num_graphs if ptr is None else ptr.numel() - 1
         is_batch = batch is not None or ptr is not None
         return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs, is_batch)
 
@@ -84,28 +82,23 @@ class GraphInputs:
             if more.shape[:-1] == (2,):
                 more.fill_diagonal_(2 * self.num_nodes - 1)
             return torch.cat([tensor, tensor + self.num_nodes, more], dim=-1)
-        match self.entries(name, tensor):
-            case "nodes":
-                return torch.cat([tensor, tensor, tensor[-1:]])
-            case "edges":
-                return torch.cat([tensor, tensor, tensor[-1:], tensor[-1:]])
-            case "graphs":
-                return torch.cat([tensor, tensor])
-        return tensor
+        kind = self.entries(name, tensor)
+        if kind is None:
+            return tensor
+        num_more = {"nodes": 1, "edges": 2, "graphs": 0}[kind]
+        return torch.cat([tensor, tensor, *[tensor[-1:]] * num_more])
 
     def entries(self, name: str, tensor: Tensor) -> Literal["nodes", "edges", "graphs"] | None:
         """What the first dimension of a tensor counts; None where it is nothing of the graphs."""
         if not tensor.dim():
             return None
-        if name == f"{self.prefix}{_VERTICES}":
+        is_vertices = name == f"{self.prefix}{_VERTICES}"
+        is_of_edges = "edge" in name and not is_vertices
+        if is_vertices or (len(tensor) == self.num_nodes and not is_of_edges):
             return "nodes"
-        if "edge" in name:
-            return "edges"
-        if len(tensor) == self.num_nodes:
-            return "nodes"
-        if len(tensor) == self.num_graphs:
+        if len(tensor) == self.num_graphs and not is_of_edges:
             return "graphs"
-        return "edges" if len(tensor) == self.num_edges else None
+        return "edges" if is_of_edges or len(tensor) == self.num_edges else None
 
 
 def _is_edge_index(name: str, tensor: Tensor) -> bool:
@@ -134,11 +127,22 @@ class Sample:
 
     def fresh(self) -> dict[str, Tensor]:
         """Copies, as the caller would pass them."""
-        copies = {}
-        for name, tensor in self.tensors.items():
-            copy = tensor.detach().clone()
-            copies[name] = copy.requires_grad_() if tensor.requires_grad else copy
-        return copies
+        return _with_flags(self.tensors, self.tensors)
+
+    def of(self, rows: Tensor) -> Sample:
+        """Samples by their numbers."""
+        chosen = {
+            name: tensor.detach()[rows.to(tensor.device)]
+            for name, tensor in self.tensors.items()
+            if tensor.dim() and tensor.shape[0] == self.num_samples
+        }
+        return Sample({**self.tensors, **_with_flags(self.tensors, chosen)}, len(rows))
+
+    def twice(self) -> Sample:
+        """Twice as many graphs, and a node."""
+        assert self.graphs is not None
+        tensors = self.graphs.twice_and_a_node(self.tensors)
+        return Sample(_with_flags(self.tensors, tensors), 2 * self.num_samples)
 
 
 def first_sample(tensors: Mapping[str, Tensor]) -> Sample:
@@ -153,20 +157,17 @@ def other_samples(sample: Sample) -> Iterator[Sample]:
     """Candidates for a second input: smaller, larger, and of the same size but permuted."""
     num = sample.num_samples
     if sample.graphs is not None:
-        yield Sample(
-            _with_flags(sample.tensors, sample.graphs.twice_and_a_node(sample.tensors)), 2 * num
-        )
+        yield sample.twice()
         return
     if num >= 3:
-        half = (num + 1) // 2
-        yield Sample(_along_batch(sample, torch.arange(half)), half)
-    yield Sample(_along_batch(sample, torch.arange(2 * num) % num), 2 * num)
-    yield Sample(_along_batch(sample, torch.arange(num).roll(1)), num)
+        yield sample.of(torch.arange((num + 1) // 2))
+    yield sample.of(torch.arange(2 * num) % num)
+    yield sample.of(torch.arange(num).roll(1))
 
 
 def few_samples(sample: Sample, count: int) -> Sample:
     """The first ``count`` samples, or the first one over and over where there are not so many."""
-    return Sample(_along_batch(sample, torch.arange(count) % sample.num_samples), count)
+    return sample.of(torch.arange(count) % sample.num_samples)
 
 
 def other_content(sample: Sample) -> Sample:
@@ -175,16 +176,14 @@ def other_content(sample: Sample) -> Sample:
     One more sample than there are; all are the first one. Numbers become smaller, which hardly any
     forward minds; of graphs there are twice as many.
     """
-    count = sample.num_samples + 1
-    tensors = _along_batch(sample, torch.zeros(count, dtype=torch.int64))
-    if sample.graphs is not None:
-        count = 2 * sample.num_samples
-        tensors = sample.graphs.twice_and_a_node(sample.tensors)
+    zeros = torch.zeros(sample.num_samples + 1, dtype=torch.int64)
+    other = sample.of(zeros) if sample.graphs is None else sample.twice()
     scaled = {
-        name: t.detach() * 0.75 if t.is_floating_point() or t.is_complex() else t.detach()
-        for name, t in tensors.items()
+        name: tensor.detach() * 0.75
+        for name, tensor in other.tensors.items()
+        if tensor.is_floating_point() or tensor.is_complex()
     }
-    return Sample(_with_flags(sample.tensors, scaled), count)
+    return replace(other, tensors={**other.tensors, **_with_flags(sample.tensors, scaled)})
 
 
 def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
@@ -204,15 +203,6 @@ def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> 
             rows = torch.arange(round(length * factor), device=tensors[name].device) % length
             made[name] = tensors[name].detach().index_select(dim, rows)
     return _with_flags(tensors, made)
-
-
-def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:
-    chosen = {
-        name: tensor.detach()[rows.to(tensor.device)]
-        for name, tensor in sample.tensors.items()
-        if tensor.dim() and tensor.shape[0] == sample.num_samples
-    }
-    return {**sample.tensors, **_with_flags(sample.tensors, chosen)}
 
 
 def _with_flags(flagged: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_gpp.capture.checks.rollback import seeded
+from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.torch_device import (
     device_name,
     forked_random,
@@ -78,7 +78,7 @@ def test_only_accelerators_are_waited_for_and_made_current(
 
 def test_random_states_of_every_accelerator_are_put_back(generators: list[Tensor]) -> None:
     before = list(generators)
-    with seeded(0):
+    with rollback(nn.Module()):
         generators[:] = [torch.tensor([7]), torch.tensor([8])]
     assert generators == before
     with forked_random(XPU):

@@ -8,7 +8,7 @@ from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
-from lightning_gpp.capture.operators import granularity
+from lightning_gpp.capture.operators import grouping as granularity
 
 WIDTH = 4
 

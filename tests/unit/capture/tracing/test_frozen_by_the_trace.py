@@ -10,6 +10,7 @@ Each row is a module with one trap and what becomes of it:
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def _seeds(m: Trap, x: Tensor) -> Tensor:
 
 
 def _printed(m: Trap, x: Tensor) -> Tensor:
-    print(f"{x.mean().item()}")  # noqa: T201
+    print(f"{x.mean().item()}", x, f"{x.mean():.2f}")  # noqa: T201
     return m.a(x)
 
 
@@ -101,6 +102,7 @@ FOLLOWS = {
     "sum of the shape": lambda m, x: m.a(x) * sum(x.shape) + x.numel(),
     "product of the shape": lambda m, x: m.a(x) * math.prod(x.shape),
     "divmod of the size": lambda m, x: m.a(x) * divmod(x.shape[0], 2)[0] + (x.shape[0] >> 1),
+    "divmod by the size": lambda m, x: m.a(x) * divmod(7, x.shape[0])[0],
     "stride": lambda m, x: m.a(x) * x.t().stride()[1],
     "tensor of the size": lambda m, x: m.a(x) * torch.tensor([x.shape[0], 2.0])[0],
     "zeros": lambda m, x: m.a(x) + torch.zeros(x.shape[0], 6) + torch.ones(x.size())[:, :1],
@@ -138,6 +140,12 @@ REFUSED = {
     "flag of data": Row(lambda m, x: m.a(x) * (x > 0).any().item(), "decides by what is in"),
     "flags of data": Row(lambda m, x: m.a(x) * (x > 0)[0].tolist()[0], "decides by what is in"),
     "name of data": Row(lambda m, x: m.a(x) * len(f"{x.sum().item()}"), "decides by what is in"),
+    "text of data": Row(lambda m, x: m.a(x) * len(str(x.sum())), "decides by what is in"),
+    "formatted data": Row(lambda m, x: m.a(x) * len(f"{x.sum():.1f}"), "decides by what is in"),
+    "text of a weight": Row(lambda m, x: m.a(x) * len(str(m.a.bias)), "decides by weights"),
+    "number of data in json": Row(
+        lambda m, x: m.a(x) * len(json.dumps(x.sum().item())), "TypeError: .* while it is traced"
+    ),
     "int of data": Row(lambda m, x: m.a(x) * int(x.max()), "reads a number"),
     "float of data": Row(lambda m, x: m.a(x) * float(x.max()), "reads a number"),
     "slice by data": Row(lambda m, x: m.a(x)[: int(x.abs().max()) + 1], "reads a number"),
@@ -199,6 +207,17 @@ def test_what_is_refused(name: str, seed: int) -> None:
     lines = "|".join(str(code.co_firstlineno + offset) for offset in range(3))
     with pytest.raises(CaptureError, match=rf"{__file__}:({lines}) [\s\S]*{row.says}|{row.says}"):
         capture(Trap(row.function), (torch.randn(4, 4),))
+
+
+def test_a_draw_is_told_with_its_line_and_its_remedy_once() -> None:
+    function = REFUSED["random scale"].function
+    line = f"{__file__}:{function.__code__.co_firstlineno}"
+    with pytest.raises(CaptureError, match=line) as refused:
+        capture(Trap(function), (torch.randn(4, 4),))
+    assert str(refused.value).count("leaf_modules=") == 1
+    (reason,) = capture(Kept(function), (torch.randn(4, 4),)).kept_whole
+    assert reason.startswith(f"Trap stays whole: {line}")
+    assert reason.endswith("compute with the tensor")
 
 
 class Kept(nn.Module):
