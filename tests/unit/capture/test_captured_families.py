@@ -1,0 +1,31 @@
+"""Every family of models: any partition and any number of samples compute what the module does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.families import FAMILIES, FamilyData
+from pipelined import assert_partitions_exact, run_whole
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def batch(inputs: tuple[str, ...], num_samples: int) -> list[torch.Tensor]:
+    data = FamilyData(num_samples=num_samples, batch_size=num_samples, inputs=inputs)
+    return next(iter(data.loader()))[:-1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_captured_exactly(name: str) -> None:
+    network, inputs = FAMILIES[name]
+    module = network().double()
+    captured = assert_partitions_exact(module, *batch(inputs, 4), num_partitions=2)
+    assert len(captured.graph) > 2
+    for num_samples in (1, 3, 5):
+        other = batch(inputs, num_samples)
+        for training in (True, False):
+            module.train(training)
+            torch.testing.assert_close(run_whole(captured, *other), module(*other))
+        with torch.inference_mode():  # as Lightning validates
+            torch.testing.assert_close(run_whole(captured, *other), module(*other))
