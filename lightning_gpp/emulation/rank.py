@@ -16,13 +16,14 @@ from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Kind, Program, last_backward
-from lightning_gpp.simulate.engine.message_costs import (
+from lightning_gpp.simulate.program_costs import (
+    Bucket,
     MessageCosts,
+    ProgramCosts,
     check_costs,
     compute_s,
     message_costs,
 )
-from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts
 
 
 @dataclass(frozen=True, slots=True)

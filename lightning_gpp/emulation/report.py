@@ -21,7 +21,7 @@ from lightning_gpp.emulation.clock import Slip, SlipReport
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.schedule import Kind, Program, most_ahead
 from lightning_gpp.simulate import ProgramCosts, simulate
-from lightning_gpp.simulate.engine.message_costs import compute_s
+from lightning_gpp.simulate.program_costs import compute_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,6 @@ def as_json(case: Case) -> dict[str, Any]:
         "samples": case.request.minibatch_size,
         "samples_per_s": case.samples_per_s,
         "bubble_share": use.bubble_share,
-        "num_steps": case.num_steps,
         "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
         "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
@@ -299,7 +298,7 @@ def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
 
     def ssgd(count: int, variant: str) -> float:
         samples = case.request.minibatch_size * count / case.request.num_devices
-        return samples / case.ssgd(count, variant).simulate().step_s
+        return samples / case.ssgd(count, variant).step_s
 
     notes, own = [], dict[int, float | None]()
     for count in counts:

@@ -41,12 +41,7 @@ RULES: Mapping[str, Rule] = {**MERGING, "buckets": BUCKETS}
 
 
 def simulate_plan(
-    plan: Plan,
-    request: PlanRequest,
-    costs: ProgramCosts | None = None,
-    *,
-    num_steps: int = 1,
-    prefetch: bool = False,
+    plan: Plan, request: PlanRequest, costs: ProgramCosts | None = None
 ) -> Simulation:
     """When everything in a step of a plan happens.
 
@@ -54,20 +49,13 @@ def simulate_plan(
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch, the schedule.
         costs: what its program costs; :func:`program_costs` if not given.
-        num_steps: steps one after the other.
-        prefetch: whether input is read ahead.
 
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    pipeline = plan_graph(plan, request.graph)
     count = num_microbatches(plan, request)
-    return simulate(
-        pipeline.program(count, schedule=request.schedule, check=False),
-        program_costs(plan, request) if costs is None else costs,
-        num_steps=num_steps,
-        prefetch=prefetch,
-    )
+    program = plan_graph(plan, request.graph).program(count, schedule=request.schedule, check=False)
+    return simulate(program, costs or program_costs(plan, request))
 
 
 def program_costs(

@@ -26,7 +26,7 @@ from lightning_gpp.schedule import (
     dry_run,
 )
 from lightning_gpp.simulate import simulate
-from lightning_gpp.simulate.engine.message_costs import compute_s
+from lightning_gpp.simulate.program_costs import compute_s
 
 HALVED = st.sampled_from([name for name, found in SCHEDULES.items() if found.forwards_first])
 MIXED = st.sampled_from([name for name, found in SCHEDULES.items() if not found.forwards_first])

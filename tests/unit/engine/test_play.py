@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gpp.engine.play import play
-from lightning_gpp.engine.trace import trace
+from lightning_gpp.engine.trace import WorkTrace
 from lightning_gpp.engine.work import Sum, Work
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
@@ -54,7 +54,7 @@ def test_causes_lead_from_the_end_to_the_start():
     Messages are those of stage 0 (slots 9 and 10), of stage 1 (11, 12) and of the feed (13, 14).
     """
     work = two_stages()
-    found = trace(work, play(work))
+    found = WorkTrace(work, play(work))
     path = [15]
     while found.cause[path[-1]] >= 0:
         path.append(found.cause[path[-1]])
@@ -62,14 +62,6 @@ def test_causes_lead_from_the_end_to_the_start():
     ends_s = [8.75, 5.75, 4.75, 3.75, 2.75, 1.75, 1.25, 0.25, 0.0]
     assert [found.end_s[slot] for slot in path] == ends_s
     assert (found.ready_s[14], found.start_s[14], found.cause[14]) == (0.0, 0.25, 13)  # of one port
-
-
-def test_steps_follow_one_another():
-    one, work = play(two_stages()), two_stages().repeated(2)
-    found = play(work)
-    assert found.start_s[:9] == one.start_s
-    assert found.start_s[17] == 5.75  # device 1 goes on when it is through
-    assert found.start_s[9] == 8.25  # device 0 likewise, where its input waits for it
 
 
 def test_a_stage_with_larger_micro_batches_waits_for_all_parts():
@@ -115,7 +107,7 @@ def test_messages_on_one_channel_follow_one_another_as_they_become_ready():
     work = Work([2.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], sends, lines, num_channels=1)
     found = play(work)
     assert found.start_s == [0.0, 0.0, 1.0 + 3.0 + 3.0, 1.0 + 3.0]
-    assert trace(work, found).cause == [-1, -1, 4, 5, 5, 1]
+    assert WorkTrace(work, found).cause == [-1, -1, 4, 5, 5, 1]
 
 
 def test_sums_share_channels_with_messages():

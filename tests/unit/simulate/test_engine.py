@@ -306,27 +306,12 @@ def test_parameters_that_stages_share_are_summed_by_their_owner() -> None:
 # Steps and their input -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "optimizer_s", "num_steps", "step_s"),
-    [
-        (False, 1.0, 1, 3 + 2 + 3 + 1),
-        (False, 1.0, 3, 3 + 2 + 3 + 1),
-        (True, 1.0, 1, 3 + 2 + 3 + 1),
-        (True, 1.0, 3, 3 + 2),  # input takes longer than 3 s of compute and 1 s of optimizer
-        (True, 5.0, 3, 3 + 5),  # the other way round
-    ],
-)
-def test_the_input_of_the_next_step_is_read_ahead(
-    prefetch: bool, optimizer_s: float, num_steps: int, step_s: float
-) -> None:
-    step = StepCosts(data_s=3.0, input_bytes=4.0, host_link=Link(2.0), optimizer_s={0: optimizer_s})
-    found = simulated_stages(
-        "", 1, num_microbatches=1, step=step, prefetch=prefetch, num_steps=num_steps
-    )
-    assert found.step_s == step_s
-    copies = [task for task in found.tasks if task.kind is TaskKind.COPY]
-    assert [task.channels for task in copies] == [("gpu0 copy",)] * num_steps
-    assert {task.device for task in copies} == {None if prefetch else 0}
+def test_the_input_is_read_and_copied_first() -> None:
+    step = StepCosts(data_s=3.0, input_bytes=4.0, host_link=Link(2.0), optimizer_s={0: 1.0})
+    found = simulated_stages("", 1, num_microbatches=1, step=step)
+    assert found.step_s == 3 + 2 + 3 + 1
+    (copy,) = (task for task in found.tasks if task.kind is TaskKind.COPY)
+    assert (copy.channels, copy.device) == (("gpu0 copy",), 0)
 
 
 # Memory --------------------------------------------------------------------------------------

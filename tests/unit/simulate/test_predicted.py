@@ -117,21 +117,6 @@ def test_what_the_interpreter_takes_is_idle() -> None:
     assert sum(segment.duration_s for segment in timeline.path_segments) < timeline.step_s - 0.5
 
 
-def test_input_that_is_read_ahead_occupies_no_rank() -> None:
-    step = StepCosts(data_s=1.0, input_bytes=2.0, host_link=Link(2.0))
-    simulation = simulated(edges="0>1", num_stages=2, step=step, num_steps=2, prefetch=True)
-    timeline = predicted_timeline(simulation)
-    assert SpanKind.DATA not in {span.kind for span in timeline.spans}
-    copies = [t for t in timeline.transfers if t.kind is TransferKind.COPY]
-    assert [(t.channels, t.minibatch) for t in copies] == [
-        (("gpu1 host",), 0),
-        (("gpu1 copy",), 0),
-        (("gpu1 host",), 1),
-        (("gpu1 copy",), 1),
-    ]
-    assert {span.minibatch for span in timeline.spans} == {0, 1}
-
-
 def test_sums_of_replicas_are_waited_for_at_the_end() -> None:
     # stage 0 on devices 0 and 1, a sum takes 2 (d - 1) rounds of 4 / 2 bytes: 4 s
     simulation = simulated(edges="0>1", num_stages=2, devices=[(0, 1), 2], buckets=[Bucket(0, 4.0)])
