@@ -93,7 +93,7 @@ def test_the_filter_decides_in_some_of_these_cases():
                 random_layers(seed, 2 + seed % 5),
                 [Level(1 + seed % 5, BANDWIDTH)],
                 memory_bytes=memory,
-            )[0].slowest_s[0][-1][-1]
+            )[0][0][-1][-1][0]
             for seed in range(12)
         ]
         for memory in (math.inf, 250.0)
@@ -129,7 +129,7 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
     ]
     levels = [Level(size, BANDWIDTH), Level(hosts, outer_bandwidth)]
     best = min(map(division_s, feasible))
-    assert solve_levels(found, levels)[-1].slowest_s[0][3][hosts] == pytest.approx(best)
+    assert solve_levels(found, levels)[-1][0][3][hosts][0] == pytest.approx(best)
     stages = pipedream_stages(found, levels)
     assert stages[0][0].start == 0
     assert stages[-1][0].stop == 4
@@ -142,7 +142,7 @@ def test_one_stage_for_all_hosts_shares_its_synchronisation():
     inner_s = (10.0 + 4 * 1 * 60.0 / (100.0 * 2)) / 2
     outer_s = (inner_s + 4 * 2 * 60.0 / (30.0 * 3) / 2) / 3
     levels = [Level(2, 100.0), Level(3, 30.0)]
-    assert solve_levels(found, levels)[-1].slowest_s[0][0][3] == pytest.approx(outer_s)
+    assert solve_levels(found, levels)[-1][0][0][3][0] == pytest.approx(outer_s)
 
 
 def test_replicas_can_be_limited():
