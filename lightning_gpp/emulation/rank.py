@@ -15,7 +15,7 @@ from lightning_gpp.emulation.reservations import SharedReservations
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.transport.transport import Tag
-from lightning_gpp.schedule import Action, Kind, Program, last_backward
+from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageCosts,
@@ -246,7 +246,7 @@ def _sums(program: Program, costs: ProgramCosts, device: int) -> list[DeviceSum]
         assert group.stage is not None
         return DeviceSum(
             bucket.ready_fraction,
-            last_backward(program, device, group.stage, minibatch),
+            program.last_backward(device, group.stage, minibatch),
             all_reduce_s(costs.cluster, group.devices, bucket.size_bytes, algorithm),
             all_reduce_channels(costs.cluster, group.devices, algorithm),
         )

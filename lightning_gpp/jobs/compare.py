@@ -155,9 +155,9 @@ def compare_ways(problem: FullGraphProblem, folder: Path) -> dict[str, float]:
     answers = problem.answers
     rows = [
         {
-            "ways": answer.question.num_ways,
-            "groups": answer.question.num_groups,
-            "chunks": answer.question.num_chunks,
+            "ways": answer.model.num_ways,
+            "groups": answer.request.num_devices // answer.model.num_ways,
+            "chunks": answer.request.num_microbatches,
             "epoch_s": answer.evaluation.step_s,
             "message_bytes": answer.message_bytes,
             "peak_memory_bytes": answer.evaluation.peak_memory_bytes,
@@ -165,7 +165,7 @@ def compare_ways(problem: FullGraphProblem, folder: Path) -> dict[str, float]:
         for answer in answers
     ]
     best_s = min(row["epoch_s"] for row in rows)
-    too_large = {each.question.num_ways for each in answers if not each.evaluation.is_feasible}
+    too_large = {each.model.num_ways for each in answers if not each.evaluation.is_feasible}
     columns = {
         "ways": cell("ways"),
         "groups": cell("groups"),

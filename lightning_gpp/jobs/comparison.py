@@ -15,7 +15,7 @@ from lightning_gpp.common.units_of_measure import (
 )
 from lightning_gpp.jobs.search import FoundPlan, NoPlan
 from lightning_gpp.jobs.table import Cell, Row, cell, describe_rows, save_rows
-from lightning_gpp.planner import refusal_notes
+from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.step_time.evaluate import message_bytes
 from lightning_gpp.reports.plan.explain import does_not_fit
 

@@ -68,7 +68,7 @@ class FoundPlan:
     def alternatives(self) -> list[Alternative]:
         """The next best plans of the same planner."""
         return [
-            Alternative(f"{self.planner}, {number}.", ranked.evaluation)
+            Alternative(f"{self.planner}, {number}.", ranked)
             for number, ranked in enumerate(self.answer.result.ranked[1 : 1 + NUM_NEXT], start=2)
         ]
 

@@ -11,7 +11,8 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.schedule import Action, Kind
-from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, with_inferred_path
+from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 SPANS: Mapping[Kind, SpanKind] = MappingProxyType(

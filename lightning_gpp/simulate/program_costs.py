@@ -227,16 +227,9 @@ def message_costs(
         source: the stage that sends; the feed is one.
         target: the stage that receives.
         is_gradient: whether they are gradients, which go against the edge.
-
-    Raises:
-        ValueError: the costs lack the edge.
     """
     pair = (target, source) if is_gradient else (source, target)
     sizes = costs.backward_bytes if is_gradient else costs.forward_bytes
-    if pair not in sizes:
-        name = "backward_bytes" if is_gradient else "forward_bytes"
-        start = "the feed" if pair[0] == FEED else f"stage {pair[0]}"
-        raise ValueError(f"{name} lacks the edge from {start} to stage {pair[1]}")
     ends = program.device(source), program.device(target)
     is_feed = source == FEED and not is_gradient
     return MessageCosts(
@@ -254,18 +247,10 @@ def compute_s(costs: ProgramCosts, action: Action) -> float:
 
 
 def check_costs(program: Program, costs: ProgramCosts) -> None:
-    """Refuses costs of another program.
-
-    Raises:
-        ValueError: they know fewer devices or stages than the program has.
-    """
-    if len(program.actions) > costs.cluster.num_devices:
+    """Raises ValueError where costs are of another program."""
+    stages, devices = len(costs.stages), costs.cluster.num_devices
+    if stages != program.num_stages or devices < len(program.actions):
         raise ValueError(
-            f"the program is for {len(program.actions)} devices, the cluster of the costs has "
-            f"{costs.cluster.num_devices}"
-        )
-    if len(costs.stages) < program.num_stages:
-        raise ValueError(
-            f"there are no costs of stage {len(costs.stages)}: the program has "
-            f"{program.num_stages} stages (replicas counted), the costs have {len(costs.stages)}"
+            f"costs of {stages} stages (replicas counted) on {devices} devices are not of this "
+            f"program, which has {program.num_stages} on {len(program.actions)}"
         )

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from types import MappingProxyType
 from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
 from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, last_backward
+from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import (
     Overhead,
     ProgramCosts,
@@ -50,13 +49,11 @@ class WorkMessage:
     Attributes:
         seconds: how long it takes.
         shown: what it is; its action comes with its sender.
-        sender: the item behind which it leaves; -1 before there is one.
-        receiver: the item that waits for it; likewise.
+        receiver: the item that waits for it; -1 before there is one.
     """
 
     seconds: float = 0.0
     shown: Shown = WAIT
-    sender: int = -1
     receiver: int = -1
 
 
@@ -73,7 +70,6 @@ class ProgramWork:
         devices: of every item.
         messages: what every message is, in the order of the items that send them.
         sums: what every bucket of a sum is.
-        waits: item -> what it waits for, and the actions that receive it.
     """
 
     def __init__(self, program: Program, costs: ProgramCosts) -> None:
@@ -82,10 +78,9 @@ class ProgramWork:
         self.devices: list[int] = []
         self.messages: list[Shown] = []
         self.sums: list[Shown] = []
-        self.waits: dict[int, list[tuple[WorkMessage, Action | None]]] = {}
         self._sent: list[list[WorkMessage]] = []
         # What the next item waits for.
-        self._received: list[tuple[WorkMessage, Action | None]] = []
+        self._received: list[WorkMessage] = []
         self._messages: dict[tuple[int, int, bool, int], WorkMessage] = {}
         self._sized, self._part_of_sum = cache(self._size), cache(self._new_part_of_sum)
         self._channels: dict[str, int] = {}
@@ -96,7 +91,7 @@ class ProgramWork:
         for number, minibatch, group in program.sums():
             for device in group.devices if group.stage is not None else ():
                 assert group.stage is not None
-                final = last_backward(program, device, group.stage, minibatch)
+                final = program.last_backward(device, group.stage, minibatch)
                 if final is not None:
                     self._finals[device, final].append(number)
         feed_device = program.device(FEED)
@@ -124,11 +119,9 @@ class ProgramWork:
         self.work.missing.append(len(self._received))
         self.work.lines[-1].append(number)
         self._sent.append([])
-        if self._received:
-            for message, _ in self._received:
-                message.receiver = number
-            self.waits[number] = self._received
-            self._received = []
+        for message in self._received:
+            message.receiver = number
+        self._received = []
         return number
 
     def _task(self, kind: TaskKind, seconds: float | None, action: Action | None = None) -> None:
@@ -145,12 +138,8 @@ class ProgramWork:
         """A message leaves when what comes before it is done."""
         if self._received or not self.work.lines[-1]:
             self._item(WAIT)
-        message.sender, message.shown = len(self._sent) - 1, message.shown._replace(action=action)
+        message.shown = message.shown._replace(action=action)
         self._sent[-1].append(message)
-
-    def _receive(self, message: WorkMessage, action: Action | None = None) -> None:
-        """What follows waits for a message."""
-        self._received.append((message, action))
 
     def _read(self) -> None:
         """Reading a mini-batch, copying it to the device (both on the host's side), cutting it."""
@@ -168,7 +157,7 @@ class ProgramWork:
         if not seconds:
             return
         if device in self._results:
-            self._receive(self._results[device])
+            self._received.append(self._results[device])
         else:
             for token in self._results.values():
                 self._send(token)
@@ -218,7 +207,7 @@ class ProgramWork:
     def receive_message(self, device: int, action: Action) -> None:
         """The receiver's part of a message."""
         message = self._message(action)
-        self._receive(message, action)
+        self._received.append(message)
         size_bytes = message.shown.size_bytes or 0.0
         self._overhead(TaskKind.RECEIVE, self.costs.step.receive, size_bytes, action)
 
@@ -227,14 +216,6 @@ class ProgramWork:
         key = source, target, is_gradient, index = action.message
         if key not in self._messages:
             pair = (target, source) if is_gradient else (source, target)
-            edge = self.program.edge.get(pair)
-            if (
-                edge is None
-                or self.program.is_local(edge)
-                or (is_gradient and not (edge.has_backward and self.program.has_backward))
-                or index >= len(self.program.parts[pair])
-            ):
-                raise ScheduleError(f"{action} is of no message between two devices of the program")
             units = self.program.parts[pair][index].num_units
             self._messages[key] = WorkMessage(*self._sized(source, target, is_gradient, units))
         return self._messages[key]
@@ -269,12 +250,12 @@ class ProgramWork:
         owner, *others = devices
         if device == owner:
             for other in others:
-                self._receive(self._part_of_sum(number, other, owner, size), action)
+                self._received.append(self._part_of_sum(number, other, owner, size))
             for other in others:
                 self._send(self._part_of_sum(number, owner, other, size), action)
         else:
             self._send(self._part_of_sum(number, device, owner, size), action)
-            self._receive(self._part_of_sum(number, owner, device, size), action)
+            self._received.append(self._part_of_sum(number, owner, device, size))
 
     def _new_part_of_sum(self, number: int, source: int, target: int, size: float) -> WorkMessage:
         """Gradients of parameters that stages share, or their sum; one of each number and ends."""
@@ -332,16 +313,14 @@ class ProgramWork:
         return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = MappingProxyType(
-    {
-        Kind.FORWARD: ProgramWork.forward,
-        Kind.BACKWARD: ProgramWork.backward,
-        Kind.SEND_FORWARD: ProgramWork.send_message,
-        Kind.RECEIVE_FORWARD: ProgramWork.receive_message,
-        Kind.SEND_BACKWARD: ProgramWork.send_message,
-        Kind.RECEIVE_BACKWARD: ProgramWork.receive_message,
-        Kind.REDUCE: ProgramWork.reduce,
-        Kind.STEP: ProgramWork.update,
-    }
-)
+HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = {
+    Kind.FORWARD: ProgramWork.forward,
+    Kind.BACKWARD: ProgramWork.backward,
+    Kind.SEND_FORWARD: ProgramWork.send_message,
+    Kind.RECEIVE_FORWARD: ProgramWork.receive_message,
+    Kind.SEND_BACKWARD: ProgramWork.send_message,
+    Kind.RECEIVE_BACKWARD: ProgramWork.receive_message,
+    Kind.REDUCE: ProgramWork.reduce,
+    Kind.STEP: ProgramWork.update,
+}
 """What each kind of action becomes: (work, device, action)."""

@@ -18,10 +18,9 @@ happened is told when somebody asks. An action takes some microseconds to simula
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.engine.play import NEVER, Played, play
+from lightning_gpp.engine.play import Played, play
 from lightning_gpp.engine.trace import WorkTrace
 from lightning_gpp.schedule import Kind, Program, ScheduleError
 from lightning_gpp.simulate.program_costs import ProgramCosts, check_costs
@@ -29,28 +28,37 @@ from lightning_gpp.simulate.program_work import ProgramWork
 from lightning_gpp.simulate.task import Task, TaskKind
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(ProgramWork):
     """A simulated program; its tasks are found when they are asked for.
 
+    Args:
+        program: what is simulated.
+        costs: what it costs.
+
     Attributes:
-        program: what was simulated.
-        costs: with these costs.
-        compiled: the work of the step.
-        played: the same, played.
+        played: its work, played.
+
+    Raises:
+        ValueError: the costs do not fit the program.
+        ScheduleError: devices wait for each other for ever; the text names them and where.
     """
 
-    program: Program
-    costs: ProgramCosts
-    compiled: ProgramWork
-    played: Played
+    def __init__(self, program: Program, costs: ProgramCosts) -> None:
+        check_costs(program, costs)
+        super().__init__(program, costs)
+        played = play(self.work)
+        assert played is not None  # no step is too long
+        self.played: Played = played
+        if played.stuck:
+            waiting = (f"{device} at {self.items[i].action}" for device, i in played.stuck.items())
+            text = "; ".join(sorted(waiting))
+            raise ScheduleError(f"the program deadlocks: devices wait, {text}")
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
         """In the order of their starts."""
-        compiled = self.compiled
-        found = WorkTrace(compiled.work, self.played)
-        shown = [*compiled.items, *compiled.messages, *compiled.sums]
+        found = WorkTrace(self.work, self.played)
+        shown = [*self.items, *self.messages, *self.sums]
         slots = [slot for slot, what in enumerate(shown) if what.kind is not None]
         slots.sort(key=lambda slot: (found.start_s[slot], found.end_s[slot]))
         index = {slot: number for number, slot in enumerate(slots)}
@@ -60,12 +68,12 @@ class Simulation:
             assert what.kind is not None
             while cause >= 0 and cause not in index:  # what waits alone is passed over
                 cause = found.cause[cause]
-            is_item = slot < len(compiled.items)
+            is_item = slot < len(self.items)
             return Task(
                 what.kind,
                 found.start_s[slot],
                 found.end_s[slot],
-                device=compiled.devices[slot] if is_item else None,
+                device=self.devices[slot] if is_item else None,
                 channels=what.channels,
                 action=what.action,
                 size_bytes=what.size_bytes,
@@ -110,13 +118,12 @@ class Simulation:
 
     def _memory_changes(self, device: int) -> Iterator[tuple[float, float]]:
         """(seconds, bytes more or less) in the order of the device's line, which is time's."""
-        items, work = self.compiled.items, self.compiled.work
-        for item in work.lines[device]:
-            kind, action, *_ = items[item]
+        for item in self.work.lines[device]:
+            kind, action, *_ = self.items[item]
             if kind not in (TaskKind.FORWARD, TaskKind.BACKWARD) or action is None:
                 continue
             costs, start_s = self.costs.stages[action.stage], self.played.start_s[item]
-            end_s = start_s + work.seconds[item]
+            end_s = start_s + self.work.seconds[item]
             kept, used = costs.activation_bytes, costs.working_bytes
             if action.kind is Kind.FORWARD:
                 yield start_s, kept
@@ -151,23 +158,4 @@ def simulate(program: Program, costs: ProgramCosts) -> Simulation:
     >>> simulate(program, costs).step_s  # (4 micro-batches + 2 stages - 1) (1 + 2) seconds
     15.0
     """
-    check_costs(program, costs)
-    compiled = ProgramWork(program, costs)
-    played = play(compiled.work)
-    assert played is not None  # no step is too long
-    if played.stuck:
-        raise ScheduleError(_deadlock(compiled, played))
-    return Simulation(program, costs, compiled, played)
-
-
-def _deadlock(compiled: ProgramWork, played: Played) -> str:
-    waiting = []
-    for device, item in played.stuck.items():
-        actions = [
-            action
-            for message, action in compiled.waits.get(item, ())
-            if message.sender < 0 or played.start_s[message.sender] == NEVER
-        ] or [compiled.items[item].action]
-        if actions[0] is not None:
-            waiting.append(f"device {device} waits at {actions[0]}")
-    return "the program deadlocks: " + "; ".join(sorted(waiting))
+    return Simulation(program, costs)

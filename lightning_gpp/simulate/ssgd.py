@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import NamedTuple
 
 from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients, Rule, SumSeconds
-from lightning_gpp.schedule import GPIPE, Action, Kind, Program, ReduceGroup, Replica
+from lightning_gpp.schedule import GPIPE, Action, Kind, Program
+from lightning_gpp.schedule.program_parts import ReduceGroup, Replica
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
 from lightning_gpp.simulate.simulation import simulate
 
@@ -67,14 +67,15 @@ def merged(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     return found
 
 
-MERGING: Mapping[str, Rule] = MappingProxyType(
-    {"at_end": at_end, "wait_free": each_layer, "merged": merged}
-)
+MERGING: Mapping[str, Rule] = {"at_end": at_end, "wait_free": each_layer, "merged": merged}
 """Ways to sum the gradients of a backward, each at least as good as the one before it."""
 
-VARIANTS: Mapping[str, Rule] = MappingProxyType(
-    {"naive": at_end, "pre-fetch": at_end, "wait-free": each_layer, "merged": merged}
-)
+VARIANTS: Mapping[str, Rule] = {
+    "naive": at_end,
+    "pre-fetch": at_end,
+    "wait-free": each_layer,
+    "merged": merged,
+}
 """Variant -> how it sums; each is at least as good as the one before it."""
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 
 from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
 from lightning_gpp.common.checks import LARGEST
@@ -201,15 +200,13 @@ def _input(case: Case, factor: float) -> Case:
     return replace(case, step=replace(step, data_s=data_s, input_bytes=input_bytes))
 
 
-CHANGES: Mapping[str, Callable[[Case, float], Case]] = MappingProxyType(
-    {
-        "compute": _compute,
-        "bandwidth": _bandwidth,
-        "latency": _latency,
-        "bytes": _bytes,
-        "input": _input,
-    }
-)
+CHANGES: Mapping[str, Callable[[Case, float], Case]] = {
+    "compute": _compute,
+    "bandwidth": _bandwidth,
+    "latency": _latency,
+    "bytes": _bytes,
+    "input": _input,
+}
 """What can be changed by a factor: speed of devices, links, bytes, speed of reading the input."""
 
 

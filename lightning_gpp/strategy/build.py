@@ -29,7 +29,8 @@ from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.schedule.lower import reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import FEED, ModelGraph
+from lightning_gpp.planner.graphpipe.draft import UnitTables
 from lightning_gpp.planner.graphpipe.rates import Contents
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.request_tables import edge_bytes
-from lightning_gpp.planner.units.units import UnitGraph, build_units
+from lightning_gpp.planner.units.units import UnitGraph
 
 
 def follows(units: UnitGraph, target: int, others: set[int]) -> bool:
@@ -68,15 +69,13 @@ def expected(graph: ModelGraph, units: UnitGraph, stage: set[int], optimizer_val
 @settings(max_examples=80)
 def test_contents_are_the_sums_over_values(graph, data):
     request = plan_request(graph, 2, minibatch_size=8, costs=profile_of(graph))
-    profile = request.profile(request.microbatch_sizes[-1])
-    units = build_units(graph, profile, {o.name: number for number, o in enumerate(graph)})
-    contents = Contents(request, units, range(len(units)))
-    bounds = st.sets(st.integers(0, len(units)), min_size=2, max_size=2)
+    tables = UnitTables(request)
+    bounds = st.sets(st.integers(0, tables.num_units), min_size=2, max_size=2)
     start, stop = sorted(data.draw(bounds))
-    stage = set(range(start, stop))
-    found = contents.of((start, stop))._asdict()
+    stage = set(tables.order[start:stop])
+    found = Contents(tables).of((start, stop))._asdict()
     for name in ("sent", "received", "inputs"):
         per_sample, fixed = found[name]
         found[name] = per_sample * 8 + fixed
-    wanted = expected(graph, units, stage, request.optimizer_values)
+    wanted = expected(graph, tables.units, stage, request.optimizer_values)
     assert {name: found[name] for name in wanted} == wanted

@@ -95,10 +95,10 @@ def test_the_rule_of_mg_wfbp():
 
 def test_buckets_of_a_fixed_size_may_be_slower_than_layers():
     sum_s = affine(0.1, 1.0)
-    buckets = in_buckets(2.0)(THREE, sum_s)
+    buckets = in_buckets(THREE, sum_s, 2.0)
     assert [(g.size_bytes, g.ready_s) for g in buckets] == [(2.0, 2.0), (1.0, 5.0)]
     waiting = backward_of([GradientPiece(1.0, 1.0), GradientPiece(1.0, 9.0)])
-    assert last_end_s(in_buckets(2.0)(waiting, sum_s), sum_s) == pytest.approx(11.1)
+    assert last_end_s(in_buckets(waiting, sum_s, 2.0), sum_s) == pytest.approx(11.1)
     assert last_end_s(each_layer(waiting, sum_s), sum_s) == pytest.approx(10.1)
 
 

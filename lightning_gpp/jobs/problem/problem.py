@@ -42,6 +42,7 @@ class PlanningProblem:
         notes: what else to know, such as that a cache was used.
         uses_all_devices: whether no device may stay idle, as training has it by default.
         plan: the answer, where the question was put with it; None leaves it to the planner.
+        refit: what the costs are corrected by.
     """
 
     name: str
@@ -51,6 +52,7 @@ class PlanningProblem:
     notes: tuple[str, ...] = ()
     uses_all_devices: bool = False
     plan: Plan | None = None
+    refit: Refit | None = None
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""
@@ -148,4 +150,5 @@ def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
         ValueError: the refit is of another model.
     """
     note = f"Costs: {found.describe()}."
-    return replace(problem, request=found.request(problem.request), notes=(*problem.notes, note))
+    request, notes = found.request(problem.request), (*problem.notes, note)
+    return replace(problem, request=request, notes=notes, refit=found)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
@@ -234,18 +233,16 @@ class _SpanWalk:
 _Own = Mapping[TaskKind, tuple[int, Task]]
 """Tasks of a device in one action, with their indices."""
 
-HANDLERS: Mapping[Kind, Callable[[_SpanWalk, Action, _Own], None]] = MappingProxyType(
-    {
-        Kind.FORWARD: _SpanWalk.compute,
-        Kind.BACKWARD: _SpanWalk.compute,
-        Kind.SEND_FORWARD: _SpanWalk.send,
-        Kind.RECEIVE_FORWARD: _SpanWalk.receive,
-        Kind.SEND_BACKWARD: _SpanWalk.send,
-        Kind.RECEIVE_BACKWARD: _SpanWalk.receive,
-        Kind.REDUCE: _SpanWalk.reduce,
-        Kind.STEP: _SpanWalk.update,
-    }
-)
+HANDLERS: Mapping[Kind, Callable[[_SpanWalk, Action, _Own], None]] = {
+    Kind.FORWARD: _SpanWalk.compute,
+    Kind.BACKWARD: _SpanWalk.compute,
+    Kind.SEND_FORWARD: _SpanWalk.send,
+    Kind.RECEIVE_FORWARD: _SpanWalk.receive,
+    Kind.SEND_BACKWARD: _SpanWalk.send,
+    Kind.RECEIVE_BACKWARD: _SpanWalk.receive,
+    Kind.REDUCE: _SpanWalk.reduce,
+    Kind.STEP: _SpanWalk.update,
+}
 """What each kind of action is in a picture: (walk, action, its tasks)."""
 
 

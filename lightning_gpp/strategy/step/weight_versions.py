@@ -11,7 +11,8 @@ import torch
 
 from lightning_gpp.capture.steady_state import keep
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
-from lightning_gpp.schedule import Windows, version_differences
+from lightning_gpp.schedule import Windows
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights

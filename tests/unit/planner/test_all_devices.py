@@ -6,14 +6,8 @@ from helpers.graphs import literal_graph, profile_of, value
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph
-from lightning_gpp.planner import (
-    Plan,
-    PlanRequest,
-    Stage,
-    answer,
-    num_devices_used,
-    on_all_devices,
-)
+from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, num_devices_used
+from lightning_gpp.planner.plan_to_run import on_all_devices
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 SLOW = Link(bandwidth_bytes_per_s=1e3)  # any message takes longer than all the work

@@ -12,8 +12,8 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.jobs.comparison import compared, describe_comparison
 from lightning_gpp.jobs.search import FoundPlan, search
-from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, ask, make_plan
-from lightning_gpp.planner.make_plan import PLANNERS
+from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan
+from lightning_gpp.planner.make_plan import PLANNERS, ask
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 
 MAKE_PLAN = sys.modules["lightning_gpp.planner.make_plan"]

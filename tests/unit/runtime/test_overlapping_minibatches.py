@@ -175,7 +175,6 @@ def asynchronous(count: int) -> Program:
         DIAMOND,
         devices=range(4),
         num_microbatches=count,
-        num_minibatches=count,
         schedule=ONE_F_ONE_B_ASYNC,
     )
 

@@ -11,9 +11,9 @@ from lightning_gpp.simulate import (
     SpanKind,
     StepCosts,
     Timeline,
-    TransferKind,
     predicted_timeline,
 )
+from lightning_gpp.simulate.timeline.transfer import TransferKind
 
 # Forwards 1 s, backwards 2 s, messages 1 s. Both branches feed stage 2, which sends two gradients,
 # one after the other through its port.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.simulate import with_recorded
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, Span, SpanKind, StepCosts, Timeline, simulate
@@ -266,6 +266,13 @@ def test_a_planning_job_takes_a_refit_for_its_costs(tmp_path: Path) -> None:
     assert share["a"].forward_s + share["b"].forward_s == pytest.approx(6e-3)
     (link,) = found.links.values()
     assert problem.request.cluster.host_link == link
+    assert problem.refit == found  # job=simulate takes from it what a step costs besides
+
+
+def test_what_is_given_of_a_step_counts_before_what_was_recorded() -> None:
+    recorded = StepCosts(data_s=2.0, turn_s=3.0, optimizer_s={0: 1.0})
+    found = with_recorded(StepCosts(data_s=1.0), recorded)
+    assert found == replace(recorded, data_s=1.0)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

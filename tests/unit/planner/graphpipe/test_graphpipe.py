@@ -55,7 +55,7 @@ def test_a_join_needs_no_stage_of_its_own():
         num_microbatches=4,
         costs=fixed_costs(graph),
     )
-    best = search_exclusive(request).ranked[0].evaluation
+    best = search_exclusive(request).ranked[0]
     assert len(best.stages) == 32
     assert best.stages[-1].stage.operators[-1] == "cat"
     assert len(best.stages[-1].stage.operators) == 2
@@ -142,16 +142,14 @@ def test_what_would_make_a_problem_feasible():
     assert "4 devices would do" in str(error.value)
 
 
-def test_results_are_ranked_and_explained():
+def test_results_are_ranked():
     graph = branches(num_branches=2, length=4)
     request = plan_request(graph, 4, minibatch_size=16, costs=profile_of(graph))
     result = search_plans(request)
-    steps = [ranked.evaluation.step_s for ranked in result.ranked]
+    steps = [one.step_s for one in result.ranked]
     assert steps[1:] == sorted(steps[1:]) and len(steps) > 1
     assert steps[0] <= AS_GOOD * min(steps)
-    assert result.best == result.ranked[0].evaluation.plan
-    assert "as good" in result.ranked[0].note and "faster" in result.ranked[1].note
-    assert "slower" in result.ranked[-1].note
+    assert result.best == result.ranked[0].plan
     validate_plan(result.best, graph, 4)
 
 

@@ -16,7 +16,7 @@ from lightning_gpp.planner import (
     plan_request,
     resolve_plan,
 )
-from lightning_gpp.planner.step_time.device_time import device_times
+from lightning_gpp.planner.step_time.evaluate import device_times
 from lightning_gpp.reports.plan.describe import (
     describe_bounds,
     describe_graph,

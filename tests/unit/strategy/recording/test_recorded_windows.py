@@ -23,14 +23,8 @@ from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.schedule import (
-    ONE_F_ONE_B_ASYNC,
-    Program,
-    Windows,
-    build_program,
-    most_ahead,
-    version_differences,
-)
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, Windows, build_program, most_ahead
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.simulate import (
     MessageBytes,
     ProgramCosts,
@@ -63,7 +57,6 @@ def program(count: int) -> Program:
         DIAMOND,
         devices=range(4),
         num_microbatches=count,
-        num_minibatches=count,
         schedule=ONE_F_ONE_B_ASYNC,
     )
 
