@@ -157,7 +157,7 @@ def compare_ways(problem: FullGraphProblem, folder: Path) -> dict[str, float]:
         {
             "ways": answer.model.num_ways,
             "groups": answer.request.num_devices // answer.model.num_ways,
-            "chunks": answer.request.num_microbatches,
+            "chunks": answer.request.num_microbatches or 1,
             "epoch_s": answer.evaluation.step_s,
             "message_bytes": answer.message_bytes,
             "peak_memory_bytes": answer.evaluation.peak_memory_bytes,

@@ -65,7 +65,7 @@ class Program:
         """Number of stages, the feed not counted."""
         return len(self.devices)
 
-    @property
+    @cached_property
     def num_minibatches(self) -> int:
         """Mini-batches that overlap, or one."""
         return 1 if self.schedule.flushes else self.num_microbatches
@@ -80,7 +80,7 @@ class Program:
         """Whether it trains."""
         return self.schedule.has_backward
 
-    @property
+    @cached_property
     def has_halves(self) -> bool:
         """Whether all forwards come before all backwards, and the user's step runs between."""
         return self.schedule.forwards_first
