@@ -19,7 +19,6 @@ one where it is never reached). The learning rate of an optimizer is, of a few, 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import statistics
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 from asynchronous_tasks import OPTIMIZERS, TASKS, Data, Task, digits
+from measuring import parser
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.runtime.stage_run import StageCall
-from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
+from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Policy
 from lightning_gpp.weights.versions import StageWeights
@@ -247,22 +247,20 @@ def row(task: Task, runs: Sequence[Sequence[float]]) -> Iterator[str]:
 
 def main() -> None:
     """Prints a table per task and optimizer."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    asks = parser(__doc__)
     has_data = "LIGHTNING_GPP_DATA" in os.environ
     tasks = [name for name in TASKS if has_data or TASKS[name].read is digits]
-    parser.add_argument("--tasks", nargs="+", default=tasks, choices=[*TASKS])
-    parser.add_argument("--policies", nargs="+", default=[*POLICIES], choices=[*POLICIES])
-    parser.add_argument("--optimizers", nargs="+", default=[*OPTIMIZERS], choices=[*OPTIMIZERS])
-    parser.add_argument("--depth", type=int, default=4, choices=[1, 2, 4, 8])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rate", type=float, help="the learning rate; best for flush if not given")
-    parser.add_argument("--clip", type=float, help="the largest norm of the gradients of a stage")
-    parser.add_argument("--whole-norm", action="store_true", help="of all, as flush does always")
-    parser.add_argument("--tuned", action="store_true", help="the best rate for every policy")
-    parser.add_argument("--pieces", type=int, default=1, help="mini-batches of a batch of 32")
-    options = parser.parse_args()
+    asks.add_argument("--tasks", nargs="+", default=tasks, choices=[*TASKS])
+    asks.add_argument("--policies", nargs="+", default=[*POLICIES], choices=[*POLICIES])
+    asks.add_argument("--optimizers", nargs="+", default=[*OPTIMIZERS], choices=[*OPTIMIZERS])
+    asks.add_argument("--depth", type=int, default=4, choices=[1, 2, 4, 8])
+    asks.add_argument("--seeds", type=int, default=5)
+    asks.add_argument("--rate", type=float, help="the learning rate; best for flush if not given")
+    asks.add_argument("--clip", type=float, help="the largest norm of the gradients of a stage")
+    asks.add_argument("--whole-norm", action="store_true", help="of all, as flush does always")
+    asks.add_argument("--tuned", action="store_true", help="the best rate for every policy")
+    asks.add_argument("--pieces", type=int, default=1, help="mini-batches of a batch of 32")
+    options = asks.parse_args()
     torch.set_num_threads(1)
     header = ("policy", "rate", "last accuracy, %", "best accuracy, %", "epochs to goal")
     for name in options.tasks:

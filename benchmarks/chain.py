@@ -13,7 +13,6 @@ faster. Ours includes Lightning's loop, the data loader and the optimizer step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from measuring import leave, quiet, spread, trainer
+from measuring import leave, parser, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.data import DataLoader
@@ -151,11 +150,11 @@ def train(rank: int, size: Size, num_blocks: int, schedule: str | None, folder: 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
-    parser.add_argument("--blocks", type=int, default=15)
-    parser.add_argument("--schedule", help="of ours; the default if not given")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--size", choices=[*SIZES, "all"], default="all")
+    arguments.add_argument("--blocks", type=int, default=15)
+    arguments.add_argument("--schedule", help="of ours; the default if not given")
+    given = arguments.parse_args()
     for name in SIZES if given.size == "all" else [given.size]:
         size = SIZES[name]
         with tempfile.TemporaryDirectory() as folder:

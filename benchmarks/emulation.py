@@ -17,7 +17,6 @@ slipped least counts.
 
 from __future__ import annotations
 
-import argparse
 import platform
 import random
 import statistics
@@ -32,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 from helpers.threads.shapes import emulate_shapes
-from measuring import least_slipped, quiet, slip
+from measuring import least_slipped, parser, quiet, slip
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.common.text_table import text_table
@@ -163,11 +162,9 @@ CASES = (
 
 def main() -> None:
     """Runs the cases and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="cases with this in their name")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", default="", help="cases with this in their name")
+    given = arguments.parse_args()
     quiet()
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}\n")
     print(render([measured(case) for case in CASES if given.only in case.name]))

@@ -28,7 +28,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
+from measuring import StepTimes, leave, of_ranks, parser, quiet, spread, trainer
 from memory import LEAST, Counter
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
@@ -173,21 +173,19 @@ def measure_preparing(num_edges: int, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Measures what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--layer", default="resgcn")
+    arguments = parser(__doc__)
+    arguments.add_argument("--devices", type=int, default=2)
+    arguments.add_argument("--layer", default="resgcn")
     for name, default in (("layers", LAYERS), ("width", WIDTH)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+        arguments.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("vertices", VERTICES), ("edges", EDGES), ("epochs", 3), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--limit", type=int, help="MB of a process, with --memory")
-    parser.add_argument("--preparing", type=int)
-    parser.add_argument("--fit", help=argparse.SUPPRESS)
-    parser.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+        arguments.add_argument(f"--{name}", type=int, default=default)
+    arguments.add_argument("--memory", action="store_true")
+    arguments.add_argument("--limit", type=int, help="MB of a process, with --memory")
+    arguments.add_argument("--preparing", type=int)
+    arguments.add_argument("--fit", help=argparse.SUPPRESS)
+    arguments.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     quiet()
     if options.fit is not None:
         fit(options, options.folder)

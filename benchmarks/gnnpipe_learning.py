@@ -131,13 +131,7 @@ class Run:
         seed: of weights, dropout, chunks and their order.
     """
 
-    def __init__(
-        self,
-        data: FullGraphData,
-        layer: str,
-        variant: Variant,
-        seed: int,
-    ) -> None:
+    def __init__(self, data: FullGraphData, layer: str, variant: Variant, seed: int) -> None:
         torch.manual_seed(seed)
         self.graph: Data = data.graph
         self.net = NodeNetwork.for_data(data, layer=layer, depth=DEPTH, width=WIDTH, dropout=0.0)
@@ -278,17 +272,8 @@ def show(results: Sequence[Mapping[str, Any]]) -> None:
                     f"{statistics.median(r['best_epoch'] for r in found.values()):.0f}",
                 ]
             )
-    heads = [
-        "data",
-        "model",
-        "training",
-        "seeds",
-        "test %",
-        "less exact",
-        "validation %",
-        "best at",
-    ]
-    print(text_table(heads, rows))
+    header = ["data", "model", "training", "seeds", "test %", "less exact"]
+    print(text_table([*header, "validation %", "best at"], rows))
 
 
 def stored(path: Path) -> list[dict[str, Any]]:

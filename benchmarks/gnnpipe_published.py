@@ -1,6 +1,6 @@
 """GNNPipe's sixteen cells: four data sets × four networks on 2 × 4 RTX A5000, simulated.
 
-Epoch time, communication volume and communication time of a pipeline of layers, the hybrid of two
+Epoch time and communication volume of a pipeline of layers, the hybrid of two
 ways and four groups, and graph parallelism, beside those of arXiv 2308.10087 (from its authors'
 logs). Nothing is trained: networks are known by the statistics of their graphs.
 
@@ -109,13 +109,6 @@ VOLUME_GIB = {
                 (0.180, 0.623, 0.894)),
 }  # fmt: skip
 
-COMMUNICATION_MS = {
-    "squirrel": ((7.5, 26.0, 113.8), (7.8, 31.1, 123.1), (12.0, 30.8, 113.4), (8.0, 32.1, 115.2)),
-    "flickr": ((8.1, 33.4, 124.3), (9.6, 33.7, 123.5), (14.8, 38.4, 123.9), (11.1, 35.7, 124.4)),
-    "reddit": ((25.7, 78.9, 634), (26.2, 82.2, 714), (42.1, 96.8, 636), (26.4, 85.5, 637.5)),
-    "physics": ((6.0, 21.5, 36.0), (6.1, 23.6, 36.9), (11.0, 26.0, 36.5), (6.2, 24.6, 37.4)),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -203,7 +196,6 @@ class Cell:
 
     epoch_s: float
     volume_gib: float
-    communication_ms: float
     memory_gb: float
     emulated: EmulatedRun | None
 
@@ -235,7 +227,6 @@ def _cell(found: WaysAnswer, *, emulates: bool) -> Cell:
     return Cell(
         simulation.step_s,
         sum(task.size_bytes or 0 for task in transfers) / GIB,
-        1e3 * sum(task.duration_s for task in transfers) / NUM_GPUS,
         found.evaluation.peak_memory_bytes / 1e9,
         least_slipped(emulate) if emulates else None,
     )
@@ -269,7 +260,7 @@ def main() -> None:
             logarithms += [math.log(a / b) for a, b in zip(ours, published, strict=True)]
             rows += _rows(data_set, index, cells, is_same)
             print("\n".join("  ".join(row) for row in rows[-len(WAYS) :]), flush=True)
-    header = ["cell", "", "epoch", "publ.", "ratio", "GiB", "publ.", "comm.", "publ.", "memory"]
+    header = ["cell", "", "epoch", "publ.", "ratio", "GiB", "publ.", "memory"]
     header += ["emulated", "off", "slip"] * emulates
     print(f"\n{text_table(header, rows, left={'cell', ''}, max_width=140)}\n")
     off = math.exp(sum(map(abs, logarithms)) / len(logarithms)) - 1
@@ -295,8 +286,6 @@ def _rows(data_set: str, index: int, cells: list[Cell], is_same: bool) -> list[l
                 f"{cell.epoch_s / published_s:.2f}",
                 f"{cell.volume_gib:.3f}",
                 f"{VOLUME_GIB[data_set][index][place]:.3f}",
-                f"{cell.communication_ms:.0f} ms",
-                f"{COMMUNICATION_MS[data_set][index][place]:.0f} ms",
                 f"{cell.memory_gb:.1f} GB",
             ]
         )

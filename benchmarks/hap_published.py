@@ -15,13 +15,13 @@ searches and shares in turn, without limits of memory and with 16 GB per device.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hap_models import MODELS, hap_cluster, hap_graph, hap_machine
+from measuring import parser
 
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
@@ -148,13 +148,11 @@ def print_search(num_devices: int) -> None:
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--picture", type=Path, help="file of the picture")
-    parser.add_argument("--models", nargs="+", default=NAMES, choices=NAMES)
-    parser.add_argument("--search", type=int, metavar="DEVICES", help="the searches alone")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--picture", type=Path, help="file of the picture")
+    arguments.add_argument("--models", nargs="+", default=NAMES, choices=NAMES)
+    arguments.add_argument("--search", type=int, metavar="DEVICES", help="the searches alone")
+    given = arguments.parse_args()
     if given.search is not None:
         print_search(given.search)
         return

@@ -21,7 +21,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
+from measuring import StepTimes, leave, of_ranks, parser, quiet, spread, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -111,13 +111,11 @@ def compare(model: str, rounds: int) -> list[list[str]]:
 
 def main() -> None:
     """Measures all models with the second core busy."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--fit", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    arguments.add_argument("--fit", nargs=3, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     quiet()
     if options.fit is not None:
         fit(*options.fit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -21,6 +22,12 @@ import lightning.pytorch as pl
 import torch
 
 LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning_gpp")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of a command whose help is its module's text as it stands."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=form)
 
 
 def quiet() -> None:

@@ -26,14 +26,13 @@ import ctypes
 import json
 import os
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from measuring import leave, quiet, trainer
+from measuring import leave, parser, quiet, trainer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -297,27 +296,18 @@ def rows(name: str, schedule: str, given: argparse.Namespace) -> list[list[str]]
     return found
 
 
-def only_counted(parser: argparse.ArgumentParser) -> None:
-    """Prepares for processes whose memory is counted, and of which nothing but that is shown."""
-    if sys.platform != "linux":
-        parser.error("only glibc says what it has handed out")
-    quiet()
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(LEAST)  # of the processes that begin now
-
-
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES[:3])
-    parser.add_argument("--weights", default="pipeoptim", choices=[*POLICIES], help="1f1b-async")
-    parser.add_argument("--devices", type=int, default=4)
-    parser.add_argument("--pipelines", type=int, default=1)
-    parser.add_argument("--planner", default="balanced")
-    given = parser.parse_args()
-    only_counted(parser)
+    arguments = parser(__doc__)
+    arguments.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    arguments.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES[:3])
+    arguments.add_argument("--weights", default="pipeoptim", choices=[*POLICIES], help="1f1b-async")
+    arguments.add_argument("--devices", type=int, default=4)
+    arguments.add_argument("--pipelines", type=int, default=1)
+    arguments.add_argument("--planner", default="balanced")
+    given = arguments.parse_args()
+    quiet()
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(LEAST)  # of the processes that begin now
     print(
         f"{given.devices} processes, {given.pipelines} pipelines, Adam, "
         f"torch {torch.__version__}, {platform.machine()}"

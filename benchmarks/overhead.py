@@ -17,7 +17,6 @@ compares with the same ranks of which no step is recorded.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from measuring import StepTimes, leave, of_ranks, quiet, spread, trainer
+from measuring import StepTimes, leave, of_ranks, parser, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -179,7 +178,7 @@ def line(asked: dict[str, int], rounds: int) -> str:
     plain_s = statistics.median(cpu[0] for (cpu, _), _ in both)
     ours = [statistics.median(each) for each in zip(*(cpu for _, (cpu, _) in both))]
     seconds = [plain_s, ours[0], *([max(ours[1:])] if ours[1:] else [])]
-    shown = "".join(f"{1e3 * second:8.2f}" for second in seconds)
+    shown = "".join(f" {1e3 * second:7.2f}" for second in seconds)
     cpu = spread([own[0] / plain[0] for (plain, _), (own, _) in both])
     wall = spread([own / plain for (_, plain), (_, own) in both])
     return f"{shown:24}  {cpu}  {wall}"
@@ -187,14 +186,12 @@ def line(asked: dict[str, int], rounds: int) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("curves", nargs="*", help=f"of {', '.join(CURVES)}; by default all")
-    parser.add_argument("--rounds", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("curves", nargs="*", help=f"of {', '.join(CURVES)}; by default all")
+    arguments.add_argument("--rounds", type=int, default=1)
+    given = arguments.parse_args()
     if unknown := [name for name in given.curves if name not in CURVES]:
-        parser.error(f"no curve {', '.join(unknown)}; there are {', '.join(CURVES)}")
+        arguments.error(f"no curve {', '.join(unknown)}; there are {', '.join(CURVES)}")
     for name in given.curves or CURVES:
         print(f"{name:>20}   plain  rank 0  others (ms of processor time)  ratio  of wall-clock")
         for options in CURVES[name]:

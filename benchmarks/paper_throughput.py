@@ -20,23 +20,22 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.threads.shapes import emulate_plan
-from measuring import least_slipped, quiet, slip
+from matplotlib.figure import Figure
+from measuring import least_slipped, parser, quiet, slip
 from planners import question, workload
 
 from lightning_gpp.common.text_table import text_table
-from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, answer
 from lightning_gpp.simulate.plan_costs import simulate_plan
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 DEVICES = (4, 8, 16, 32)
 MODELS = ("mmt", "dlrm", "candle_uno")
 ORDER = ("graphpipe", "pipedream", "piper", "sequential", "balanced", "data_parallel")
@@ -127,13 +126,6 @@ def gain(reference: Row, row: Row, key: str) -> str:
     return "" if above is None or below is None else f"{above / below:.2f}"
 
 
-def curve(axes: Axes, table: Sequence[Row], key: str, **style: Any) -> None:
-    """A quantity of some rows against the devices, where it is known."""
-    points = [(row["devices"], row[key]) for row in table if row.get(key) is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), **style)
-
-
 def draw(table: Sequence[Row], path: Path) -> None:
     """Throughput against devices, a panel per model.
 
@@ -141,39 +133,41 @@ def draw(table: Sequence[Row], path: Path) -> None:
     """
     models = list(dict.fromkeys(row["model"] for row in table))
     planners = list(dict.fromkeys(row["planner"] for row in table))
-    with diagram(path, 4.6 * len(models), 4.4) as figure:
-        panels = figure.subplots(1, len(models), squeeze=False)[0]
-        for axes, model in zip(panels, models, strict=True):
-            for planner, colour, marker in zip(planners, COLOURS, MARKERS):
-                own = [row for row in table if (row["model"], row["planner"]) == (model, planner)]
-                curve(axes, own, "predicted", color=colour, linewidth=1.6, label=planner)
-                style = {"color": colour, "marker": marker, "linestyle": "none"}
-                curve(axes, own, "emulated", **style)
-                curve(axes, own, "published", **style, markerfacecolor="none", markersize=9)
-            tidy(axes, "emulated V100s", "samples per second")
-            axes.set_title(model)
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log", base=2)
-            ticks = sorted({row["devices"] for row in table})
-            axes.set_xticks(ticks, [str(tick) for tick in ticks])
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        panels[0].legend(frameon=False)
-        figure.suptitle(
-            "Throughput: predicted (lines), emulated (filled markers), published (hollow markers)"
-        )
+    figure = Figure((4.6 * len(models), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        for planner, colour, marker in zip(planners, COLOURS, MARKERS):
+            own = [row for row in table if (row["model"], row["planner"]) == (model, planner)]
+            points = {"color": colour, "marker": marker, "linestyle": "none"}
+            for key, style in (
+                ("predicted", {"color": colour, "linewidth": 1.6, "label": planner}),
+                ("emulated", points),
+                ("published", points | {"markerfacecolor": "none", "markersize": 9}),
+            ):
+                known = [row for row in own if row.get(key) is not None]
+                axes.plot([r["devices"] for r in known], [r[key] for r in known], **style)
+        ticks = sorted({row["devices"] for row in table})
+        axes.set(title=model, xlabel="emulated V100s", ylabel="samples per second")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    panels[0].legend(frameon=False)
+    figure.suptitle(
+        "Throughput: predicted (lines), emulated (filled markers), published (hollow markers)"
+    )
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
     """Plans, simulates and emulates all cases."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, required=True, help="of the picture")
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
-    parser.add_argument("--planners", nargs="+", default=ORDER, choices=sorted(PLANNERS))
-    parser.add_argument("--limit-s", type=float, default=300.0, help="for one search")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--folder", type=Path, required=True, help="of the picture")
+    arguments.add_argument("--models", nargs="+", default=MODELS)
+    arguments.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    arguments.add_argument("--planners", nargs="+", default=ORDER, choices=sorted(PLANNERS))
+    arguments.add_argument("--limit-s", type=float, default=300.0, help="for one search")
+    given = arguments.parse_args()
     quiet()
     given.folder.mkdir(parents=True, exist_ok=True)
     table = []

@@ -29,7 +29,7 @@ from pathlib import Path
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.common.text_table import text_table
 from lightning_gpp.common.units_of_measure import seconds_text
-from lightning_gpp.jobs.problem.workload import load_workload
+from lightning_gpp.jobs.problem.problem_of import load_workload
 from lightning_gpp.jobs.search import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest, answer, evaluate_plan, plan_request
 from lightning_gpp.workloads import Workload

@@ -46,7 +46,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from hydra import compose, initialize_config_module
-from measuring import StepTimes, leave, quiet, trainer
+from measuring import StepTimes, leave, parser, quiet, trainer
 
 from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
@@ -227,17 +227,15 @@ TABLES = {"steps": print_steps, "verdict": print_verdicts}
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", nargs="*", default=[*TABLES], help=f"of {', '.join(TABLES)}")
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
-    parser.add_argument("--planners", nargs="+", choices=[*OPTIONS], default=[*OPTIONS])
-    parser.add_argument("--steps", type=int, default=24, help="recorded steps, half of each kind")
-    parser.add_argument("--batches", type=int, default=500, help="of a verdict's training")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--busy", type=int, default=0, help="other processes beside the verdict")
-    given = parser.parse_args()
+    asks = parser(__doc__)
+    asks.add_argument("tables", nargs="*", default=[*TABLES], help=f"of {', '.join(TABLES)}")
+    asks.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
+    asks.add_argument("--planners", nargs="+", choices=[*OPTIONS], default=[*OPTIONS])
+    asks.add_argument("--steps", type=int, default=24, help="recorded steps, half of each kind")
+    asks.add_argument("--batches", type=int, default=500, help="of a verdict's training")
+    asks.add_argument("--ranks", type=int, default=2)
+    asks.add_argument("--busy", type=int, default=0, help="other processes beside the verdict")
+    given = asks.parse_args()
     quiet()
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, {given.ranks} processes "

@@ -15,7 +15,6 @@ its recorded steps cost besides left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, seed_everything
-from measuring import StepTimes, leave, quiet, spread, trainer
+from measuring import StepTimes, leave, parser, quiet, spread, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -117,10 +116,10 @@ def fit(strategy: Any, num_devices: int, num_steps: int) -> tuple[float, float, 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--steps", type=int, default=15)
+    command.add_argument("--rounds", type=int, default=3)
+    arguments = command.parse_args()
     quiet()
     found: dict[str, list[tuple[float, float, str]]] = {}
     for _ in range(arguments.rounds):

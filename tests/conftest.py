@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,27 @@ RUN_FOLDERS = ("lightning_logs", "checkpoints", "outputs", "multirun")
 THREAD_GRACE_S = 3.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what cannot run on the devices that the tests are sent to."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every case of tests marked as sampled")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what cannot run on the tests' devices, and cases between those of a sample."""
+    seen: Counter[str] = Counter()
+    left_out: set[pytest.Item] = set()
     for item in items:
         if kind() is not None and (reason := reason_to_skip(item.nodeid)):
             item.add_marker(pytest.mark.skip(reason=reason))
+        if (sampled := item.get_closest_marker("sampled")) and not config.option.all:
+            test, (every, *first) = item.nodeid.partition("[")[0], sampled.args
+            if seen[test] % every != sum(first):
+                left_out.add(item)
+            seen[test] += 1
+        elif item.get_closest_marker("extra") and not config.option.all:
+            left_out.add(item)
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

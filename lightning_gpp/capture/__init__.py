@@ -12,7 +12,7 @@ from lightning_gpp.capture.attempts import capture
 from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.module_content import module_content
+from lightning_gpp.capture.operators.fingerprint import module_content
 from lightning_gpp.capture.profiling.profiler import profile_costs
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.values.placed import on_host, placed

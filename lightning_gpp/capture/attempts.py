@@ -1,41 +1,56 @@
-"""From a module to a captured model: the public entry."""
+"""From a module to a captured model: the public entry.
+
+A module is traced in both modes, and traced again with those of its parts kept whole that decide
+for themselves. Whether the trace computes what the module computes is then tried on all inputs that
+the module is run with. Before values are compared, decisions of the user's Python that are in the
+trace have to come out the same for another size; those that change nothing are taken out of it.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
+from lightning_gpp.capture.checks.check import (
+    ValuesDifferError,
+    compare,
+    in_float64,
+    sample_in_float64,
+)
 from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
-from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.capture.checks.trace_checks import TraceChecks, scope_of
+from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
-from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.operators.normalize import normalize, protect_inputs, without_guard
-from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.operators.order import in_order
-from lightning_gpp.capture.steady_state import steady_names
+from lightning_gpp.capture.model import CapturedModel, Verified
+from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
+from lightning_gpp.capture.operators.normalize import (
+    normalize,
+    observation,
+    protect_inputs,
+    without_guard,
+)
+from lightning_gpp.capture.operators.observe import Observation, observe
+from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError
-from lightning_gpp.capture.tracing.leaves import LeafPolicy
-from lightning_gpp.capture.tracing.modes import check_same_graph
-from lightning_gpp.capture.tracing.switches import uncompiled
-from lightning_gpp.capture.tracing.trace import Trace
-from lightning_gpp.capture.values.samples import other_content
-from lightning_gpp.capture.values.withheld import withheld_outputs
-from lightning_gpp.capture.verified import Verified
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
+from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
+from lightning_gpp.capture.values.arguments import withheld_outputs
+from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
 
 _logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=BaseException)
+_Traces = Mapping[bool, Trace]
+_Seen = dict[fx.Node, Observation]
 
 
 def capture(
@@ -79,8 +94,10 @@ def capture(
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
     policy = LeafPolicy.of(module, leaf_modules)
+    # Modules that were compiled run as they are written: torch's compiler traces by itself.
+    is_compiled = "torch._dynamo" in sys.modules
     with (
-        uncompiled(),
+        torch.compiler.set_stance("force_eager") if is_compiled else nullcontext(),
         rollback(module),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -136,8 +153,8 @@ class _Attempt:
         traces = in_order(own, verified.nodes)
         for mode in MODES if traces != own else ():
             observations = self.runs.observed(traces[mode], self.runs.sample, mode)
-            for node, observation in observations.items():
-                node.meta["observation"] = observation
+            for node, seen in observations.items():
+                node.meta["observation"] = seen
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
         return CapturedModel(self.module, self.runs.arguments, traces, verified, self.runs.sample)
@@ -147,9 +164,8 @@ class _Attempt:
         reasons: dict[str, KeepWholeError] = {}
         whole = tuple[str, ...]()
         while True:
-            how = Verified(self.runs.sample.num_samples, whole)
             try:
-                captured = self._captured(policy, how)
+                captured = self._captured(policy, Verified(self.runs.sample.num_samples, whole))
             except KeepWholeError as error:
                 decision = _without_values(error)
             else:
@@ -164,13 +180,6 @@ class _Attempt:
             whole = (*whole, decision.scope)
             reasons[f"{kind.__name__} stays whole: {describe(decision)}"] = decision
 
-    def _captured(self, policy: LeafPolicy, how: Verified) -> CapturedModel:
-        traces = self._traces(policy)
-        try:
-            return TraceChecks(self.runs).checked(traces, how)
-        except GuardError as error:
-            raise KeepWholeError(str(error), scope_of(error, traces[True])) from error
-
     def _traces(self, policy: LeafPolicy) -> dict[bool, Trace]:
         traces = {mode: self._trace(policy, mode) for mode in MODES}
         check_same_graph(traces[True], traces[False])
@@ -178,17 +187,179 @@ class _Attempt:
 
     def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
         module, arguments, sample = self.module, self.runs.arguments, self.runs.sample
-
-        def traced(observer: Observer) -> Trace:
+        with self.runs.watching(mode) as observer:
             if self.blocks is not None:
-                return trace_blocks(module, arguments, self.blocks)
-            return trace_concretely(module, arguments, policy, sample.fresh(), observer=observer)
-
-        trace, observer = self.runs.traced(mode, traced)
-        observations = self.runs.observed(trace, sample, mode, observer)
+                trace = trace_blocks(module, arguments, self.blocks)
+            else:
+                tensors = sample.fresh()
+                trace = trace_concretely(module, arguments, policy, tensors, observer=observer)
+        with self.runs.in_mode(mode), self.runs.weights.visiting():
+            observations = observe(trace.graph, sample.fresh(), observer)
         if protect_inputs(trace, observations):
             observations = self.runs.observed(trace, sample, mode)
         return normalize(trace, observations)
+
+    # Does a trace compute what the module computes? -------------------------------------------
+
+    def _captured(self, policy: LeafPolicy, how: Verified) -> CapturedModel:
+        """The model that the traces of both modes make.
+
+        Raises:
+            CaptureError: it computes something else than the module.
+            KeepWholeError: a sub-module decides.
+        """
+        traces = self._traces(policy)
+        how = replace(how, nodes=node_contents(traces[True]))
+        try:
+            fit, dropped = self._without_idle_decisions(traces, how)
+            how = replace(how, dropped=dropped)
+            second, seen = self._other_size(fit, is_compared=bool(dropped))
+            captured = self._model(fit, how, second, seen)
+            for run in self.runs.passes(None if dropped else second, gradients=not dropped):
+                self._check(captured, run)
+        except GuardError as error:
+            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
+        return captured
+
+    def _model(
+        self,
+        traces: _Traces,
+        how: Verified,
+        second: Sample | None = None,
+        others: _Seen | None = None,
+    ) -> CapturedModel:
+        runs, nodes = self.runs, traces[True].graph.nodes
+        seen = {node: observation(node) for node in nodes if node.op != "output"}
+        how = replace(how, cuts=Cuts.of(seen, runs.sample, others, second))
+        return CapturedModel(runs.module, runs.arguments, traces, how, runs.sample)
+
+    def _other_size(
+        self, traces: _Traces, *, is_compared: bool
+    ) -> tuple[Sample | None, _Seen | None]:
+        """Inputs of another size that the decisions in the traces allow, and what nodes do there.
+
+        Raises:
+            GuardError: a sub-module decides by the number of samples.
+        """
+        if is_compared and self.runs.sample.num_samples > 2:
+            few = few_samples(self.runs.sample, 2)
+            return few, self.runs.observed(traces[True], few, training=True)
+        for sample in self.runs.others:
+            is_smaller = sample.num_samples < self.runs.sample.num_samples
+            if self.runs.runs(sample, backward=is_smaller and not is_compared):
+                seen = self._seen(traces[True], sample)
+                if not isinstance(seen, GuardError):
+                    return sample, seen
+                self._accept(seen, traces[True], sample)
+        return None, None
+
+    def _accept(self, error: GuardError, trace: Trace, sample: Sample) -> None:
+        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
+        if _scope_of(error, trace):
+            raise error
+        _logger.warning(
+            "captured with micro-batches of %d samples; with %d it would raise: %s",
+            self.runs.sample.num_samples,
+            sample.num_samples,
+            error,
+        )
+
+    def _without_idle_decisions(
+        self, traces: _Traces, how: Verified
+    ) -> tuple[_Traces, tuple[str, ...]]:
+        """The traces without decisions between one sample and several that change nothing.
+
+        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
+
+        Returns:
+            Them, and the names of the guards that are taken out. If there are any, values and
+            gradients were compared.
+
+        Raises:
+            GuardError: a sub-module takes such a decision, and it does change something.
+        """
+        if self.runs.sample.graphs is not None:
+            return traces, ()
+        across = few_samples(self.runs.sample, 1 + (self.runs.sample.num_samples == 1))
+        try:
+            failed = self._seen(traces[True], across)
+        except Exception:
+            if self.runs.runs(across, backward=True):
+                raise
+            return traces, ()  # the model itself does not take so few
+        if not isinstance(failed, GuardError) or not self.runs.runs(across, backward=True):
+            return traces, ()
+        few = few_samples(self.runs.sample, 2)
+        if self.runs.sample.num_samples > 2 and isinstance(
+            self._seen(traces[True], few), GuardError
+        ):
+            return traces, ()  # it is not about one sample
+        first, fit, dropped = failed, traces, list[str]()
+        try:
+            while isinstance(failed, GuardError):
+                dropped.append(failed.name)
+                fit = {mode: without_guard(trace, failed.name) for mode, trace in fit.items()}
+                failed = self._seen(fit[True], across)
+            captured = self._model(fit, how)
+            for mode in MODES:
+                self._check(captured, CheckedPass(across, mode, backward=True))
+        except Exception:  # the graph of the other way may do anything
+            self._accept(first, traces[True], across)
+            return traces, ()
+        return fit, tuple(dropped)
+
+    def _seen(self, trace: Trace, sample: Sample) -> _Seen | GuardError:
+        """What the nodes do in training with a sample, or the decision that comes out otherwise."""
+        try:
+            return self.runs.observed(trace, sample, training=True)
+        except GuardError as error:
+            return error.with_traceback(None)  # its frames hold all values
+
+    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
+        expected = self.runs.of(run)
+        run = replace(run, backward=bool(expected.gradients))
+        try:
+            compare(expected, self.runs.replayed(captured, run), str(run))
+        except ValuesDifferError as error:
+            if error.is_large or not (self._varies(run) or self._agrees_in_float64(captured, run)):
+                raise
+
+    def _varies(self, run: CheckedPass) -> bool:
+        """Whether the module itself differs from run to run by more than rounding, on a device.
+
+        Kernels that add up in any order do, in half precision (backwards of fused attention).
+        """
+        if self.runs.sample.device.type == "cpu":
+            return False
+        try:
+            compare(self.runs.again(run), self.runs.again(run), str(run))
+        except ValuesDifferError as error:
+            _logger.info("the module does not compute the same twice: %s", error)
+            return True
+        return False
+
+    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
+        """Whether a difference is rounding: in a higher precision there is none.
+
+        A gradient that large terms cancel into loses most of its digits in float32.
+        """
+        try:
+            with in_float64(self.runs.module):
+                double = replace(run, sample=sample_in_float64(run.sample))
+                expected = self.runs.again(double)
+                compare(expected, self.runs.replayed(captured, double), "in float64")
+        except Exception as error:  # it differs, or the model runs in its own precision only
+            _logger.info("the captured graph differs, and in float64: %s", error)
+            return False
+        return True
+
+
+def _scope_of(error: GuardError, trace: Trace) -> str:
+    """The module that took a decision."""
+    for node in trace.graph.nodes:
+        if node.target is guard and node.args[3] == error.location:
+            return str(node.meta["scope"])
+    return ""
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:

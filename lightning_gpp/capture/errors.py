@@ -70,5 +70,5 @@ def describe(error: BaseException) -> str:
     """One line for an error, without the general remedy: kind, message, where it was raised."""
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, CaptureError):
-        return str(error).removesuffix(f": {REMEDY}")
+        return str(error).removesuffix(REMEDY).removesuffix(": ").removesuffix(", or ")
     return f"{type(error).__name__}: {text} (at {raised_location(error)})"

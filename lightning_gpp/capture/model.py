@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.meeting import SampleMeeting
-from lightning_gpp.capture.operators.fingerprint import fingerprint
+from lightning_gpp.capture.checks.rollback import keep, unsteady_names
+from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
 from lightning_gpp.capture.operators.operators import model_graph, read_names
+from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.steady_state import keep, unsteady_names
-from lightning_gpp.capture.tracing.reads import check_reads
+from lightning_gpp.capture.tracing.reads import Read, check_reads
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample
-from lightning_gpp.capture.verified import Verified
 from lightning_gpp.graph import ModelGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The trace that passed all checks, as plain data: how to trace the same again.
+
+    Attributes:
+        num_samples: of the inputs that it was captured with.
+        whole: names of modules whose types stay whole because their own Python decides.
+        nodes: of the first trace in training, in this order.
+        dropped: names of guards that were taken out, in this order.
+        cuts: how values can be cut.
+        steady: names of the buffers that forward changes alike whatever its arguments are.
+        reads: plain attributes that forward read and that must not change.
+        is_random: whether forward draws random numbers from torch in training mode.
+    """
+
+    num_samples: int
+    whole: tuple[str, ...] = ()
+    nodes: tuple[NodeContent, ...] = ()
+    dropped: tuple[str, ...] = ()
+    cuts: Cuts = field(default_factory=Cuts)
+    steady: frozenset[str] = frozenset()
+    reads: tuple[Read, ...] = ()
+    is_random: bool = False
 
 
 class CapturedModel:

@@ -20,7 +20,7 @@ import itertools
 import keyword
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -53,8 +53,11 @@ class StageModule:
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.parameter_names, self.buffer_names = tuple(parameter_names), tuple(buffer_names)
-        self._module, self._nodes, self._captured_on = module, nodes, device
-        self._sources: dict[bool, _Source] = {}
+        self._module, self._captured_on = module, device
+        self._sources = {
+            training: _Source(module, of_mode, inputs, outputs, device)
+            for training, of_mode in nodes.items()
+        }
         self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
         self._compiled_with: Mapping[str, Any] | None = None
 
@@ -88,7 +91,10 @@ class StageModule:
         """
         key = (training, self._device(values))
         if key not in self._functions:
-            self._functions[key] = self._bound(training, key[1])
+            function = self._sources[training].bind(key[1])
+            if self._compiled_with is not None:
+                function = torch.compile(function, fullgraph=True, **self._compiled_with)
+            self._functions[key] = function
         if weights is None:
             return self._functions[key](*values)
         given = {place: weight for name, weight in weights.items() for place in self._places[name]}
@@ -106,25 +112,9 @@ class StageModule:
         own = ((name, self._module.get_parameter(name)) for name in self.parameter_names)
         return {name: places[id(parameter)] for name, parameter in own}
 
-    def _bound(self, training: bool, device: torch.device) -> Callable[..., tuple[Any, ...]]:
-        function = self._source(training).bind(device)
-        if self._compiled_with is None:
-            return function
-        compiled: Callable[..., tuple[Any, ...]] = torch.compile(
-            function, fullgraph=True, **self._compiled_with
-        )
-        return compiled
-
     def source(self, *, training: bool) -> str:
         """The generated Python source, for reading."""
-        return self._source(training).text
-
-    def _source(self, training: bool) -> _Source:
-        if training not in self._sources:
-            self._sources[training] = _Source(
-                self._module, self._nodes[training], self.inputs, self.outputs, self._captured_on
-            )
-        return self._sources[training]
+        return self._sources[training].text
 
     def _device(self, values: Sequence[Any]) -> torch.device:
         """Where the stage computes; some of its values are on the CPU on any device (lengths)."""
@@ -169,23 +159,26 @@ class _Source:
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
-        last_reader = _last_readers(nodes, keep=set(outputs))
+        last_reader = {
+            value.name: node.name
+            for node in nodes
+            for value in (node, *node.all_input_nodes)
+            if value.op != "get_attr" and value.name not in outputs
+        }
+        dead: dict[str, list[str]] = {}
+        for name, reader in last_reader.items():
+            dead.setdefault(reader, []).append(_variable(name))
         for node in nodes:
             lines += self._statement(node)
-            if dead := last_reader.get(node.name):
-                lines.append(f"    {' = '.join(map(_variable, dead))} = None")
+            if node.name in dead:
+                lines.append(f"    {' = '.join(dead[node.name])} = None")
         lines.append(f"    return ({''.join(f'{_variable(name)}, ' for name in outputs)})")
         self.text = "\n".join(lines) + "\n"
 
     def bind(self, device: torch.device) -> Callable[..., tuple[Any, ...]]:
         """The compiled function, with constants on ``device``."""
-        filename = f"<stage {next(_numbers)}>"
-        linecache.cache[filename] = (
-            len(self.text),
-            None,
-            self.text.splitlines(keepends=True),
-            filename,
-        )
+        filename, lines = f"<stage {next(_numbers)}>", self.text.splitlines(keepends=True)
+        linecache.cache[filename] = (len(self.text), None, lines, filename)
         names = {name: self._moved(value, device) for name, value in self.objects.items()}
         exec(compile(self.text, filename, "exec"), names)
         function: Callable[..., tuple[Any, ...]] = names["stage"]
@@ -211,34 +204,34 @@ class _Source:
             call = f"{args[0]}.{node.target}({', '.join(args[1:])})"
         else:
             call = f"{self._object('f', node.target)}({', '.join(args)})"
-        lines = [f"{_variable(node.name)} = {call}  # {node.meta['location']}"]
+        line = f"{_variable(node.name)} = {call}  # {node.meta['location']}"
         contexts = []
         for manager, given in node.meta["switches"]:
             self.objects[manager.__name__] = manager
-            contexts.append(f"{manager.__name__}({', '.join(map(self._expression, given))})")
+            contexts.append(f"{manager.__name__}({self._items(given)})")
         if contexts:
-            lines = [f"with {', '.join(contexts)}:", f"    {lines[0]}"]
-        return [f"    {line}" for line in lines]
+            return [f"    with {', '.join(contexts)}:", f"        {line}"]
+        return [f"    {line}"]
 
     def _expression(self, value: Any) -> str:
         if isinstance(value, fx.Node):
             return self._attribute(value) if value.op == "get_attr" else _variable(value.name)
         if isinstance(value, slice):
-            parts = (value.start, value.stop, value.step)
-            return f"slice({', '.join(map(self._expression, parts))})"
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            inside = ", ".join(map(self._expression, value))
-            return f"{self._object('k', type(value))}({inside})"
+            return f"slice({self._items([value.start, value.stop, value.step])})"
         if type(value) is tuple:
-            return f"({''.join(f'{self._expression(item)}, ' for item in value)})"
+            return f"({self._items(value)})"
         if isinstance(value, list):
-            return f"[{', '.join(map(self._expression, value))}]"
+            return f"[{self._items(value)}]"
         if isinstance(value, dict):
-            items = (f"{self._expression(k)}: {self._expression(v)}" for k, v in value.items())
-            return f"{{{', '.join(items)}}}"
-        if _is_literal(value):
+            items = (f"{self._expression(k)}: {self._expression(v)}, " for k, v in value.items())
+            return f"{{{''.join(items)}}}"
+        is_number = type(value) is float and math.isfinite(value)
+        if is_number or value is None or type(value) in (bool, int, str, type(...)):
             return repr(value)
         return self._object("k", value)
+
+    def _items(self, values: Iterable[Any]) -> str:
+        return "".join(f"{self._expression(item)}, " for item in values)
 
     def _attribute(self, node: fx.Node) -> str:
         path, _, attribute = str(node.target).rpartition(".")
@@ -258,24 +251,3 @@ def _variable(name: str) -> str:
 
 def _is_name(text: str) -> bool:
     return text.isidentifier() and not keyword.iskeyword(text)
-
-
-def _is_literal(value: Any) -> bool:
-    if type(value) is float:
-        return math.isfinite(value)
-    return value is None or value is Ellipsis or type(value) in (bool, int, str)
-
-
-def _last_readers(nodes: Sequence[fx.Node], keep: set[str]) -> dict[str, list[str]]:
-    """Node name -> values that nothing reads after it."""
-    last = {
-        value.name: node.name
-        for node in nodes
-        for value in (node, *node.all_input_nodes)
-        if value.op != "get_attr"
-    }
-    dead: dict[str, list[str]] = {}
-    for name, reader in last.items():
-        if name not in keep:
-            dead.setdefault(reader, []).append(name)
-    return dead

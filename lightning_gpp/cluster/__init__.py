@@ -1,12 +1,12 @@
 """Devices and the links between them."""
 
-from lightning_gpp.cluster.channels import channels as channels
 from lightning_gpp.cluster.cluster import DEFAULT_LINK as DEFAULT_LINK
 from lightning_gpp.cluster.cluster import UNSPECIFIED_KIND as UNSPECIFIED_KIND
 from lightning_gpp.cluster.cluster import Cluster as Cluster
 from lightning_gpp.cluster.cluster import Device as Device
 from lightning_gpp.cluster.cluster import HostLink as HostLink
 from lightning_gpp.cluster.cluster import Link as Link
+from lightning_gpp.cluster.cluster import channels as channels
 from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json
 from lightning_gpp.cluster.cluster import cluster_to_json as cluster_to_json
 from lightning_gpp.cluster.cluster import uniform_cluster as uniform_cluster
@@ -15,9 +15,9 @@ from lightning_gpp.cluster.collectives import AllReduce as AllReduce
 from lightning_gpp.cluster.collectives import all_reduce_channels as all_reduce_channels
 from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
 from lightning_gpp.cluster.collectives import ring_lines as ring_lines
+from lightning_gpp.cluster.device_kind import DEVICE_KINDS as DEVICE_KINDS
 from lightning_gpp.cluster.device_kind import DeviceKind as DeviceKind
-from lightning_gpp.cluster.known_kinds import DEVICE_KINDS as DEVICE_KINDS
-from lightning_gpp.cluster.known_kinds import known_kind as known_kind
+from lightning_gpp.cluster.device_kind import known_kind as known_kind
 from lightning_gpp.cluster.layout import ClusterLayout as ClusterLayout
 from lightning_gpp.cluster.layout import HostGroup as HostGroup
 from lightning_gpp.cluster.layout import load_cluster as load_cluster

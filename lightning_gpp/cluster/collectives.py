@@ -21,8 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
-from lightning_gpp.cluster.channels import channels
-from lightning_gpp.cluster.cluster import Cluster, Link
+from lightning_gpp.cluster.cluster import Cluster, Link, channels
 
 BUCKET_BYTES = 4 * 2**20
 """Gradients are summed in buckets; one is closed when it has this many bytes."""
@@ -86,13 +85,10 @@ def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, f
         for links in busy.values()
     }
     return tuple(
-        line for line in sorted(lines) if not any(_is_above(other, line) for other in lines)
+        line
+        for line in sorted(lines)
+        if not any(o != line and o[0] >= line[0] and o[1] >= line[1] for o in lines)
     )
-
-
-def _is_above(line: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether a line is another one, and nowhere below it."""
-    return line != other and line[0] >= other[0] and line[1] >= other[1]
 
 
 def all_reduce_channels(
@@ -146,19 +142,19 @@ def _tree(devices: Sequence[int]) -> Iterator[Pairs]:
 def rounds_s(cluster: Cluster, rounds: Iterable[Pairs], size_bytes: float) -> float:
     """Seconds of rounds of messages, one round after the other.
 
+    Messages of a round go at the same time as far as their channels allow.
+
     Args:
         cluster: the links.
         rounds: the messages of each, as source and target.
         size_bytes: of every message.
     """
-    return sum(_round_s(cluster, pairs, size_bytes) for pairs in rounds)
-
-
-def _round_s(cluster: Cluster, pairs: Iterable[tuple[int, int]], size_bytes: float) -> float:
-    """Seconds of messages that go at the same time as far as their channels allow."""
-    busy_s: defaultdict[str, float] = defaultdict(float)
-    for source, target in pairs:
-        message_s = cluster.link(source, target).transfer_s(size_bytes)
-        for channel in channels(cluster, source, target):
-            busy_s[channel] += message_s
-    return max(busy_s.values())
+    total_s = 0.0
+    for pairs in rounds:
+        busy_s: defaultdict[str, float] = defaultdict(float)
+        for source, target in pairs:
+            message_s = cluster.link(source, target).transfer_s(size_bytes)
+            for channel in channels(cluster, source, target):
+                busy_s[channel] += message_s
+        total_s += max(busy_s.values())
+    return total_s

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, FORMAT, Cluster, Device, HostLink, Link
-from lightning_gpp.cluster.device_kind import DeviceKind
-from lightning_gpp.cluster.known_kinds import DEVICE_KINDS
+from lightning_gpp.cluster.device_kind import DEVICE_KINDS, DeviceKind
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_document
 from lightning_gpp.common.strict_json import JsonFormat, JsonFormError

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, UNSPECIFIED_KIND, Cluster, Link
-from lightning_gpp.cluster.known_kinds import A100_80GB, H100_80GB, V100_16GB
+from lightning_gpp.cluster.device_kind import A100_80GB, H100_80GB, V100_16GB
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup, load_cluster
 from lightning_gpp.cluster.this_machine import cpu_cluster
 from lightning_gpp.common.checks import check_whole

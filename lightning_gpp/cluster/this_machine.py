@@ -46,17 +46,12 @@ def host_memory_bytes() -> int | None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-    limit = _container_limit_bytes()
-    return total if limit is None else min(total, limit)
-
-
-def _container_limit_bytes() -> int | None:
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            text = file.read().strip()
+            limit = file.read().strip()
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def cpu_cluster(num_devices: int | None = None) -> Cluster:

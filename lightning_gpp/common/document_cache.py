@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,17 +75,11 @@ def _name(kind: str, key: Mapping[str, Any]) -> str:
 
 
 def default_folder() -> Path | None:
-    """The folder that the environment names, or the platform's for caches; None: none is wanted."""
+    """The folder that the environment names, or one in that for caches; None: none is wanted."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "lightning_gpp"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_gpp"
 
 
 def content_hash(data: Any) -> str:

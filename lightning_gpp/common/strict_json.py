@@ -117,7 +117,7 @@ def to_data(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def from_data(kind: type[T], data: object, *, where: str) -> T:
+def from_data(kind: type[T], data: object, *, where: str, may_have_more: bool = False) -> T:
     """Builds a dataclass from plain data.
 
     Args:
@@ -126,6 +126,7 @@ def from_data(kind: type[T], data: object, *, where: str) -> T:
             type ``object`` takes whatever JSON has, arrays as tuples.
         data: the plain data.
         where: the place of the data in the document, for error messages.
+        may_have_more: whether other keys are left out instead of refused: the form is another's.
 
     Raises:
         JsonFormError: the data do not have the form of ``kind``.
@@ -133,14 +134,15 @@ def from_data(kind: type[T], data: object, *, where: str) -> T:
     found = _object(data, where)
     types_of = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := [str(key) for key in found if key not in known]:
+    unknown = [str(key) for key in found if key not in known]
+    if unknown and not may_have_more:
         raise JsonFormError(
             f"{where}: unknown key {unknown[0]!r}; expected one of: {', '.join(known)}"
         )
     values = {}
     for name, field in known.items():
         if name in found:
-            values[name] = _read(types_of[name], found[name], f"{where}: {name}")
+            values[name] = _read(types_of[name], found[name], f"{where}: {name}", may_have_more)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise JsonFormError(
                 f"{where}: key {name!r} is missing; expected {_describe(types_of[name])}"
@@ -153,22 +155,26 @@ def from_data(kind: type[T], data: object, *, where: str) -> T:
         raise JsonFormError(f"{where}: {error}") from error
 
 
-def _read(kind: Any, data: object, where: str) -> Any:
+def _read(kind: Any, data: object, where: str, may_have_more: bool) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if data is None:
             return None
         (kind,) = (argument for argument in arguments if argument is not types.NoneType)
-        return _read(kind, data, where)
+        return _read(kind, data, where, may_have_more)
     if origin is tuple:
         if not isinstance(data, (list, tuple)):
             raise _wrong(kind, data, where)
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        items = enumerate(data)
+        return tuple(_read(arguments[0], item, f"{where}[{i}]", may_have_more) for i, item in items)
     if origin is Mapping:
-        found = _object(data, where)
-        return {key: _read(arguments[1], item, f"{where}[{key!r}]") for key, item in found.items()}
+        return {
+            key: _read(arguments[1], item, f"{where}[{key!r}]", may_have_more)
+            for key, item in _object(data, where).items()
+        }
     if is_dataclass(kind):
-        return from_data(typing.cast("type[Any]", kind), data, where=where)
+        own = typing.cast("type[Any]", kind)
+        return from_data(own, data, where=where, may_have_more=may_have_more)
     if isinstance(kind, type) and issubclass(kind, Enum):
         if data not in [member.value for member in kind]:
             raise _wrong(kind, data, where)

@@ -8,7 +8,7 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 - A compute action does its real work at once and lasts from the cursor on for as long as its stage
   takes.
 - A message leaves at the sender's cursor, or when all of its channels are free
-  (:mod:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
+  (:func:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
   receiver waits until then. Who has a channel when is agreed in one place
   (:mod:`.reservations`), in the order in which messages are ready.
 - A sum of gradients begins when its bucket is final, a part of the time into the last backward of
@@ -22,7 +22,7 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 The processes of one host share a file of reservations. To run an executor on an emulated device,
 give it three things::
 
-    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs_of)
+    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs)
     executor.pace = rank
     executor.transport = EmulatedTransport(transport, rank, rank_of_device)
     executor.sums = EmulatedSums(sums, rank)

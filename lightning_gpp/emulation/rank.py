@@ -1,20 +1,28 @@
 """One emulated rank of a pipeline: how long everything takes, by the costs of the program.
 
+Its transport and its sums are real ones, which wait until their emulated moments.
+
 The rules are those of the simulator; only the moments at which things happen are the runtime's.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
 from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
 from lightning_gpp.emulation.reservations import SharedReservations
 from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
-from lightning_gpp.runtime.transport.transport import Tag
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import (
     Bucket,
@@ -43,32 +51,27 @@ class DeviceSum:
     channels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _Running:
-    """A program that runs.
+    """A program that runs, and what of it a device has on the emulated cluster.
 
     Attributes:
-        program: the program.
-        costs: of it, on the emulated cluster.
-        device: of this rank.
         sums: in the order in which the device begins them.
-        messages: sending stage, receiving stage, whether gradients -> costs, once they are known.
     """
 
-    program: Program
-    costs: ProgramCosts
-    device: int
-    sums: Sequence[DeviceSum]
-    messages: dict[tuple[int, int, bool], MessageCosts] = field(default_factory=dict)
+    def __init__(self, program: Program, costs: ProgramCosts, device: int) -> None:
+        check_costs(program, costs)
+        self.program, self.costs, self.device = program, costs, device
+        self.sums = _sums(program, costs, device)
+        self._messages: dict[tuple[int, int, bool], MessageCosts] = {}
 
     def message(self, action: Action) -> tuple[MessageCosts, int]:
         """The costs of a message between stages, and its units."""
         key = source, target, is_gradient = action.message[:3]
-        if key not in self.messages:
-            self.messages[key] = message_costs(
+        if key not in self._messages:
+            self._messages[key] = message_costs(
                 self.program, self.costs, source, target, is_gradient=is_gradient
             )
-        return self.messages[key], self.program.num_units(action)
+        return self._messages[key], self.program.num_units(action)
 
     def group_bytes(self, number: int) -> float:
         """The gradients that the REDUCE actions of a number sum."""
@@ -83,7 +86,7 @@ class EmulatedRank(EmulatedCursor):
         rank: which.
         clock: of all ranks.
         reservations: of all ranks.
-        costs_of: what a program costs; asked once for each program.
+        costs: of the programs that it runs.
     """
 
     def __init__(
@@ -91,11 +94,11 @@ class EmulatedRank(EmulatedCursor):
         rank: int,
         clock: EmulatedClock,
         reservations: SharedReservations,
-        costs_of: Callable[[Program], ProgramCosts],
+        costs: ProgramCosts,
     ) -> None:
         super().__init__(rank, clock)
         self.reservations = reservations
-        self._costs_of = costs_of
+        self._costs = costs
         self._known: dict[int, _Running] = {}
         self._running: _Running | None = None
         self._action: Action | None = None
@@ -106,32 +109,17 @@ class EmulatedRank(EmulatedCursor):
 
     @contextlib.contextmanager
     def run(self, program: Program, device: int, has_sums: bool = True) -> Iterator[None]:
-        """The body runs a device's part of a program; ``has_sums``: those of gradients, too.
-
-        Raises:
-            ValueError: the costs are not of this program, or its sums are not those of the costs.
-        """
+        """The body runs a device's part of a program; ``has_sums``: those of gradients, too."""
         if id(program) not in self._known:
-            costs = self._costs_of(program)
-            check_costs(program, costs)
-            self._known[id(program)] = _Running(
-                program, costs, device, _sums(program, costs, device)
-            )
+            self._known[id(program)] = _Running(program, self._costs, device)
         self._running = self._known[id(program)]
         self._num_actions, self._num_sums, self._sum_ready_s = 0, 0, 0.0
         try:
             yield
-            if has_sums and self._num_sums != len(self._running.sums):
-                raise self._other_sums(f"began {self._num_sums} sums")
+            is_complete = self._num_sums == len(self._running.sums)
+            assert is_complete or not has_sums, "the costs have as many sums as the runtime begins"
         finally:
             self._running = None
-
-    def _other_sums(self, what: str) -> ValueError:
-        return ValueError(
-            f"rank {self.rank} {what} of gradients, but the costs of the program have "
-            f"{len(self._in_program.sums)} buckets for it; make them of the parameters that this "
-            "model has"
-        )
 
     @contextlib.contextmanager
     def action(self, action: Action) -> Iterator[None]:
@@ -207,16 +195,9 @@ class EmulatedRank(EmulatedCursor):
         return self.reservations.reserve(taken, self.cursor_s, duration_s) + duration_s
 
     def next_sum(self) -> DeviceSum:
-        """The sum whose turn it is.
-
-        Raises:
-            ValueError: the costs have fewer sums than the runtime begins.
-        """
-        sums = self._in_program.sums
-        if self._num_sums == len(sums):
-            raise self._other_sums(f"begins sum number {self._num_sums + 1}")
+        """The sum whose turn it is."""
         self._num_sums += 1
-        return sums[self._num_sums - 1]
+        return self._in_program.sums[self._num_sums - 1]
 
     def begin_when_ready(self, found: DeviceSum, begin: Callable[[float], None]) -> None:
         """Lets a sum begin when its gradients are final, and not before the sum before it.
@@ -258,3 +239,89 @@ def _sums(program: Program, costs: ProgramCosts, device: int) -> list[DeviceSum]
         if device in program.reduce_groups[bucket.group].devices
         and program.reduce_groups[bucket.group].stage is not None
     ]
+
+
+class EmulatedTransport:
+    """A :class:`~lightning_gpp.runtime.transport.transport.Transport` for the messages of programs.
+
+    Really, a message comes as fast as it can. It carries the moment of its emulated arrival along,
+    as one more tensor, and the receiver waits until then.
+
+    Args:
+        inner: moves the messages.
+        rank: the emulated rank that uses it.
+        rank_of_device: rank of every device of the plan.
+
+    Attributes:
+        rank: number of this rank.
+        num_ranks: how many can talk to each other.
+    """
+
+    def __init__(self, inner: Transport, rank: EmulatedRank, rank_of_device: Sequence[int]) -> None:
+        self._inner = inner
+        self._emulated = rank
+        self._rank_of_device = rank_of_device
+        self.rank, self.num_ranks = inner.rank, inner.num_ranks
+
+    def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
+        """Hands a message over; it leaves when its channels are free."""
+        arrival_s = self._emulated.send(tag, self._rank_of_device.index(target))
+        stamp = torch.tensor(arrival_s, dtype=torch.float64, device="cpu")
+        stamped = replace(
+            payload,
+            tensors=[*payload.tensors, stamp],
+            requires_grad=[*payload.requires_grad, False],
+        )
+        self._inner.send(stamped, target=target, tag=tag)
+
+    def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
+        """Waits for a message, and until its emulated arrival."""
+        stamped = self._inner.receive(source=source, tag=tag, timeout_s=timeout_s, purpose=purpose)
+        stamp = stamped.tensors[-1]
+        assert stamp is not None, "the last tensor is the arrival"
+        self._emulated.wait_until(stamp.item())
+        return replace(
+            stamped, tensors=stamped.tensors[:-1], requires_grad=stamped.requires_grad[:-1]
+        )
+
+    def flush(self) -> None:
+        """Waits until everything sent so far has left."""
+        self._inner.flush()
+
+    def close(self) -> None:
+        """Ends the transport in good order."""
+        self._inner.close()
+
+
+class EmulatedSums:
+    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of an emulated rank.
+
+    A sum really begins when its gradients are final in emulated time, so that all its ranks have
+    said when they were ready once it is over. It ends when its rounds are done.
+
+    Args:
+        inner: sums the tensors.
+        rank: the emulated rank that uses it.
+    """
+
+    def __init__(self, inner: Sums, rank: EmulatedRank) -> None:
+        self._inner = inner
+        self._emulated = rank
+        self._counts: Counter[Ranks] = Counter()
+
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins to sum a tensor, as soon as it is final in emulated time."""
+        meeting = ranks, self._counts[ranks]
+        self._counts[ranks] += 1
+        emulated, found, begun = self._emulated, self._emulated.next_sum(), list[PendingSum]()
+
+        def begin(ready_s: float) -> None:
+            emulated.reservations.meet(meeting, ready_s, found.channels, found.duration_s)
+            begun.append(self._inner.start(tensor, ranks))
+
+        def wait(timeout_s: float, purpose: str) -> None:
+            begun[0](timeout_s, purpose)  # a sum begins in the action that starts it
+            emulated.wait_until(emulated.reservations.end_s(meeting))
+
+        emulated.begin_when_ready(found, begin)
+        return wait

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lightning_gpp.emulation.report import EmulationReport
@@ -11,37 +10,25 @@ from lightning_gpp.emulation.report import EmulationReport
 _Work = TypeVar("_Work")
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """When emulated time goes on on all ranks, in emulated seconds; rank 0 tells it.
-
-    Attributes:
-        moment_s: by the clock as it is.
-        leader_s: how far rank 0 had come.
-    """
-
-    moment_s: float
-    leader_s: float
+Resumption = tuple[float, float]
+"""When emulated time goes on on all ranks by the clock as it is, and how far rank 0 had come, both
+in emulated seconds; rank 0 tells it."""
 
 
 class RealTime(Generic[_Work]):
     """What a run asks of emulated devices, as it is where devices are real: nothing happens."""
 
-    @property
-    def time_scale(self) -> float | None:
-        """Real seconds that an emulated second takes; None where time is real."""
-        return None
+    time_scale: float | None = None
+    """Real seconds that an emulated second takes; None where time is real."""
 
-    def step(self, work: _Work, *, is_second: bool = False) -> AbstractContextManager[int]:
+    def step(self, work: _Work, *, is_second: bool = False) -> AbstractContextManager[None]:
         """The body runs what trains, or one of its halves, at the pace of the devices.
-
-        It gets for how many real nanoseconds emulated time stood still before it.
 
         Args:
             work: that is run.
             is_second: whether its backward half runs, and its forward half is over.
         """
-        return nullcontext(0)
+        return nullcontext()
 
     def window(self, since: int, resumption: Resumption | None) -> AbstractContextManager[None]:
         """The body runs a window of a pipeline that does not drain, likewise.

@@ -17,30 +17,11 @@ from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
-from lightning_gpp.emulation.clock import Slip, SlipReport
+from lightning_gpp.emulation.clock import EmulatedStep, SlipReport
+from lightning_gpp.emulation.time_scale import busiest_s
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.schedule import Kind, Program, most_ahead
 from lightning_gpp.simulate import ProgramCosts, simulate
-from lightning_gpp.simulate.program_costs import compute_s
-
-
-@dataclass(frozen=True, slots=True)
-class EmulatedStep:
-    """A training step on one rank, in emulated seconds.
-
-    Attributes:
-        start_s: when it began, on all ranks.
-        end_s: when this rank's part was over.
-        num_microbatches: smallest micro-batches of the mini-batch.
-        slips: what did not fit its emulated time here.
-        since: steps since the pipeline was empty, where it does not drain after each.
-    """
-
-    start_s: float
-    end_s: float
-    num_microbatches: int
-    slips: tuple[Slip, ...] = ()
-    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +57,23 @@ class EmulationReport:
     bound_s: float | None = None
 
     @property
-    def median_s(self) -> float:
-        """The step in the middle."""
-        return statistics.median_low(self.step_s)
-
-    @property
     def typical_s(self) -> float:
         """The step in the middle; of steps that overlap the mean, which is what a run takes."""
-        return self.median_s if self.bound_s is None else statistics.fmean(self.step_s)
+        typical = statistics.median_low if self.bound_s is None else statistics.fmean
+        return typical(self.step_s)
 
     @property
     def error(self) -> float:
         """By which part the emulated step was longer than predicted."""
         return self.typical_s / self.predicted_s - 1
 
-    @property
-    def slip_s(self) -> float:
-        """What slipped in a step, on the rank that slipped most; of several their mean."""
-        return self.slip.total_s / (1 if self.bound_s is None else len(self.step_s))
-
     def metrics(self) -> dict[str, float]:
         """The numbers for loggers."""
         bound = {} if self.bound_s is None else {"busiest_device_s": self.bound_s}
         return {
             "emulated_step_s": self.typical_s,
-            "emulated_slip_s": self.slip_s,
+            "emulated_slip_s": self.slip.total_s
+            / (1 if self.bound_s is None else len(self.step_s)),
             "predicted_step_s": self.predicted_s,
             **bound,
         }
@@ -108,7 +81,7 @@ class EmulationReport:
     def text(self, max_width: int = 100) -> str:
         """A few lines for a person, of so many columns."""
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
-        percent = f"{round(self.error, 3) + 0.0:+.1%}".replace("%", " %")  # never -0.0
+        percent = f"{100 * round(self.error, 3) + 0.0:+.1f} %"  # never -0.0
         kind = "median" if self.bound_s is None else "mean"
         count = f"{kind} of {len(self.step_s)} steps, {low} to {high}"
         lines = [
@@ -128,19 +101,18 @@ class EmulationReport:
         if self.is_shape_only:
             lines.append(
                 "Tensors had shapes and no numbers: nothing was learned, logged values are nan, "
-                "the captured graph was compared with the model by shapes alone, and stages make "
-                "the shapes that it knows instead of running their operators."
+                "and the captured graph was compared with the model by shapes alone."
             )
         return wrapped(lines, max_width)
 
     def _slip_lines(self) -> list[str]:
         """What slipped, and how busy the busiest device was where steps overlap."""
         if self.bound_s is None:
-            return [f"In that step: {self.slip.text(self.median_s)}."]
-        busy = f"{self.bound_s / self.typical_s:.1%}".replace("%", " %")
+            return [f"In that step: {self.slip.text(self.typical_s)}."]
         return [
             f"Steps overlap: they are counted from end to end while the pipeline is full, and keep "
-            f"the busiest device for {seconds_text(self.bound_s)}, {busy} of that.",
+            f"the busiest device for {seconds_text(self.bound_s)}, "
+            f"{100 * self.bound_s / self.typical_s:.1f} % of that.",
             f"In these steps: {self.slip.text(sum(self.step_s))}.",
         ]
 
@@ -208,7 +180,7 @@ def overlapping_report(
         SlipReport(tuple(slips)),
         statistics.fmean(paces(simulated_ends(program, costs), ahead)),
         num_devices=len(ranks),
-        bound_s=busiest_s(program, costs),
+        bound_s=busiest_s(program, costs) / program.num_minibatches,
         **told,
     )
 
@@ -261,15 +233,3 @@ def simulated_ends(program: Program, costs: ProgramCosts) -> list[float]:
         number = program.minibatch(task.action) + 1
         ends_s[number] = max(ends_s[number], task.end_s)
     return ends_s
-
-
-def busiest_s(program: Program, costs: ProgramCosts) -> float:
-    """Seconds of the computations of a mini-batch on the device that has most of them."""
-    return max(
-        sum(
-            compute_s(costs, action)
-            for action in actions
-            if action.kind.is_compute and program.minibatch(action) == 0
-        )
-        for actions in program.actions
-    )

@@ -6,7 +6,7 @@ is ready, so that the first to come is the first to be served. A sum over ranks 
 every rank says when it is ready, the last one reserves.
 
 The file holds when each channel is free, and the meetings that are open. One rank at a time works
-on it (``flock``).
+on it (``flock``; the kernel unlocks it for a rank that is killed).
 """
 
 from __future__ import annotations
@@ -15,26 +15,16 @@ import contextlib
 import fcntl
 import marshal
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 _FreeS = dict[str, float]
-_Open = dict[tuple[tuple[int, ...], int], list[float]]
-"""Ranks and number -> how many have come and asked, when the last was ready, when it ends."""
 
+Meeting = tuple[tuple[int, ...], int]
+"""Ranks that sum, and how many sums these have begun before."""
 
-class Meeting(NamedTuple):
-    """A sum over ranks.
-
-    Attributes:
-        ranks: who takes part.
-        number: how many sums these ranks have begun before.
-    """
-
-    ranks: tuple[int, ...]
-    number: int
+_Open = dict[Meeting, list[float]]
+"""How many have come and asked, when the last was ready, when it ends."""
 
 
 class SharedReservations:
@@ -42,11 +32,9 @@ class SharedReservations:
 
     Args:
         path: the file; in a folder of one host, on a file system in memory if there is one.
-        timeout_s: limit of the wait for the file.
     """
 
-    def __init__(self, path: str | Path, *, timeout_s: float = 60.0) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, path: str | Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def reserve(self, channels: Sequence[str], ready_s: float, duration_s: float) -> float:
@@ -63,20 +51,20 @@ class SharedReservations:
     ) -> None:
         """Says that a rank is ready for a sum; the last of its ranks reserves the channels."""
         with self._alone() as (free_s, meetings):
-            met = meetings.setdefault((meeting.ranks, meeting.number), [0, 0, 0.0, 0.0])
+            met = meetings.setdefault(meeting, [0, 0, 0.0, 0.0])
             met[0] += 1
             met[2] = max(met[2], ready_s)
-            if met[0] == len(meeting.ranks):
+            if met[0] == len(meeting[0]):
                 met[3] = _reserve(free_s, channels, met[2], duration_s) + duration_s
 
     def end_s(self, meeting: Meeting) -> float:
         """When a sum ends. Every rank asks once, after all of them have met."""
         with self._alone() as (_, meetings):
-            met = meetings[(meeting.ranks, meeting.number)]
-            assert met[0] == len(meeting.ranks), f"{meeting}: {met}"
+            met = meetings[meeting]
+            assert met[0] == len(meeting[0]), f"{meeting}: {met}"
             met[1] += 1
             if met[1] == met[0]:
-                del meetings[(meeting.ranks, meeting.number)]
+                del meetings[meeting]
             return met[3]
 
     def close(self) -> None:
@@ -85,18 +73,7 @@ class SharedReservations:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[tuple[_FreeS, _Open]]:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the channels of the emulation were not free for {self._timeout_s:g} s: a "
-                        "rank has stopped while it reserved one"
-                    ) from None
-                time.sleep(20e-6)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             held = os.pread(self._file, os.fstat(self._file).st_size, 0)
             tables = marshal.loads(held) if held else ({}, {})

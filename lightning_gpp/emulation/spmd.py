@@ -11,11 +11,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor, EmulatedSteps
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.emulation.report import EmulationReport, emulation_report
-from lightning_gpp.emulation.steps import EmulatedSteps, RanksTogether
 from lightning_gpp.emulation.time_scale import MARGIN, most_slowly
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine
@@ -31,7 +31,7 @@ class SpmdEmulation(RealTime[Interpreter]):
         asked_scale: real seconds that an emulated second takes; None to find them out.
         kinds: of the devices.
         machine: the devices and their network.
-        control: between the ranks.
+        control: between the ranks (:class:`~lightning_gpp.strategy.ranks.control.Control`).
         sleep: lets real seconds pass.
         timed: the steps of this rank, once emulated time has begun.
     """
@@ -39,46 +39,48 @@ class SpmdEmulation(RealTime[Interpreter]):
     asked_scale: float | None
     kinds: Sequence[str]
     machine: Machine
-    control: RanksTogether
+    control: Any
     sleep: Callable[[float], None] = time.sleep
     timed: EmulatedSteps | None = None
-    _first: Interpreter | None = None
     _paces: dict[int, tuple[Interpreter, EmulatedProgram]] = field(default_factory=dict)
     _free: list[tuple[float, float]] = field(default_factory=list)
     """Real and emulated seconds of every half that ran as fast as it could."""
     _is_warm: bool = False
 
     @contextlib.contextmanager
-    def step(self, work: Interpreter, *, is_second: bool = False) -> Iterator[int]:
+    def step(self, work: Interpreter, *, is_second: bool = False) -> Iterator[None]:
         """All ranks: the body runs a half of a training call at the emulated devices' pace."""
-        self._first = self._first or work
         if self.timed is None and self.asked_scale is not None:
-            with self.control.together():
-                self._begin(self.asked_scale)
+            self._begin(self.asked_scale)
         if self.timed is None or (is_second and not self.timed.steps):
             cursor, since = CountedTime(), time.perf_counter()
             with self._paced(work, cursor):
-                yield 0
+                yield
             self._free.append((time.perf_counter() - since, cursor.cursor_s))
             if is_second and self.timed is None:
                 self._end_free_step()
             return
+        is_first_export = int(not self._paces or work is self._first)
         with (
-            self.timed.part(int(work is self._first), is_second=is_second) as still_ns,
+            self.timed.part(is_first_export, is_second=is_second),
             self._paced(work, self.timed.cursor),
         ):
-            yield still_ns
+            yield
+
+    @property
+    def _first(self) -> Interpreter:
+        """The export that was trained on first, whose steps are reported."""
+        return next(iter(self._paces.values()))[0]
 
     @contextlib.contextmanager
     def _paced(self, interpreter: Interpreter, cursor: Cursor) -> Iterator[None]:
         """The body is told of on a cursor; a backward goes at the pace of its forward."""
-        key = id(interpreter)
-        if key not in self._paces:
-            pace = EmulatedProgram.of(
+        if id(interpreter) not in self._paces:
+            made = EmulatedProgram.of(
                 interpreter.graph, interpreter.program, interpreter.collectives, self.machine
             )
-            self._paces[key] = interpreter, pace
-        pace = self._paces[key][1]
+            self._paces[id(interpreter)] = interpreter, made
+        _, pace = self._paces[id(interpreter)]
         pace.begin_half(cursor)
         interpreter.pace = pace
         try:
@@ -90,40 +92,34 @@ class SpmdEmulation(RealTime[Interpreter]):
         """All ranks: the first step is forgotten, the second one gives the scale."""
         if self._is_warm:
             with self.control.together():
-                self._begin(self._agreed_scale())
+                scale = self.control.combined(
+                    most_slowly(self._free),
+                    lambda every: MARGIN * max(every),
+                    "gathering how fast ranks really are",
+                )
+            self._begin(scale)
         self._is_warm = True
         self._free.clear()
 
-    def _agreed_scale(self) -> float:
-        """All ranks: the most that a half takes really per emulated second, and some more."""
-        every = self.control.gather(most_slowly(self._free), "gathering how fast ranks really are")
-        found: float = self.control.share(
-            MARGIN * max(every) if every else None, "waiting for the scale of emulated time"
-        )
-        return found
-
     def _begin(self, time_scale: float) -> None:
         """All ranks: emulated time begins."""
-        origin_ns = self.control.share(
-            time.monotonic_ns() if self.control.is_leader else None,
-            "waiting for rank 0 to begin emulated time",
-        )
+        with self.control.together():
+            origin_ns = self.control.share(
+                time.monotonic_ns(), "waiting for rank 0 to begin emulated time"
+            )
         clock = EmulatedClock(origin_ns, time_scale, sleep=self.sleep)
-        cursor = EmulatedCursor(self.control.rank, clock)
-        self.timed = EmulatedSteps(cursor, self.control)
+        self.timed = EmulatedSteps(EmulatedCursor(self.control.rank, clock), self.control)
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        if self.timed is None or self._first is None:
+        ranks = [] if self.timed is None else self.timed.gathered()
+        if self.timed is None or not ranks or not self._paces:
             return None
-        ranks = self.timed.gathered()
-        if not ranks:
-            return None
-        evaluation = evaluate_program(self._first.program, self._first.graph, self.machine)
+        first = self._first
         return emulation_report(
             ranks,
             num_microbatches=1,
-            predicted_s=evaluation.step_s,
+            predicted_s=evaluate_program(first.program, first.graph, self.machine).step_s,
             time_scale=self.timed.cursor.clock.time_scale,
             kinds=self.kinds,
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import ProgramCosts, compute_s
@@ -59,23 +60,19 @@ def choose_time_scale(
     Raises:
         ValueError: nothing in the program takes any time.
     """
-    busy_s = max(
-        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
-        for actions in program.actions
-    )
+    busy_s = busiest_s(program, costs)
     if not busy_s or not any(stage.forward_s + stage.backward_s for stage in costs.stages):
         raise ValueError("no stage of the program takes any time; give time_scale yourself")
-    sums_s: dict[int, float] = {}
+    sums_s: defaultdict[int, float] = defaultdict(float)
     for bucket in costs.buckets:
         group = program.reduce_groups[bucket.group]
         if group.stage is not None:
-            work_s = SUM_S * len(group.devices)
-            sums_s[group.stage] = sums_s.get(group.stage, 0.0) + work_s
+            sums_s[group.stage] += SUM_S * len(group.devices)
     least_s = WAKE_S + RANK_S * len(program.actions)
     pairs: list[tuple[float, float]] = []
     for number, stage in enumerate(costs.stages):
         forward_s, backward_s = real_s[number] if real_s else (0.0, 0.0)
-        of_sums_s = sums_s.get(program.replica(number).stage, 0.0) / BURST
+        of_sums_s = sums_s[program.replica(number).stage] / BURST
         pairs += [
             (least_s + forward_s, stage.forward_s),
             (max(least_s, of_sums_s) + backward_s, stage.backward_s),
@@ -85,26 +82,27 @@ def choose_time_scale(
 
 
 def process_time_scale(
-    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str | None
+    plan: Plan, request: PlanRequest, costs: ProgramCosts, real_kind: str
 ) -> float:
     """Real seconds per emulated second for ranks that are processes of this machine.
 
     Args:
         plan: what runs.
         request: the question that it answers.
-        program: of the plan.
-        costs: of the program on the emulated cluster.
+        costs: of its program on the emulated cluster.
         real_kind: kind of the device that really computes, whose costs the request has (``meta``
-            takes its time too: for each operator that it is asked the shape of); None where
-            nothing is computed.
+            takes its time too: for each operator that it is asked the shape of).
     """
+    program = plan_graph(plan, request.graph).program(
+        num_microbatches(plan, request), schedule=request.schedule, check=False
+    )
     sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
     between_s = 0.0 if program.schedule.flushes else sharing * BETWEEN_S
     unit_size = request.minibatch_size / num_microbatches(plan, request)
     real_s = []
     for number in range(program.num_stages):
         stage, forward_s, backward_s = program.replica(number).stage, 0.0, 0.0
-        if real_kind is not None and stage < plan.num_stages:  # else it takes outputs of replicas
+        if stage < plan.num_stages:  # else it takes outputs of replicas
             found = request.costs.at(unit_size * program.multiple(number), real_kind).operators
             real = [found[name] for name in plan.stages[stage].operators]
             forward_s = MARGIN * sharing * sum(each.forward_s for each in real)
@@ -113,6 +111,14 @@ def process_time_scale(
                 backward_s += forward_s
         real_s.append((forward_s + between_s, backward_s))
     return choose_time_scale(program, costs, real_s)
+
+
+def busiest_s(program: Program, costs: ProgramCosts) -> float:
+    """Seconds of the computations of the device that has most of them."""
+    return max(
+        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
+        for actions in program.actions
+    )
 
 
 def most_slowly(pairs: Iterable[tuple[float, float]]) -> float:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from torch import Tensor, fx
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.gnn.graph_values import GraphValues
-from lightning_gpp.gnn.node_kinds import NodeKind, Surroundings
+from lightning_gpp.capture.values.samples import GraphInputs
+from lightning_gpp.gnn.graph_values import GraphValues, NodeKind, Surroundings
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 
 
@@ -65,12 +64,14 @@ def _resized(value: Value, shape: tuple[int, ...]) -> Value:
 
 def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
     """A value whose rows are samples, if it has a row per vertex."""
-    counts = {around.num_vertices, around.num_example}
+    counts = {around.chunks.num_vertices, around.num_example}
     has_rows = [spec.shape[:1] and spec.shape[0] in counts for spec in value.tensors]
     if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
         return replace(value, variation=Variation.WHOLE)
     tensors = tuple(
-        replace(spec, shape=(around.num_vertices, *spec.shape[1:]), batch_dim=0, vertex_dim=None)
+        replace(
+            spec, shape=(around.chunks.num_vertices, *spec.shape[1:]), batch_dim=0, vertex_dim=None
+        )
         for spec in value.tensors
     )
     return Value(value.name, tensors, Variation.SAMPLES)

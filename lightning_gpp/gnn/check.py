@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.checks.check import of_other_sizes, relative_tolerance
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
 from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError

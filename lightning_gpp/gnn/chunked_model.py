@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
+from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
-from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
+from lightning_gpp.gnn.chunks import ChunkRows, Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
-from lightning_gpp.gnn.graph_values import GraphValues
+from lightning_gpp.gnn.graph_values import NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
-from lightning_gpp.gnn.node_kinds import NodeKind, Pass, Surroundings
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.graph.graph_parallel import in_ways
 
@@ -87,10 +87,9 @@ class ChunkedModel:
         flags: Mapping[str, bool],
         example: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.captured, self.chunks = captured, chunks
-        num_vertices = chunks.num_vertices
-        num_example = num_vertices if example is None else num_vertices_of(example)
-        self.around = Surroundings(num_vertices, num_example, EdgeSets(chunks), techniques)
+        self.captured = captured
+        num_example = chunks.num_vertices if example is None else num_vertices_of(example)
+        self.around = Surroundings(chunks, num_example, techniques)
         self._flags = dict(flags)
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
@@ -106,12 +105,17 @@ class ChunkedModel:
                 'strategy="graphpipe"'
             )
         sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.model = by_vertices(captured, self._nodes(training=True).graph, sizes)
+        self.model = by_vertices(captured, self._nodes(training=True), sizes)
         exchanged: set[tuple[str, str]] = set()
         if chunks.num_ways > 1:
             exchanged.update(self._exchanged())  # opens all layers, so that their edges are known
-            self.chunks = self.around.edge_sets.mirrored()
+            self.around.mirror()
         self.in_ways = in_ways(self.model, self.chunks.shares, exchanged)
+
+    @property
+    def chunks(self) -> Chunks:
+        """The chunks of the vertices."""
+        return self.around.chunks
 
     @property
     def graph(self) -> ModelGraph:
@@ -120,8 +124,7 @@ class ChunkedModel:
 
     def _exchanged(self) -> Iterator[tuple[str, str]]:
         """(operator, value) that is read of the sources of messages."""
-        nodes_of_all = self._nodes(training=True)
-        graph = nodes_of_all.graph
+        graph = self._nodes(training=True)
         for item in self.model.inputs:
             if item.requires_grad:
                 raise GraphTrainingError(
@@ -133,8 +136,8 @@ class ChunkedModel:
             nodes = self.captured.nodes(operator.name)
             self._open(nodes)
             for node in nodes:
-                read = nodes_of_all.read_along_edges(node) if is_layer(node, graph.module) else ()
-                for arg in read:
+                read = is_layer(node, graph.module) and graph.layer(node).read_along_edges(node)
+                for arg in read or ():
                     if arg in nodes:
                         raise GraphTrainingError(
                             f"{operator.target} computes what its messages read by itself, so ways "
@@ -145,18 +148,9 @@ class ChunkedModel:
 
     def _nodes(self, *, training: bool) -> ChunkGraph:
         if training not in self._graphs:
-            nodes = self.captured.all_nodes(training=training)
-            self._graphs[training] = ChunkGraph(
-                GraphValues(
-                    "",
-                    self.captured.module,
-                    nodes,
-                    self._whole,
-                    self.around,
-                    small=self._small,
-                    absent=self._absent,
-                )
-            )
+            captured, whole = self.captured, self._whole
+            what = "", captured.module, captured.all_nodes(training=training), whole, self.around
+            self._graphs[training] = ChunkGraph(*what, small=self._small, absent=self._absent)
         return self._graphs[training]
 
     def in_training(self) -> AbstractContextManager[None]:
@@ -170,14 +164,9 @@ class ChunkedModel:
             self._rows[key] = self.chunks.rows(chunk, way).on(device)
         return self._rows[key]
 
-    @contextmanager
-    def filling(self) -> Iterator[None]:
+    def filling(self) -> AbstractContextManager[None]:
         """A pass over all vertices writes what layers read into the histories."""
-        self.around.fills = True
-        try:
-            yield
-        finally:
-            self.around.fills = False
+        return instance_attribute(self.around, "fills", True)
 
     def forget(self) -> None:
         """Histories and epochs begin anew."""
@@ -199,11 +188,13 @@ class ChunkedModel:
         for name in self._absent:
             del self._whole[name]
         for graph in self._graphs.values():
-            graph.graph.forget(self._absent)
+            graph.forget(self._absent)
 
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""
-        self.around.begin_epoch()
+        self.around.epoch += 1
+        for history in self.around.histories.values():
+            history.begin_epoch(self.around.epoch)
 
     def stage(
         self,
@@ -256,7 +247,7 @@ class ChunkedModel:
     ) -> list[Any]:
         """See :meth:`ChunkStage.__call__`."""
         graph, given = self._nodes(training=training), dict(zip(stage.inputs, values, strict=True))
-        graph.update({n: value for n, value in given.items() if n in graph.graph.arguments})
+        graph.update({n: value for n, value in given.items() if n in graph.arguments})
         passes: dict[int, Pass] = {}
         for way, members in stage.members.items():
             rows = self.rows(chunk, way, _device(values))
@@ -290,7 +281,7 @@ class ChunkedModel:
         for name, value in given.items():
             what = self.in_ways.values.get(name)
             node = graph.node[name if what is None else what.name]
-            if graph.graph.kinds[node] is NodeKind.WHOLE:
+            if graph.kinds[node] is NodeKind.WHOLE:
                 continue
             if what is None and node.name in self.model.staying:  # it is whole
                 found.values[node] = rows.of(value)

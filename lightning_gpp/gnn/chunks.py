@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -22,23 +23,23 @@ class ChunkRows:
     Attributes:
         chunk: number of the chunk; None for all vertices.
         way: that has them; ways run the parts of one chunk side by side.
+        is_everything: whether these are all vertices of the graph, in their order.
+        is_alone: whether no vertex of another chunk is read.
         vertices: (rows,) of the part, ascending.
         extended: (rows + mirrors,) the same, and those of the other ways' parts of this chunk whose
             rows the way reads, way by way.
         places: (rows + mirrors,) where the histories of the way have the rows of ``extended``.
         sent: way -> (mirrors,) which of ``vertices`` that way reads.
-        is_everything: whether these are all vertices of the graph, in their order.
-        is_alone: whether no vertex of another chunk is read.
     """
 
     chunk: int | None
     way: int
+    is_everything: bool
+    is_alone: bool
     vertices: Tensor
     extended: Tensor
     places: Tensor
     sent: Mapping[int, Tensor]
-    is_everything: bool
-    is_alone: bool
 
     def of(self, whole: Tensor, *, wide: bool = False) -> Tensor:
         """The rows of a tensor with one row per vertex.
@@ -55,14 +56,17 @@ class ChunkRows:
         """The same with their tensors on a device."""
         if self.vertices.device == device or device.type == "meta":
             return self
-        vertices, extended = self.vertices.to(device), self.extended.to(device)
-        places = self.places.to(device)
-        sent = {way: found.to(device) for way, found in self.sent.items()}
-        return replace(self, vertices=vertices, extended=extended, places=places, sent=sent)
+        kept = self.chunk, self.way, self.is_everything, self.is_alone
+        tensors = (self.vertices, self.extended, self.places, self.sent)
+        moved = pytree.tree_map_only(Tensor, lambda each: each.to(device), tensors)
+        return ChunkRows(*kept, *moved)
 
-    def narrow(self, wide: Tensor) -> Tensor:
-        """Of the extended rows those of the part."""
-        return wide if self.is_narrow else wide.narrow(0, 0, len(self.vertices))
+    def narrow(self, wide: Any) -> Any:
+        """Of the extended rows of a value's tensors those of the part."""
+        if self.is_narrow:
+            return wide
+        count = len(self.vertices)
+        return pytree.tree_map_only(Tensor, lambda each: each.narrow(0, 0, count), wide)
 
     @property
     def is_narrow(self) -> bool:
@@ -194,28 +198,18 @@ class Chunks:
             other: torch.searchsorted(vertices, self._mirrored(way, other, chunk))
             for other in others
         }
-        return ChunkRows(
-            chunk,
-            way,
-            vertices,
-            extended,
-            self.places(way, extended),
-            sent,
-            is_everything=chunk is None and not others,
-            is_alone=chunk is None or len(self) == 1,
-        )
+        which = chunk is None and not others, chunk is None or len(self) == 1
+        places = self.places(way, extended)
+        return ChunkRows(chunk, way, *which, vertices, extended, places, sent)
 
     @cached_property
-    def read_by(self) -> tuple[Tensor, ...]:
+    def read_by(self) -> list[Tensor]:
         """The vertices whose rows a way has or reads, ascending, way by way."""
-        return tuple(self.is_read_by(way).nonzero().flatten() for way in range(self.num_ways))
-
-    def is_read_by(self, way: int) -> Tensor:
-        """(vertices,) whether a way has or reads the rows of a vertex."""
-        found = self.way_of == way
-        for (_, reader), vertices in self.mirrors.items():
-            if reader == way:
-                found[vertices] = True
+        found = []
+        for way in range(self.num_ways):
+            own = (self.way_of == way).nonzero().flatten()
+            read = (rows for (_, reader), rows in self.mirrors.items() if reader == way)
+            found.append(torch.unique(torch.cat([own, *read])))
         return found
 
     def places(self, way: int, vertices: Tensor) -> Tensor:
@@ -271,30 +265,33 @@ class ChunkEdges:
     places: Tensor
 
 
-@dataclass(eq=False)
+class Remembered:
+    """A tensor, and how often it had been changed when something was computed from it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self._num_changes = tensor, num_changes(tensor)
+
+    def is_that_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds what this one did, on the same device."""
+        known = self.tensor
+        if num_changes(known) != self._num_changes:
+            return False
+        kinds = [(each.shape, each.dtype, each.device) for each in (known, tensor)]
+        memory = [(each.data_ptr(), each.stride()) for each in (known, tensor)]
+        return kinds[0] == kinds[1] and (memory[0] == memory[1] or torch.equal(known, tensor))
+
+
 class EdgeSet:
     """One list of edges, cut by the parts of chunks.
 
-    Attributes:
+    Args:
         edge_index: (2, edges) of vertices: sources, targets.
         chunks: by which it is cut.
     """
 
-    edge_index: Tensor
-    chunks: Chunks
-    _of: dict[tuple[int | None, int], ChunkEdges] = field(default_factory=dict)
-    _num_changes: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._num_changes = num_changes(self.edge_index)
-
-    def is_of(self, edge_index: Tensor) -> bool:
-        """Whether it is of these edges; where they were changed in place it is not."""
-        if num_changes(self.edge_index) != self._num_changes:
-            return False
-        known = self.edge_index
-        alike = (known.shape, known.device) == (edge_index.shape, edge_index.device)
-        return known is edge_index or (alike and torch.equal(known, edge_index))
+    def __init__(self, edge_index: Tensor, chunks: Chunks) -> None:
+        self.edges, self.chunks = Remembered(edge_index), chunks
+        self._of: dict[tuple[int | None, int], ChunkEdges] = {}
 
     def of(self, rows: ChunkRows) -> ChunkEdges:
         """The edges into a part; all parts are cut at once.
@@ -304,16 +301,16 @@ class EdgeSet:
         """
         key = rows.chunk, rows.way
         if key not in self._of:
-            self._cut(None if rows.chunk is None else len(self.chunks))
+            self._cut([None] if rows.chunk is None else range(len(self.chunks)))
         return self._of[key]
 
-    def _cut(self, num_chunks: int | None) -> None:
-        """Cuts the edges for chunks, or for all vertices of the ways."""
-        source, target = self.edge_index
+    def _cut(self, numbers: Sequence[int | None]) -> None:
+        """Cuts the edges for all chunks, or for all vertices of the ways."""
+        source, target = self.edges.tensor
         chunks, device = self.chunks, source.device
-        keys = [(c, w) for w in range(chunks.num_ways) for c in _numbers(num_chunks)]
-        part_of = (chunks.way_of if num_chunks is None else chunks.part_of).to(device)
-        part_of_edge = part_of[target]
+        keys = [(chunk, way) for way in range(chunks.num_ways) for chunk in numbers]
+        part_of = chunks.way_of if numbers[0] is None else chunks.part_of
+        part_of_edge = part_of.to(device)[target]
         order = torch.argsort(part_of_edge, stable=True)
         sizes = torch.bincount(part_of_edge, minlength=len(keys)).tolist()
         position = torch.full((chunks.num_vertices,), -1, dtype=torch.long, device=device)
@@ -324,7 +321,7 @@ class EdgeSet:
             position[extended] = torch.arange(len(extended), device=device)
             found = position[sources]
             own, others = (found >= 0).nonzero().flatten(), (found < 0).nonzero().flatten()
-            self._check(sources[others], way, is_alone=rows.is_alone)
+            self._check(sources[others], rows)
             self._of[chunk, way] = ChunkEdges(
                 edges=edges,
                 sources=sources,
@@ -336,45 +333,12 @@ class EdgeSet:
             )
             position[extended] = -1
 
-    def _check(self, others: Tensor, way: int, *, is_alone: bool) -> None:
+    def _check(self, others: Tensor, rows: ChunkRows) -> None:
         """Checks that what is read of other chunks belongs to the way or is mirrored there."""
-        if self.chunks.num_ways == 1:
+        if self.chunks.num_ways == 1 or not len(others):
             return
-        if len(others) and (is_alone or not bool(self.chunks.is_read_by(way)[others.cpu()].all())):
+        if rows.is_alone or not bool(torch.isin(others.cpu(), self.chunks.read_by[rows.way]).all()):
             raise GraphTrainingError(
                 "a layer passes messages along edges that it did not have when the graph was "
                 "divided, so the ways do not have the rows it reads; use ways=1"
             )
-
-
-def _numbers(count: int | None) -> Sequence[int | None]:
-    return (None,) if count is None else range(count)
-
-
-@dataclass
-class EdgeSets:
-    """All lists of edges that a model passes messages on; equal ones are one.
-
-    Attributes:
-        chunks: by which they are cut.
-        known: those that somebody still has.
-    """
-
-    chunks: Chunks
-    known: WeakSet[EdgeSet] = field(default_factory=WeakSet)
-
-    def find(self, edge_index: Tensor) -> EdgeSet:
-        """The set of a list of edges (sources, targets)."""
-        for found in self.known:
-            if found.is_of(edge_index):
-                return found
-        new = EdgeSet(edge_index, self.chunks)
-        self.known.add(new)
-        return new
-
-    def mirrored(self) -> Chunks:
-        """The chunks, where ways exchange what messages along all known edges need, from now on."""
-        self.chunks = self.chunks.with_mirrors([found.edge_index for found in self.known])
-        for found in self.known:
-            found.chunks = self.chunks
-        return self.chunks

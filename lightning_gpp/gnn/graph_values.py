@@ -1,13 +1,25 @@
 """What the values of a forward have to do with the graph, before any chunk runs.
 
-What a value is: :mod:`.node_kinds`. Those that are whole are computed here, once.
+Every node is of a kind:
+
+===========  ===========================================================================
+``WHOLE``    depends on the graph and on constants alone; computed once, for all vertices
+``SIZE``     a number out of shapes: of all vertices where a whole value is computed from it,
+             of the chunk's where a value of the chunk is
+``WEIGHTS``  depends on parameters, but has no row per vertex
+``ROWS``     a row per vertex: of the chunk's
+``EDGES``    a row per edge: of those into the chunk
+===========  ===========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,11 +30,88 @@ from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
-from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.gnn.chunks import ChunkRows, EdgeSet
+from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSet, Remembered
 from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.history import History, Techniques
 from lightning_gpp.gnn.message_passing import Mixing, is_layer
-from lightning_gpp.gnn.node_kinds import NodeKind, Surroundings
+
+
+class NodeKind(Enum):
+    """How the value of a node goes with the vertices; see the module's docstring."""
+
+    WHOLE = "whole"
+    SIZE = "size"
+    WEIGHTS = "weights"
+    ROWS = "rows"
+    EDGES = "edges"
+
+
+@dataclass
+class Surroundings:
+    """What all parts of a model that runs in chunks share.
+
+    Attributes:
+        chunks: of the vertices.
+        num_example: vertices of the graph that the model was captured with.
+        techniques: how histories are used.
+        edge_sets: lists of edges that messages are passed on and somebody has; equal ones are one.
+        histories: by the way, the node that reads them and the argument.
+        epoch: training passes that have begun, less one.
+        fills: whether a pass over all vertices writes the histories.
+    """
+
+    chunks: Chunks
+    num_example: int
+    techniques: Techniques
+    edge_sets: WeakSet[EdgeSet] = field(default_factory=WeakSet)
+    histories: dict[tuple[int, str, str], History] = field(default_factory=dict)
+    epoch: int = -1
+    fills: bool = False
+
+    def edge_set(self, edge_index: Tensor) -> EdgeSet:
+        """The set of a list of edges (sources, targets)."""
+        for known in self.edge_sets:
+            if known.edges.is_that_of(edge_index):
+                return known
+        new = EdgeSet(edge_index, self.chunks)
+        self.edge_sets.add(new)
+        return new
+
+    def mirror(self) -> None:
+        """From now on ways exchange what messages along all known edges need."""
+        edges = [known.edges.tensor for known in self.edge_sets]
+        self.chunks = self.chunks.with_mirrors(edges)
+        for known in self.edge_sets:
+            known.chunks = self.chunks
+
+    @cached_property
+    def everything(self) -> ChunkRows:
+        """All vertices."""
+        return self.chunks.one_way().rows(None)
+
+    def history(self, key: tuple[int, str, str], like: Tensor) -> History:
+        """The history of a value; made when it is first asked for."""
+        if key not in self.histories:
+            shape = (len(self.chunks.read_by[key[0]]), *like.shape[1:])
+            self.histories[key] = History.zeros(self.techniques, shape, like.detach())
+        return self.histories[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run over some vertices.
+
+    Attributes:
+        rows: of the vertices.
+        values: of the nodes that ran, and those that were given.
+        wide: of some nodes, the extended rows: with those of mirrors.
+        cut: of whole values, the rows that were met, by whether they are extended.
+    """
+
+    rows: ChunkRows
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    wide: dict[fx.Node, Any] = field(default_factory=dict)
+    cut: dict[tuple[fx.Node, bool], Any] = field(default_factory=dict)
 
 
 class GraphValues:
@@ -45,7 +134,8 @@ class GraphValues:
         whole: the values that are the same for all chunks; where one is absent that it depends on,
             it is, too.
         edge_sets: of the nodes that pass messages or have a row per edge.
-        changed: whole values that nodes change in place which run for every chunk.
+        arguments: those that are the same for all chunks, by name.
+        wide: nodes whose values have the rows of mirrors, too.
     """
 
     def __init__(
@@ -63,17 +153,12 @@ class GraphValues:
         self.kinds: dict[fx.Node, NodeKind] = {}
         self.whole: dict[fx.Node, Any] = {}
         self.edge_sets: dict[fx.Node, EdgeSet] = {}
-        self.changed: set[fx.Node] = set()
-        self._arguments = {each: _Argument.of(tensor) for each, tensor in whole.items()}
-        self._weights, self._absent = weights, absent
-        self._small_arguments = None if small is None else dict(small)
-        self._small: dict[fx.Node, Any] = {}
+        self.wide: frozenset[fx.Node] = frozenset()
+        self.arguments = {each: Remembered(tensor) for each, tensor in whole.items()}
+        self._weights, self._absent, self._small_arguments = weights, absent, small
+        self._small = self.whole if small is None else dict[fx.Node, Any]()
+        """Whole values of the graph that the model was traced with."""
         self._compute()
-
-    @property
-    def arguments(self) -> frozenset[str]:
-        """Names of the arguments that are the same for all chunks."""
-        return frozenset(self._arguments)
 
     @property
     def has_example(self) -> bool:
@@ -82,9 +167,9 @@ class GraphValues:
 
     def update(self, whole: Mapping[str, Tensor]) -> bool:
         """Takes arguments that are the same for all chunks; tells whether any has changed."""
-        if all(self._arguments[name].is_that_of(new) for name, new in whole.items()):
+        if all(self.arguments[name].is_that_of(new) for name, new in whole.items()):
             return False
-        self._arguments |= {name: _Argument.of(new) for name, new in whole.items()}
+        self.arguments |= {name: Remembered(new) for name, new in whole.items()}
         self._compute()
         return True
 
@@ -92,7 +177,7 @@ class GraphValues:
         """Lets go of arguments that no node which is going to run depends on."""
         self._absent |= names
         for name in names:
-            self._arguments.pop(name, None)
+            self.arguments.pop(name, None)
         for node in self.nodes:
             if self._is_absent(node):
                 self.whole.pop(node, None)
@@ -114,7 +199,6 @@ class GraphValues:
         with torch.no_grad():
             for node in self.nodes:
                 self.kinds[node] = self._kind(node)
-        self.changed = self._changed_by_rows()
         if self.has_example:
             self._check_guards()
 
@@ -135,11 +219,8 @@ class GraphValues:
         if NodeKind.ROWS in reads:
             return NodeKind.ROWS
         if NodeKind.EDGES in reads:
-            self.edge_sets[node] = next(
-                self.edge_sets[arg]
-                for arg in node.all_input_nodes
-                if self.kinds[arg] is NodeKind.EDGES
-            )
+            known = (self.edge_sets.get(arg) for arg in node.all_input_nodes)
+            self.edge_sets[node] = next(edges for edges in known if edges is not None)
             return NodeKind.EDGES
         has_rows = all(shape[:1] == (self.around.num_example,) for shape in seen.shapes)
         if NodeKind.WEIGHTS in reads or self._has_tensors(node):
@@ -152,9 +233,9 @@ class GraphValues:
             return NodeKind.WEIGHTS
         if name in self._absent:
             return NodeKind.WHOLE
-        if name not in self._arguments:
+        if name not in self.arguments:
             return NodeKind.ROWS
-        self.whole[node] = self._arguments[name].tensor
+        self.whole[node] = self.arguments[name].tensor
         if self._small_arguments is not None:
             self._small[node] = self._small_arguments[name]
         return NodeKind.WHOLE
@@ -183,7 +264,11 @@ class GraphValues:
             )
         self.whole[node] = value
         if self.has_example:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._small_value)
+
+            def small(arg: fx.Node) -> Any:
+                return self._small[arg] if arg in self._small else observation(arg).value
+
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), small)
             self._small[node] = run_node(node, self.module, args, kwargs, {})
         return NodeKind.WHOLE
 
@@ -191,7 +276,7 @@ class GraphValues:
         if node.op != "call_module":
             return False
         called = self.module.get_submodule(str(node.target))
-        return next(called.parameters(), None) is not None or bool(list(called.buffers()))
+        return any(True for tensors in (called.parameters(), called.buffers()) for _ in tensors)
 
     def _edge_set(self, node: fx.Node) -> EdgeSet:
         edges, mixing = node.args[0] if node.args else node.kwargs["edge_index"], node.target
@@ -204,17 +289,15 @@ class GraphValues:
                 "training in chunks takes an edge_index of shape (2, edges) that is an argument of "
                 "forward or made of arguments alone"
             )
-        return self.around.edge_sets.find(mixing.sources_first(value))
+        return self.around.edge_set(mixing.sources_first(value))
 
-    def _changed_by_rows(self) -> set[fx.Node]:
-        changed = frozenset().union(
-            *(
-                observation(node).changed
-                for node, kind in self.kinds.items()
-                if kind is not NodeKind.WHOLE
-            )
+    @cached_property
+    def changes(self) -> frozenset[int]:
+        """The memory that nodes change in place which run for every chunk."""
+        changed = (
+            observation(n).changed for n in self.nodes if self.kinds[n] is not NodeKind.WHOLE
         )
-        return {node for node in self.whole if observation(node).touched & changed}
+        return frozenset().union(*changed)
 
     def _check_guards(self) -> None:
         """Checks that decisions by sizes are those that were made with the small graph.
@@ -243,85 +326,70 @@ class GraphValues:
         if node in self.whole:
             return self.whole[node]
         if self.kinds[node] is NodeKind.SIZE and self.has_example:
-            return self.size(node, self.around.everything, wide=False)
+            return self.size(node, Pass(self.around.everything), wide=False)
         return observation(node).value
 
-    def size(
-        self,
-        node: fx.Node,
-        rows: ChunkRows,
-        *,
-        wide: bool,
-        known: Callable[[fx.Node], Any] = lambda _: None,
-    ) -> Any:
+    def size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
         """A number out of shapes, as the rows of a chunk have it.
 
         Args:
             node: whose value it is.
-            rows: of the chunk.
-            wide: whether those of mirrors are among them.
-            known: gives the value of a node that has run, None for others.
+            found: the chunk, and what is known.
+            wide: whether the rows of mirrors are among them.
         """
 
         def shaped(arg: fx.Node) -> Any:
-            value = known(arg)
-            if value is not None:
-                return value
+            if arg in found.values:
+                return self.value(arg, found, wide=wide)
             if self.kinds[arg] is NodeKind.SIZE:
-                return self.size(arg, rows, wide=wide, known=known)
+                return self.size(arg, found, wide=wide)
             if arg in self.whole and not isinstance(self.whole[arg], Tensor):
                 return self.whole[arg]
-            return self._shape_of(arg, rows, wide=wide)
+            seen, rows = observation(arg), found.rows
+            shape = list(seen.shapes[0])
+            if shape[:1] == [self.around.num_example]:
+                shape[0] = len(rows.extended if wide else rows.vertices)
+            return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
         return run_node(node, self.module, args, kwargs, {})
 
-    def _shape_of(self, node: fx.Node, rows: ChunkRows, *, wide: bool) -> Tensor:
-        seen = observation(node)
-        shape = list(seen.shapes[0])
-        if shape[:1] == [self.around.num_example]:
-            shape[0] = len(rows.extended if wide else rows.vertices)
-        return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
+    def value(self, node: fx.Node, found: Pass, *, wide: bool = False) -> Any:
+        """A value as the rows of a chunk see it, whole ones cut.
 
-    def _small_value(self, node: fx.Node) -> Any:
-        """A whole value of the graph that the model was traced with."""
-        return self._small[node] if node in self._small else observation(node).value
+        Args:
+            node: whose.
+            found: the chunk, and what is known.
+            wide: whether the rows of mirrors are asked for.
+        """
+        kind = self.kinds[node]
+        if kind is NodeKind.SIZE:
+            return self.size(node, found, wide=wide)
+        if kind is not NodeKind.WHOLE:
+            is_narrow = wide or node not in self.wide
+            return found.values[node] if is_narrow else found.rows.narrow(found.values[node])
+        if (node, wide) not in found.cut:
+
+            def cut(leaf: Any) -> Any:
+                if leaf.shape[:1] != (self.around.chunks.num_vertices,):
+                    return leaf
+                part = found.rows.of(leaf, wide=wide)
+                is_changed = part is leaf and observation(node).touched & self.changes
+                return part.clone() if is_changed else part
+
+            found.cut[node, wide] = pytree.tree_map_only(Tensor, cut, self.whole[node])
+        return found.cut[node, wide]
 
     def example(self, node: fx.Node) -> Any:
         """A value as large as when the model was traced, on the device of the arguments."""
-        device = next((each.tensor.device for each in self._arguments.values()), None)
-        return pytree.tree_map_only(Tensor, lambda each: each.to(device), self._example(node))
-
-    def _example(self, node: fx.Node) -> Any:
+        device = next((each.tensor.device for each in self.arguments.values()), None)
         if node in self._small:
-            return self._small[node]
-        if not self.has_example and node in self.whole:
-            return self.whole[node]
-        if self.kinds[node] is NodeKind.SIZE:
-            return observation(node).value
-        if self.kinds[node] is NodeKind.WEIGHTS and node.op == "get_attr":
-            return run_node(node, self.module, (), {}, {})
-        seen = observation(node)
-        return torch.zeros(seen.shapes[0], dtype=seen.dtypes[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """An argument, and how often it had been changed when values were computed from it."""
-
-    tensor: Tensor
-    num_changes: int | None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Argument:
-        return cls(tensor, num_changes(tensor))
-
-    def is_that_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds what this one did."""
-        known = self.tensor
-        if num_changes(known) != self.num_changes:
-            return False
-        alike = known.shape == tensor.shape and known.dtype == tensor.dtype
-        alike = alike and known.device == tensor.device  # what is computed from it moves, too
-        is_it = known.data_ptr() == tensor.data_ptr() and known.stride() == tensor.stride()
-        return alike and (is_it or torch.equal(known, tensor))
+            value = self._small[node]
+        elif self.kinds[node] is NodeKind.SIZE:
+            value = observation(node).value
+        elif node.op == "get_attr":
+            value = run_node(node, self.module, (), {}, {})
+        else:
+            seen = observation(node)
+            value = torch.zeros(seen.shapes[0], dtype=seen.dtypes[0])
+        return pytree.tree_map_only(Tensor, lambda each: each.to(device), value)

@@ -20,7 +20,7 @@ from lightning_gpp.capture.errors import CaptureError, describe
 from lightning_gpp.capture.operators.normalize import normalize, protect_inputs
 from lightning_gpp.capture.operators.observe import Observer, observe
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.leaves import LeafPolicy
+from lightning_gpp.capture.tracing.keep_whole import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.common.instance_attribute import instance_attribute

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 
 SIZES = (127, 131, 137, 139, 149, 151, 157, 163)
 """Vertices of the small graph: the first number that is no size of anything else in the model."""

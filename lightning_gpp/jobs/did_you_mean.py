@@ -17,7 +17,6 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-CONFIGS = "lightning_gpp.configs"
 OPTION = re.compile(r"([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 """``NAME=VALUE``; what is added by ``+`` or taken away by ``~`` may have any name."""
 
@@ -69,28 +68,23 @@ def suggestion(name: str, value: str, job: str, known: Known) -> str | None:
     >>> suggestion("graph", "mmt", "train", known)
     'graph=mmt is an option of job=plan'
     """
-    is_group, choices = name in known.choices, known.choices.get(name, ())
-    items = re.findall(r"[\w-]+", value) if is_group and value != "null" else []
-    if wrong := [item for item in items if item not in choices]:
-        near = {item: found[0] for item in wrong if (found := _near(item, choices))}
+    given, choices, mine = f"{name}={value}", known.choices.get(name), known.options.get(job, ())
+    items = re.findall(r"[\w-]+", value) if choices and value != "null" else []
+    if wrong := [item for item in items if item not in (choices or ())]:
+        near = {item: found[0] for item in wrong if (found := _near(item, choices or ()))}
         meant = re.sub(r"[\w-]+", lambda item: near.get(item[0], item[0]), value)
-        return f"{name}={value}: did you mean {name}={meant}?" if near else None
-    mine = known.options.get(job, ())
+        return f"{given}: did you mean {name}={meant}?" if near else None
     if name in mine or name.startswith("hydra"):
         return None
-    alike = [] if is_group else _near(name, {*mine, *known.choices})
+    alike = [f"{each}={value}" for each in _near(name, {*mine, *known.choices})]
     if jobs := _jobs_with(name, known):
-        same = [f"{each}={value}" for each in alike if each.endswith(f".{name}")]
-        here = f"; here it is {' or '.join(same)}" if same else ""
-        return f"{name}={value} is an option of {jobs}{here}"
-    if alike:
-        meant = " or ".join(f"{each}={value}" for each in alike)
-        return f"{name}={value}: did you mean {meant}?"
-    others = [] if is_group else _near(name, set().union(*known.options.values()))
-    if not others:
-        return None
-    jobs = _jobs_with(others[0], known)
-    return f"{name}={value}: did you mean {others[0]}={value}, an option of {jobs}?"
+        same = [each for each in alike if f".{name}=" in each and not choices]
+        return f"{given} is an option of {jobs}" + (f"; here it is {same[0]}" if same else "")
+    if choices or alike:
+        return None if choices else f"{given}: did you mean {' or '.join(alike)}?"
+    for other in _near(name, set().union(*known.options.values())):
+        return f"{given}: did you mean {other}={value}, an option of {_jobs_with(other, known)}?"
+    return None
 
 
 def _jobs_with(name: str, known: Known) -> str:
@@ -113,7 +107,7 @@ def known_names(given: Sequence[tuple[str, ...]], folder: str | None) -> Known:
         folder: of the user's own configurations.
     """
     path = [] if folder is None else [f"hydra.searchpath=[file://{folder}]"]
-    with initialize_config_module(CONFIGS, version_base="1.3"):
+    with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         choices = {
             group: loader.get_group_options(group, ObjectType.CONFIG, "config", path)
@@ -132,9 +126,10 @@ def _options(job: str, groups: Sequence[str], path: Sequence[str]) -> frozenset[
     try:
         config = compose("config", overrides=[f"job={job}", *groups, *path])
     except HydraException as error:
-        named = [item for item in groups if f"'{item.partition('=')[0]}'" in str(error)]
-        kept = [item for item in groups if item not in named] if named else []
-        return _options(job, kept, path) if groups else frozenset()
+        kept = [item for item in groups if f"'{item.partition('=')[0]}'" not in str(error)]
+        return (
+            _options(job, kept if len(kept) < len(groups) else [], path) if groups else frozenset()
+        )
     return frozenset(_names(OmegaConf.to_container(config, resolve=False)))
 
 

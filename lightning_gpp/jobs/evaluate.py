@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import Callback, LightningModule, Trainer
 from omegaconf import DictConfig
 
 from lightning_gpp.jobs.files import PREDICTIONS
@@ -40,10 +44,6 @@ def predict(config: DictConfig, folder: Path) -> dict[str, float]:
         ValueError: no checkpoint is named, or several ranks read a part of the data each.
         FileNotFoundError: it is not there.
     """
-    import torch
-
-    from lightning_gpp.jobs.predictions_file import PredictionsFile
-
     path, written = checkpoint_of(config), folder / PREDICTIONS
     trainer, module, data = build_run(config, [PredictionsFile(written)])
     # Processes that Lightning starts return no predictions: the first rank writes them.
@@ -66,3 +66,41 @@ def checkpoint_of(config: DictConfig) -> str:
     if not (Path(path).is_file() or is_sharded(path)):
         raise FileNotFoundError(f"ckpt_path={path} is no file and no sharded checkpoint")
     return str(path)
+
+
+class PredictionsFile(Callback):
+    """The first rank writes a list with what ``predict_step`` returned, batch by batch.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._predictions: list[Any] = []
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuses data of which the first rank predicts a part.
+
+        Raises:
+            ValueError: the text says what to choose.
+        """
+        readers = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        if readers > 1:
+            raise ValueError(
+                f"{readers} ranks would predict a part of the data each, and the file of "
+                "predictions is that of the first one; choose strategy.pipelines=1, or "
+                "strategy=single_device"
+            )
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        """Keeps what a batch gave."""
+        if trainer.is_global_zero:
+            self._predictions.append(move_data_to_device(outputs, torch.device("cpu")))
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file."""
+        if trainer.is_global_zero:
+            torch.save(self._predictions, self._path)

@@ -5,9 +5,7 @@ Hydra makes of ``name=value`` whatever the value looks like: a text, a number, a
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -61,31 +59,6 @@ def as_seed(name: str, value: Any) -> int | None:
     is_right = value is None or (is_whole(value) and 0 <= value < 2**32)
     _check(name, "a whole number from 0 to 4294967295, or null", value, is_right=is_right)
     return None if value is None else int(value)
-
-
-def check_names(group: str, given: Iterable[str], known: Callable[..., Any]) -> None:
-    """Refuses options that a class or function does not take, before anything is started.
-
-    Args:
-        group: that they are of.
-        given: their names.
-        known: the class or function.
-
-    Raises:
-        ValueError: the text says what may have been meant.
-
-    >>> check_names("trainer", ["_target_", "nam"], lambda name: None)
-    Traceback (most recent call last):
-    ValueError: trainer.nam is no option; did you mean trainer.name?
-    """
-    taken = inspect.signature(known).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return
-    for name in given:
-        if name not in taken and not name.startswith("_"):
-            near = difflib.get_close_matches(name, taken, n=1)
-            meant = f"; did you mean {group}.{near[0]}?" if near else ""
-            raise ValueError(f"{group}.{name} is no option{meant}")
 
 
 def _plain(value: Any) -> Any:

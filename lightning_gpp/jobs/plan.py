@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
-from lightning_gpp.jobs.comparison import compared
+from lightning_gpp.common.units_of_measure import bytes_text, number_text, seconds_text
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
-from lightning_gpp.jobs.search import FoundPlan, NoPlan, check_planner, memory_limit_note, search
+from lightning_gpp.jobs.search import FoundPlan, check_planner, memory_limit_note, search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
 from lightning_gpp.jobs.table import cell, console_width, describe_rows
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
@@ -36,7 +35,8 @@ from lightning_gpp.reports.plan.verdict import PlanVerdict
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
 
-METRICS = ("step_s", "samples_per_s", "num_stages", "depth", "peak_memory_bytes", "search_s")
+NUM_NEXT = 3
+"""Next best plans that are shown."""
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -63,9 +63,15 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         print(f"{part}\n", flush=True)
     if config.job.side_by_side:
         print(f"{describe_side_by_side(found.question, limit_s)}\n", flush=True)
-    row = compared(found)
-    metrics = {name: row[name] for name in METRICS}
-    metrics["seconds_per_sample"] = evaluation.seconds_per_sample
+    metrics = {
+        "step_s": evaluation.minibatch_s,
+        "samples_per_s": evaluation.throughput,
+        "num_stages": evaluation.plan.num_stages,
+        "depth": evaluation.depth,
+        "peak_memory_bytes": evaluation.peak_memory_bytes,
+        "search_s": found.search_s,
+        "seconds_per_sample": evaluation.seconds_per_sample,
+    }
     save_metrics(metrics, folder)
     if config.job.picture:
         from lightning_gpp.reports.plan.picture import write_plan_picture
@@ -81,17 +87,13 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> FoundPlan:
     Raises:
         ValueError: there is no such planner or plan, or it found none within the limit of time.
     """
-    by_hand, request, plan = strategy_option(config, "plan"), problem.request, problem.plan
+    by_hand, request = strategy_option(config, "plan"), problem.request
+    question = replace(problem.question, planner=chosen_planner(config))
     if by_hand is not None:
         plan = resolve_plan(by_hand, request.graph)
         validate_plan(plan, request.graph, request.num_devices)
-        request = with_devices_of(plan, request)
-    planner = chosen_planner(config)
-    question = PlanQuestion(request, planner, problem.schedule, problem.uses_all_devices, plan)
-    found = search(question, as_limit_s("job.limit_s", config.job.limit_s))
-    if isinstance(found, NoPlan):
-        raise ValueError(found.why)
-    return found
+        question = replace(question, plan=plan, request=with_devices_of(plan, request))
+    return search(question, as_limit_s("job.limit_s", config.job.limit_s))
 
 
 def verdict_of(config: DictConfig, found: FoundPlan) -> PlanVerdict:
@@ -120,24 +122,28 @@ def explanation(
         width: columns of the terminal.
         limit_s: seconds of each further search.
     """
-    evaluation, request = found.evaluation, found.request
+    evaluation, request, result = found.evaluation, found.request, found.answer.result
     yield describe_plan(evaluation, request, max_width=width)
-    notes = [*(f"Search: {note}." for note in found.answer.result.notes), *found.answer.notes]
+    notes = [*(f"Search: {note}." for note in result.notes), *found.answer.notes]
     notes += forks_and_joins(evaluation.plan, request.graph)
     if notes := [*notes, *memory_limit_note(found, limit_s)]:
         yield wrapped(notes, width)
     yield describe_devices(evaluation, request, max_width=width)
-    asked, rows = found.question.request, found.alternatives()
     times_s = {found.planner: found.search_s}
+    rows = [
+        Alternative(f"{found.planner}, {number}.", ranked)
+        for number, ranked in enumerate(result.ranked[1 : 1 + NUM_NEXT], start=2)
+    ]
     for name in names:
         if name != found.planner:
-            other = search(PlanQuestion(asked, name, request.schedule), limit_s)
+            question = PlanQuestion(found.question.request, name, request.schedule)
+            try:
+                other = search(question, limit_s)
+            except ValueError as error:
+                rows.append(Alternative(name, failure=str(error)))
+                continue
             times_s[name] = other.search_s
-            rows.append(
-                Alternative(name, failure=other.why)
-                if isinstance(other, NoPlan)
-                else Alternative(name, other.evaluation)
-            )
+            rows.append(Alternative(name, other.evaluation))
     if rows:
         yield describe_alternatives(evaluation, rows, max_width=width)
     yield "searched: " + ", ".join(f"{name} {s:.2f} s" for name, s in times_s.items())
@@ -157,28 +163,28 @@ def describe_side_by_side(question: PlanQuestion, limit_s: float | None = None) 
     rows: list[dict[str, Any]] = []
     for count in pipeline_counts(whole):
         part = PlanQuestion(pipeline_request(whole, count), question.planner, question.schedule)
-        searched = search(part, limit_s)
-        if isinstance(searched, NoPlan):
-            why = searched.why
+        try:
+            evaluation = search(part, limit_s).evaluation
+        except ValueError as error:
+            why = str(error)
             continue
-        found = side_by_side(whole, count, searched.evaluation)
-        plan = searched.evaluation.plan
+        found, plan = side_by_side(whole, count, evaluation), evaluation.plan
         rows.append(
             {
                 "pipelines": count,
                 "uses devices": f"{plan.num_devices} of {found.num_devices}",
                 "stages": plan.num_stages,
-                "step": searched.evaluation.minibatch_s,
+                "step": evaluation.minibatch_s,
                 "average": found.average_s,
                 "samples/s": found.throughput,
-                "fullest device": searched.evaluation.peak_memory_bytes,
+                "fullest device": evaluation.peak_memory_bytes,
             }
         )
     if not rows:
         raise ValueError(why)
     rows.sort(key=lambda row: -row["samples/s"])
     writes = {"step": seconds_text, "average": seconds_text, "fullest device": bytes_text}
-    writes["samples/s"] = lambda rate: f"{rate:,.0f}"
+    writes["samples/s"] = number_text
     columns = {name: cell(name, writes.get(name, str)) for name in rows[0]}
     title = "Pipelines side by side (strategy.pipelines), predicted, the fastest first:"
     return f"{title}\n{describe_rows(rows, columns)}"

@@ -20,15 +20,11 @@ from lightning_gpp.common.progress import doing
 from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
-from lightning_gpp.reports.plan.explain import Alternative
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Result = TypeVar("Result")
-
-NUM_NEXT = 3
-"""Next best plans that are shown."""
 
 WORTH_ASKING = 0.4
 """Micro-batches of twice the size may need twice the memory: below this part of a device's nothing
@@ -65,30 +61,8 @@ class FoundPlan:
         """The question that the plan answers, with the schedule that runs it."""
         return self.answer.request
 
-    def alternatives(self) -> list[Alternative]:
-        """The next best plans of the same planner."""
-        return [
-            Alternative(f"{self.planner}, {number}.", ranked)
-            for number, ranked in enumerate(self.answer.result.ranked[1 : 1 + NUM_NEXT], start=2)
-        ]
 
-
-@dataclass(frozen=True, slots=True)
-class NoPlan:
-    """A search without a plan, which is an answer, too.
-
-    Attributes:
-        planner: its name.
-        why: there is none.
-        search_s: seconds of the search.
-    """
-
-    planner: str
-    why: str
-    search_s: float
-
-
-def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan | NoPlan:
+def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan:
     """The plan that training would run.
 
     Args:
@@ -97,29 +71,18 @@ def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan | 
             search as long as it likes.
 
     Raises:
-        ValueError: there is no such planner.
+        ValueError: there is no such planner or no plan, or none was found in time.
         RuntimeError: the search failed, which is a fault of the planner.
     """
     check_planner(question.planner)
-    start_s = time.perf_counter()
-    say = partial(print, file=sys.stderr, flush=True)
-    try:
-        if question.plan is not None:
-            return find(question)
-        with doing(f"Planning by {question.planner}", say):
-            return call_within(limit_s, find, question)
-    except OutOfTimeError as error:
-        return NoPlan(question.planner, str(error), limit_s or 0.0)
-    except ValueError as error:
-        return NoPlan(question.planner, str(error), time.perf_counter() - start_s)
+    if question.plan is not None:
+        return find(question)
+    with doing(f"Planning by {question.planner}", partial(print, file=sys.stderr, flush=True)):
+        return call_within(limit_s, find, question)
 
 
 def find(question: PlanQuestion) -> FoundPlan:
-    """:func:`search` without limits.
-
-    Raises:
-        ValueError: there is no plan.
-    """
+    """:func:`search` without limits."""
     gc.collect()  # what others left behind is not the search's
     start_s = time.perf_counter()
     answer = plan_to_run(question)
@@ -136,17 +99,16 @@ def check_planner(planner: str) -> None:
 def memory_limit_note(found: FoundPlan, limit_s: float | None = None) -> list[str]:
     """What the same planner finds with unlimited memory; nothing where there is room anyway."""
     evaluation, asked = found.evaluation, found.question.request
-    fullest = max(
-        (d.memory_bytes / d.limit_bytes for d in evaluation.devices if d.limit_bytes), default=0.0
-    )
-    if found.question.plan is not None or fullest < WORTH_ASKING:
+    limited = [device for device in evaluation.devices if device.limit_bytes]
+    used = max((one.memory_bytes / (one.limit_bytes or 1) for one in limited), default=0.0)
+    if used < WORTH_ASKING or found.planner not in PLANNERS:
         return []
     devices = tuple(replace(device, memory_bytes=None) for device in asked.cluster.devices)
     unlimited = replace(asked, cluster=replace(asked.cluster, devices=devices))
-    question = PlanQuestion(unlimited, found.planner, found.request.schedule)
-    again = search(question, limit_s)
-    if isinstance(again, NoPlan):
-        return [f"Whether memory bounds the step is not known: {again.why}."]
+    try:
+        again = search(PlanQuestion(unlimited, found.planner, found.request.schedule), limit_s)
+    except ValueError as error:
+        return [f"Whether memory bounds the step is not known: {error}."]
     step_s = again.evaluation.step_s
     if step_s > SHORTER * evaluation.step_s:
         return ["Memory does not bound the step: with unlimited memory it is no shorter."]
@@ -198,10 +160,8 @@ def call_within(limit_s: float | None, function: Callable[..., Result], *args: A
         worker.kill()
         worker.join()
         receive.close()
-    if error is ValueError:
-        raise ValueError(answer)
     if error is not None:
-        raise RuntimeError(f"{function.__name__} failed in a process of its own:\n{answer}")
+        raise error(answer)
     result: Result = answer
     return result
 
@@ -214,5 +174,6 @@ def _call(send: Connection, function: Callable[..., object], args: tuple[object,
     except ValueError as refused:
         answer = ValueError, str(refused)
     except Exception:
-        answer = Exception, traceback.format_exc()
+        text = f"{function.__name__} failed in a process of its own:\n{traceback.format_exc()}"
+        answer = RuntimeError, text
     send.send(answer)

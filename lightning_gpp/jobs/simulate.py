@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +23,7 @@ from lightning_gpp.jobs.simulation_text import (
     describe_levers,
     describe_simulation,
     describe_speedups,
+    on_their_way,
 )
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS
 from lightning_gpp.jobs.table import console_width
@@ -36,13 +37,11 @@ from lightning_gpp.simulate import Timeline, predicted_timeline
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
-from lightning_gpp.simulate.task import TaskKind
 from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.simulate.what_if import Case, levers
 
 LEVERS = "What would speed up this plan"
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
-AS_IT_IS = "as it is"
 
 MOST_DRAWN = 64
 """Timelines of more devices than these are no pictures any more."""
@@ -57,7 +56,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     Returns:
         What a sweep compares simulations by.
     """
-    width, planner = console_width(), chosen_planner(config)
+    width, planner, policy = console_width(), chosen_planner(config), policy_of(config)
     if planner in SPMD_PLANNERS:
         raise ValueError(
             f"planner={planner} makes programs of torch's operators, which job=simulate does not "
@@ -68,7 +67,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     check_choices(config)
     problem = problem_of(config, folder)
     cluster = with_links(problem.request.cluster, config.links)
-    problem = replace(problem, request=replace(problem.request, cluster=cluster))
+    problem = problem.with_request(replace(problem.request, cluster=cluster))
     counts = device_counts(cluster.num_devices, as_list("job.speedup", config.job.speedup))
     factors = _plain(config.what_if)
     before, notes = case_of(config, problem)
@@ -78,25 +77,28 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         request = after.request
         after = after.replanned(replace(request, cluster=in_plan_order(request.cluster)))
         notes = ()
-    worlds = {AS_IT_IS: before, what_if: after} if what_if else {"": after}
+    worlds = {"as it is": before, what_if: after} if what_if else {"": after}
+
+    print(f"{problem.describe(max_width=width)}\n", flush=True)
+    texts = [describe_head(after.evaluation, after.request, max_width=width)]
+    texts += [wrapped(notes, width)] if notes else []
+    texts.append(describe_stages(after.evaluation, after.request, max_width=width))
+    texts += [describe_changes(worlds, max_width=width)] if what_if else []
+    print("\n\n".join([*texts, *describe_simulation(after, max_width=width)]), flush=True)
+    ranked = {LEVERS: levers(after)} if config.job.levers else {}
+    for title, found in ranked.items():
+        table = describe_levers(found, max_width=width)
+        print(f"\n{title}\n{table}\n\n{wrapped([TWICE], width)}", flush=True)
+    speedup = None
+    if counts and policy is None:  # samples per device would be others
+        speedup = speedups(after, counts)
+        print(f"\n{describe_speedups(speedup, max_width=width)}", flush=True)
+
     step = as_json(after)
     metrics = {name: step[name] for name in ("step_s", "samples_per_s", "bubble_share")} | {
         "num_stages": after.plan.num_stages,
         "peak_memory_bytes": max(device.peak_bytes for device in after.usage.devices),
     }
-    print(f"{problem.describe(max_width=width)}\n", flush=True)
-    for text in step_texts(worlds, notes, width):
-        print(f"{text}\n", flush=True)
-    ranked = {LEVERS: levers(after)} if config.job.levers else {}
-    for title, found in ranked.items():
-        print(f"{title}\n{describe_levers(found, max_width=width)}\n", flush=True)
-        print(f"{wrapped([TWICE], width)}\n", flush=True)
-    speedup = None
-    if counts and policy_of(config) is None:  # samples per device would be others
-        speedup = speedups(after, counts)
-        print(f"{describe_speedups(speedup, max_width=width)}\n", flush=True)
-    save_plan(after.plan, folder / "plan.json")
-    save_metrics(metrics, folder)
     data = {
         "what_if": what_if or None,
         "before": as_json(before) if what_if else None,
@@ -104,12 +106,13 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         "levers": {title: [asdict(lever) for lever in found] for title, found in ranked.items()},
         "speedup": speedup,
     }
+    save_plan(after.plan, folder / "plan.json")
+    save_metrics(metrics, folder)
     save_json(data, folder / "simulation.json")
     if config.job.picture and cluster.num_devices <= MOST_DRAWN:
-        policy = policy_of(config)
         weights = policy.name if policy else ""
         write_step([timeline_of(case, name, weights) for name, case in worlds.items()], folder)
-    print(written_to(folder))
+    print(f"\n{written_to(folder)}")
     return metrics
 
 
@@ -132,7 +135,7 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
         config.all_reduce,
         config.prefetch,
         planner=found.planner,
-        schedule=None if problem.schedule is None else found.request.schedule,
+        schedule=None if problem.question.schedule is None else found.request.schedule,
     )
     return case, found.answer.notes
 
@@ -168,30 +171,18 @@ def step_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> StepCo
     Raises:
         ValueError: a number is negative, or none.
     """
-    given = _plain(config)
-    for name, value in given.items():
-        _check_number(f"step.{name}", value)
-    bandwidth, latency_s = (
-        given.pop("host_bandwidth_bytes_per_s", None),
-        given.pop("host_latency_s"),
-    )
+    given = _numbers("step", config)
+    name = "host_bandwidth_bytes_per_s"
+    bandwidth, latency_s = given.pop(name, None), given.pop("host_latency_s")
     link = None
     if bandwidth is not None:
-        try:
-            link = Link(bandwidth, latency_s)
-        except ValueError as error:
-            raise ValueError(f"step.host_bandwidth_bytes_per_s={bandwidth}: {error}") from error
+        changes = {"bandwidth_bytes_per_s": bandwidth, "latency_s": latency_s}
+        link = _link(f"step.{name}={bandwidth}", Link(1.0), changes)
     for name in ("finish_s", "optimizer_s"):
         given[name] = dict.fromkeys(range(cluster.num_devices), given[name]) if given[name] else {}
     for name in ("send", "receive"):
         given[name] = Overhead(given.pop(f"{name}_s"))
     return StepCosts(host_link=link, per_update=per_update, **given)
-
-
-def _check_number(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
 
 
 def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
@@ -200,51 +191,50 @@ def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
     Raises:
         ValueError: a number makes no sense.
     """
-    host, rack, spine = (_plain(config[level]) for level in ("host", "rack", "spine"))
+    levels = ("host", "rack", "spine")
+    host, rack, spine = (_numbers(f"links.{level}", config[level]) for level in levels)
     rack_link, spine_link = cluster.rack_link, cluster.spine_link
     if rack:
-        rack_link = _link("rack", rack_link or cluster.host_link, rack)
+        rack_link = _link("links.rack", rack_link or cluster.host_link, rack)
     if spine:
-        spine_link = _link("spine", spine_link or rack_link or cluster.host_link, spine)
+        spine_link = _link("links.spine", spine_link or rack_link or cluster.host_link, spine)
     if host:  # what goes between hosts stays as it was
         rack_link = rack_link or cluster.host_link
     return replace(
         cluster,
-        host_link=_link("host", cluster.host_link, host),
+        host_link=_link("links.host", cluster.host_link, host),
         rack_link=rack_link,
         spine_link=spine_link,
-        host_links=tuple(HostLink(o.host, _link("host", o.link, host)) for o in cluster.host_links),
+        host_links=tuple(
+            HostLink(own.host, _link("links.host", own.link, host)) for own in cluster.host_links
+        ),
     )
 
 
-def _link(level: str, link: Link, changes: Mapping[str, Any]) -> Link:
-    for name, value in changes.items():
-        if name.startswith("is_") and not isinstance(value, bool):
-            raise ValueError(f"links.{level}.{name} must be true or false, got {value!r}")
-        if not name.startswith("is_"):
-            _check_number(f"links.{level}.{name}", value)
+def _link(where: str, link: Link, changes: Mapping[str, Any]) -> Link:
     try:
         return replace(link, **changes)
     except ValueError as error:
-        raise ValueError(f"links.{level}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _numbers(group: str, config: DictConfig) -> dict[str, Any]:
+    """What is set of a group, each a number of at least 0, or whether something is so."""
+    found = _plain(config)
+    for name, value in found.items():
+        is_flag = isinstance(value, bool)
+        if name.startswith("is_"):
+            if not is_flag:
+                raise ValueError(f"{group}.{name} must be true or false, got {value!r}")
+        elif is_flag or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise ValueError(f"{group}.{name} must be a number of at least 0, got {value!r}")
+    return found
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """What is set of a group: that which is not null."""
     found: Any = OmegaConf.to_container(config, resolve=True)
     return {name: value for name, value in found.items() if value is not None}
-
-
-def step_texts(worlds: dict[str, Case], notes: Sequence[str], width: int) -> Iterator[str]:
-    """What a step is and does, in the last of some worlds."""
-    case = [*worlds.values()][-1]
-    yield describe_head(case.evaluation, case.request, max_width=width)
-    if notes:
-        yield wrapped(notes, width)
-    yield describe_stages(case.evaluation, case.request, max_width=width)
-    if len(worlds) > 1:
-        yield describe_changes(worlds, max_width=width)
-    yield from describe_simulation(case, max_width=width)
 
 
 def timeline_of(case: Case, name: str, weights: str) -> Timeline:
@@ -261,14 +251,7 @@ def timeline_of(case: Case, name: str, weights: str) -> Timeline:
 
 def as_json(case: Case) -> dict[str, Any]:
     """A simulation in plain numbers."""
-    use, transfers = case.usage, {}
-    for kind in (TaskKind.TRANSFER, TaskKind.REDUCE):
-        found = [one for one in use.transfers if one.kind is kind]
-        transfers[kind.value] = {
-            "count": len(found),
-            "total_s": sum(one.duration_s for one in found),
-            "exposed_s": sum(one.exposed_s for one in found),
-        }
+    use = case.usage
     return {
         "planner": case.plan.planner,
         "step_s": case.step_s,
@@ -278,7 +261,7 @@ def as_json(case: Case) -> dict[str, Any]:
         "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
         "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
-        "transfers": transfers,
+        "transfers": {kind.value: found._asdict() for kind, found in on_their_way(case).items()},
     }
 
 
@@ -315,26 +298,20 @@ def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
         samples = case.request.minibatch_size * count / case.request.num_devices
         return samples / case.ssgd(count, variant).step_s
 
-    notes, own = [], dict[int, float | None]()
+    alone, notes, own = ssgd(1, "naive"), [], dict[int, float | None]()
     for count in counts:
         try:
-            own[count] = case.on_first_devices(count).samples_per_s
+            own[count] = case.on_first_devices(count).samples_per_s / alone
         except ValueError as error:
             own[count] = None
             notes.append(f"No plan on {count_text(count, 'device')}: {error}.")
-    rates = {name: {count: ssgd(count, name) for count in counts} for name in VARIANTS}
     try:
         plan_to_run(PlanQuestion(case.request, DATA_PARALLEL, case.schedule))
     except ValueError as error:
         notes.append(f"S-SGD is computed as if memory had no limit: {error}.")
-    alone = ssgd(1, "naive")
-    columns: dict[str, dict[int, Any]] = {case.planner: own, **rates}
+    others = {name: {count: ssgd(count, name) / alone for count in counts} for name in VARIANTS}
     return {
         "one_device_samples_per_s": alone,
-        "samples_per_s": columns,
-        "speedup": {
-            name: {count: rate and rate / alone for count, rate in column.items()}
-            for name, column in columns.items()
-        },
+        "speedup": {case.planner: own, **others},
         "notes": notes,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -43,6 +43,24 @@ KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
     }
 )
 """What people call kinds of tasks whose own name says less."""
+
+
+class OnTheirWay(NamedTuple):
+    """Transfers of a kind; receivers stand still for ``exposed_s``."""
+
+    num: int
+    total_s: float
+    exposed_s: float
+
+
+def on_their_way(case: Case) -> dict[TaskKind, OnTheirWay]:
+    """Messages and sums of gradients."""
+    found = {}
+    for kind in (TaskKind.TRANSFER, TaskKind.REDUCE):
+        own = [one for one in case.usage.transfers if one.kind is kind]
+        seconds = (sum(one.duration_s for one in own), sum(one.exposed_s for one in own))
+        found[kind] = OnTheirWay(len(own), *seconds)
+    return found
 
 
 def describe_simulation(case: Case, *, max_width: int = 100) -> Iterator[str]:
@@ -85,18 +103,14 @@ def _path(case: Case) -> str:
 
 def _hidden(case: Case) -> Iterator[str]:
     """How much of what is on its way is hidden behind what its receivers do."""
-    for kind in (TaskKind.TRANSFER, TaskKind.REDUCE):
-        transfers = [one for one in case.usage.transfers if one.kind is kind]
-        total_s = sum(one.duration_s for one in transfers)
-        if not total_s:
-            continue
-        exposed_s = min(total_s, sum(one.exposed_s for one in transfers))
-        name = KIND_TEXTS[kind]
-        yield (
-            f"{name[0].upper()}{name[1:]}: {len(transfers)}, together {seconds_text(total_s)} on "
-            f"their way; {percent_text(total_s - exposed_s, total_s)} of that is hidden behind "
-            f"what their receivers do, for {seconds_text(exposed_s)} they stand still."
-        )
+    for kind, (num, total_s, exposed_s) in on_their_way(case).items():
+        hidden_s = max(0.0, total_s - exposed_s)
+        if total_s:
+            yield (
+                f"{KIND_TEXTS[kind].capitalize()}: {num}, together {seconds_text(total_s)} on "
+                f"their way; {percent_text(hidden_s, total_s)} of that is hidden behind what their "
+                f"receivers do, for {seconds_text(total_s - hidden_s)} they stand still."
+            )
 
 
 def describe_devices(case: Case) -> str:
@@ -112,7 +126,7 @@ def describe_devices(case: Case) -> str:
             indices_text(stages.get(one.device, [])),
             percent_text(one.compute_s, one.total_s),
             percent_text(one.other_s, one.total_s),
-            percent_text(max(0.0, one.total_s - one.compute_s - one.other_s), one.total_s),
+            percent_text(max(0.0, one.bubble_s - one.other_s), one.total_s),
             bytes_text(one.peak_bytes),
             "" if one.limit_bytes is None else percent_text(one.peak_bytes, one.limit_bytes),
         ]
@@ -185,10 +199,9 @@ def describe_changes(worlds: Mapping[str, Case], *, max_width: int = 100) -> str
 def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:
     """Speed-up against the number of devices, a column for every way to train."""
     columns = found["speedup"]
-    counts = sorted({count for column in columns.values() for count in column})
     rows = [
         [str(count), *("none" if c[count] is None else f"{c[count]:.2f}" for c in columns.values())]
-        for count in counts
+        for count in next(iter(columns.values()))
     ]
     title = (
         "Speed-up against one device that hides nothing (samples per second; as many samples for "

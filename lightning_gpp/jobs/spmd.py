@@ -15,12 +15,10 @@ from lightning_gpp.jobs.options import as_limit_s
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search import call_within
 from lightning_gpp.jobs.table import console_width
-from lightning_gpp.planner import PlanRequest
 from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 if TYPE_CHECKING:
     from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
-    from lightning_gpp.spmd.costs.judge import ProgramEvaluation
     from lightning_gpp.spmd.plan import SpmdPlan
 
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
@@ -101,27 +99,22 @@ def explain_program(config: DictConfig, name: str, folder: Path) -> dict[str, fl
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     question, limit_s = spmd_problem(config, request), as_limit_s("job.limit_s", config.job.limit_s)
     plan, metrics = program_within(question, name, request.minibatch_size, limit_s)
+    verdict = PlanVerdict.beside_one(
+        request,
+        step_s=plan.evaluation.step_s,
+        memory_bytes=round(metrics["peak_memory_bytes"]),
+        busy_s=plan.evaluation.busy_s.tolist(),
+    )
     kinds = [device.kind for device in request.cluster.devices]
     factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())
     prices = (
         "Computing is priced by flops and bytes, at a part of the devices' speeds with which one "
         f"alone takes as long as its measured operators do ({factors})."
     )
-    print(f"{_verdict(plan.evaluation, request).text(width)}\n")
     text = explain_plan(plan, question.graph, question.machine, kinds=kinds, max_width=width)
-    print(f"{text}\n\n{wrapped([prices], width)}")
+    print(f"{verdict.text(width)}\n\n{text}\n\n{wrapped([prices], width)}")
     program = spmd_program_to_json(plan.program)
     (folder / "program.json").write_text(program, encoding="utf-8")
     save_metrics(metrics, folder)
     print(f"\n{written_to(folder)}")
     return metrics
-
-
-def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
-    """A program on all devices beside the one that is fastest alone."""
-    return PlanVerdict.beside_one(
-        request,
-        step_s=found.step_s,
-        memory_bytes=round(float(found.memory_bytes.max())),
-        busy_s=found.busy_s.tolist(),
-    )

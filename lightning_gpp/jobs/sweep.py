@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -23,24 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lightning_gpp.common.units_of_measure import count_text
-from lightning_gpp.jobs.figures import COLOURS, diagram, tidy
 from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows, save_csv
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 LINES = "sweep.jsonl"
-COMPARISONS = "compare.jsonl"
-"""What the jobs of ``job=compare`` found, a line per job."""
-
 NOT_ENDED = "did not end"
 
 PICTURE = "sweep.png"
-GROUP_WIDTH = 0.8
-"""Of the bars of a value; values are 1 apart."""
-
-LONG = 45
-"""Letters of all values below the axis, from which on they are written at an angle."""
+COLOURS = {"step_s": "#0072B2", "samples_per_s": "#E69F00"}
+"""Of Okabe and Ito ("Color Universal Design", 2008)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +89,7 @@ class SweepReport(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begins an empty report; Hydra leaves out ``on_multirun_end`` when a job failed."""
         folder = sweep_folder(config)
-        for name in (LINES, COMPARISONS):
-            (folder / name).unlink(missing_ok=True)
+        (folder / LINES).unlink(missing_ok=True)
         atexit.register(report, folder)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -115,32 +103,26 @@ class SweepReport(Callback):
         self._note(config, None, {}, NOT_ENDED)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Notes how the job ended, and what it compared."""
-        seconds, folder = time.monotonic() - self._start_s, Path(config.hydra.runtime.output_dir)
-        metrics, rows = (
-            json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-            for path in (folder / "metrics.json", folder / "compare.json")
-        )
-        error = None
+        """Notes how the job ended."""
+        seconds = round(time.monotonic() - self._start_s, 1)
+        written = Path(config.hydra.runtime.output_dir, "metrics.json")
+        metrics, error = {}, None
         if job_return.status != JobStatus.COMPLETED:
-            error, metrics = str(job_return._return_value).strip().partition("\n")[0], {}
-        self._note(config, round(seconds, 1), metrics or {}, error)
-        if rows is not None:
-            _add(config, COMPARISONS, {"rows": rows})
+            error = str(job_return._return_value).strip().partition("\n")[0]
+        elif written.exists():
+            metrics = json.loads(written.read_text(encoding="utf-8"))
+        self._note(config, seconds, metrics, error)
 
     def _note(
         self, config: DictConfig, seconds: float | None, metrics: Row, error: str | None
     ) -> None:
+        """Adds a line; jobs in parallel do not mix, as it is one write at the file's end."""
+        if config.hydra.mode != RunMode.MULTIRUN:
+            return
         overrides = dict(map(split_override, config.hydra.overrides.task))
-        known = {"overrides": overrides, "seconds": seconds, "metrics": metrics, "error": error}
-        _add(config, LINES, known)
-
-
-def _add(config: DictConfig, name: str, line: Row) -> None:
-    """Adds a line; jobs in parallel do not mix, as it is one write at the file's end."""
-    if config.hydra.mode == RunMode.MULTIRUN:
-        with (sweep_folder(config) / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"number": config.hydra.job.num, **line}) + "\n")
+        line = {"number": config.hydra.job.num, "overrides": overrides, "seconds": seconds}
+        with (sweep_folder(config) / LINES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"metrics": metrics, "error": error}) + "\n")
 
 
 def sweep_folder(config: DictConfig) -> Path:
@@ -154,24 +136,9 @@ def report(folder: Path) -> None:
     if not jobs:
         return
     save_csv([job.row for job in jobs], folder / "sweep.csv", ["job"])
-    has_comparisons = (folder / COMPARISONS).exists()
-    if has_comparisons:
-        report_comparison(folder)
-    if any(job.error for job in jobs) or not has_comparisons:
-        picture = write_sweep_picture(jobs, folder)
-        files = ", ".join(["sweep.csv", *([] if picture is None else [picture.name])])
-        print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: {files}", flush=True)
-
-
-def report_comparison(folder: Path) -> None:
-    """Writes and prints one table of what all jobs have compared."""
-    from lightning_gpp.jobs.comparison import describe_comparison, save_comparison
-
-    jobs = map(json.loads, (folder / COMPARISONS).read_text(encoding="utf-8").splitlines())
-    rows = [row for job in sorted(jobs, key=lambda job: int(job["number"])) for row in job["rows"]]
-    save_comparison(rows, folder)
-    table = describe_comparison(rows, max_width=console_width())
-    print(f"\n{table}\nwritten to {folder}: compare.json, compare.csv, sweep.csv", flush=True)
+    picture = write_sweep_picture(jobs, folder)
+    files = ", ".join(["sweep.csv", *([] if picture is None else [picture.name])])
+    print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: {files}", flush=True)
 
 
 def read_jobs(folder: Path) -> list[SweptJob]:
@@ -205,80 +172,36 @@ def describe_sweep(jobs: Sequence[SweptJob]) -> str:
     title = f"sweep of {count_text(len(jobs), 'job')}"
     title += f", {failed} failed" if failed else ""
     title += f"; all with {shared}" if shared else ""
-    table = describe_rows(
-        [job.row for job in jobs],
-        columns,
-        left={*varied, "job=", "error"},
-        flexible="error",
-        max_width=console_width(),
-    )
-    return f"{title}\n{table}"
+    left = {*varied, "job=", "error"}
+    rows, width = [job.row for job in jobs], console_width()
+    return f"{title}\n{describe_rows(rows, columns, left=left, flexible='error', max_width=width)}"
 
 
 def write_sweep_picture(jobs: Sequence[SweptJob], folder: Path) -> Path | None:
-    """Writes the diagram of the jobs that say how long a step takes; None where fewer than two do.
+    """Writes a bar for every job that says how long a step takes; None where fewer than two do.
 
-    Args:
-        jobs: of the sweep.
-        folder: of the sweep.
+    Made without pyplot and in matplotlib's default style, so that the user's figures, backend and
+    style stay as they are.
     """
-    timed = [job for job in jobs if {"step_s", "samples_per_s"} <= job.metrics.keys()]
-    varied = varied_overrides(timed)
-    if len(timed) < 2 or not varied:
+    timed = [job for job in jobs if job.metrics.keys() >= COLOURS.keys()]
+    if len(timed) < 2:
         return None
-    values = {
-        name: list(dict.fromkeys(j.overrides.get(name, "") for j in timed)) for name in varied
-    }
-    # Below the axis: the parameter of numbers with the most values, or of names.
-    axis = max(varied, key=lambda name: (_are_numbers(values[name]), len(values[name])))
-    if _are_numbers(values[axis]):
-        values[axis].sort(key=float)
-    series: dict[str, dict[str, SweptJob]] = {}
-    for job in timed:
-        name = ", ".join(f"{n}={job.overrides.get(n, '')}" for n in varied if n != axis)
-        series.setdefault(name, {})[job.overrides.get(axis, "")] = job
-    path = folder / PICTURE
-    with diagram(path, max(9.0, 0.35 * len(timed) + 4), 4.2) as figure:
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    varied = varied_overrides(timed)
+    names = [", ".join(f"{n}={job.overrides.get(n, '')}" for n in varied) for job in timed]
+    with matplotlib.style.context("default"):
+        figure = Figure((11.0, 1.4 + 0.3 * len(timed)), layout="constrained")
         figure.suptitle(shared_overrides(timed), size=10, color="#444444")
-        both = figure.subplots(1, 2, gridspec_kw={"wspace": 0.08})
-        _bars(both[0], values[axis], series, "step_s", 1e3)
-        tidy(both[0], axis, "step, ms")
-        _bars(both[1], values[axis], series, "samples_per_s", 1.0)
-        tidy(both[1], axis, "samples per second")
-        if len(series) > 1:
-            handles, labels = both[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    return path
-
-
-def _bars(
-    axes: Axes,
-    values: Sequence[str],
-    series: Mapping[str, Mapping[str, SweptJob]],
-    metric: str,
-    scale: float,
-) -> None:
-    width = GROUP_WIDTH / len(series)
-    for number, (name, jobs) in enumerate(series.items()):
-        offset = (number - (len(series) - 1) / 2) * width
-        axes.bar(
-            [place + offset for place, value in enumerate(values) if value in jobs],
-            [jobs[value].metrics[metric] * scale for value in values if value in jobs],
-            0.95 * width,
-            color=COLOURS[number % len(COLOURS)],
-            label=name,
-        )
-    is_long = len("".join(values)) > LONG
-    axes.set_xticks(
-        range(len(values)),
-        values,
-        rotation=30 if is_long else 0,
-        ha="right" if is_long else "center",
-    )
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    try:
-        return all(math.isfinite(float(text)) for text in texts)
-    except ValueError:
-        return False
+        for axes, (metric, colour) in zip(figure.subplots(1, 2, sharey=True), COLOURS.items()):
+            numbers = [job.metrics[metric] for job in timed]
+            bars = axes.barh(range(len(timed)), numbers, color=colour)
+            axes.bar_label(bars, fmt="%.4g", padding=3)
+            axes.set_xlabel({"step_s": "step, seconds"}.get(metric, "samples per second"))
+            axes.set_yticks(range(len(timed)), names)
+            axes.margins(x=0.15)
+            axes.spines[["top", "right"]].set_visible(False)
+        axes.invert_yaxis()
+        figure.savefig(folder / PICTURE, dpi=130)
+    return folder / PICTURE

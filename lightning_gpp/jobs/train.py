@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.job_scope import is_sweep, refuse_script_launcher
-from lightning_gpp.jobs.options import as_seed, check_names
+from lightning_gpp.jobs.options import as_seed
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -59,10 +59,8 @@ def build_run(
         watching: callbacks beside its own.
 
     Raises:
-        ValueError: the processes would run a sweep again, the data need a folder, or the Trainer
-            has no such option.
+        ValueError: the processes would run a sweep again, or the data need a folder.
     """
-    check_names("trainer", config.trainer, get_object(config.trainer._target_))
     callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(

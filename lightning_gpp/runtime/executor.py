@@ -41,6 +41,13 @@ class NothingCameError(RuntimeError):
     """A stage was to get values from another one, which has failed."""
 
 
+_NO_WAY_BACK = (
+    "{} for {} requires a gradient now, but did not when the model was captured, so none "
+    "would flow back. If it is made by trainable layers before the pipelined forward, let the "
+    "first step that runs make it likewise (Trainer(num_sanity_val_steps=0), for example)."
+)
+
+
 @dataclass(slots=True)
 class Executor:
     """Runs programs on one rank, as a whole or in two parts with the user's step in between.
@@ -77,61 +84,25 @@ class Executor:
     pace: Pace | None = None
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def begin(
-        self,
-        program: Program,
-        unit_sizes: Sequence[int],
-        *,
-        training: bool,
-        boundary: Boundary | None = None,
-        errors: list[str] | None = None,
-        state: RunState | None = None,
-        shift: int = 0,
-        chunks: Sequence[int] = (),
-    ) -> Run:
-        """A run of this rank's part of a program, of which nothing is done yet.
-
-        Args:
-            program: the program of all devices.
-            unit_sizes: samples of each of the smallest micro-batches.
-            training: whether modules are in training mode (dropout, running statistics).
-            boundary: the user's step, on the rank of the loss; it is asked for micro-batches by
-                their own numbers.
-            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
-            state: what an earlier run left in flight.
-            shift: what is added to the program's numbers of micro-batches, where the program is
-                a part of a longer training (:mod:`lightning_gpp.schedule.windows`).
-            chunks: which part of one graph every micro-batch is, where they are that.
-        """
-        if len(unit_sizes) != program.num_microbatches:
-            raise ValueError(
-                f"the program has {program.num_microbatches} micro-batches, got sizes of "
-                f"{len(unit_sizes)}"
-            )
-        device = self.rank_of_device.index(self.transport.rank)
-        self.staying.begin()
-        state = RunState() if state is None else state
-        return Run(
-            self, program, unit_sizes, state, device, training, boundary, errors, shift, chunks
-        )
-
 
 @dataclass(slots=True)
 class Run:
-    """One run of a program on one rank.
+    """One run of this rank's part of a program.
 
     Attributes:
         executor: whose.
-        program: what runs.
-        unit_sizes: samples of each unit.
-        state: what is held between actions.
+        program: the program of all devices.
+        unit_sizes: samples of each of the smallest micro-batches.
+        training: whether modules are in training mode (dropout, running statistics).
+        boundary: the user's step, on the rank of the loss; it is asked for micro-batches by their
+            own numbers.
+        errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
+        state: what is held between actions; an earlier run may have left something in flight.
+        shift: what is added to the program's numbers of micro-batches, where the program is a part
+            of a longer training (:mod:`lightning_gpp.schedule.windows`).
+        chunks: which part of one graph every micro-batch is, where they are that.
         device: of this rank.
-        training: whether modules are in training mode.
-        boundary: the user's step, on the rank of the loss.
-        errors: see :meth:`Executor.begin`.
-        shift: see :meth:`Executor.begin`.
-        chunks: likewise.
-        message_bytes: of the last message, as it was sent.
+        message: the last one, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
         means: of gradients over several pipelines, which begin in its backwards; None for none.
@@ -140,17 +111,26 @@ class Run:
     executor: Executor
     program: Program
     unit_sizes: Sequence[int]
-    state: RunState
-    device: int
     training: bool
-    boundary: Boundary | None
+    boundary: Boundary | None = None
     errors: list[str] | None = None
+    state: RunState = field(default_factory=RunState)
     shift: int = 0
     chunks: Sequence[int] = ()
-    message_bytes: int | None = None
+    device: int = field(init=False)
+    message: Payload | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
     means: GradientReduction | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.unit_sizes) != self.program.num_microbatches:
+            raise ValueError(
+                f"the program has {self.program.num_microbatches} micro-batches, got sizes of "
+                f"{len(self.unit_sizes)}"
+            )
+        self.device = self.executor.rank_of_device.index(self.executor.transport.rank)
+        self.executor.staying.begin()
 
     def whole(self) -> None:
         """Runs everything in one go, up to the update that ends the program.
@@ -223,75 +203,51 @@ class Run:
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action, at the pace of the rank if it has one, and says when."""
         pace = self.executor.pace
-        self.message_bytes = self.loss_start_ns = None
+        self.message = self.loss_start_ns = None
         start_ns = time.monotonic_ns()
         with nullcontext() if pace is None else pace.action(action):
             HANDLERS[action.kind](self, action)
         if pace is not None:  # only a forward as a whole has an emulated time
             self.loss_start_ns = None
         synchronize(self.executor.device)
-        end_ns = time.monotonic_ns()
-        return ActionRecord(action, start_ns, end_ns, self.message_bytes, self.loss_start_ns)
+        end_ns, size_bytes = time.monotonic_ns(), self.message and self.message.num_bytes
+        return ActionRecord(action, start_ns, end_ns, size_bytes, self.loss_start_ns)
 
     # Messages --------------------------------------------------------------------------------
 
     def send(self, action: Action) -> None:
         """Hands a message to the transport."""
-        tag, rank = self._tag(*action.message), self._rank_of(action.peer)
+        executor, program = self.executor, self.program
+        source, target, backward, index = action.message
+        tag = source, target, backward, index + self.shift
         payload = self.state.outbox.pop(tag)
-        if action.stage == FEED:
-            assert action.peer is not None
-            names = self.program.edge[FEED, action.peer].values
-            stage = self.program.replica(action.peer).stage
-            payload = self.executor.staying.thinned(payload, names, rank, stage)
-        self.message_bytes = payload.num_bytes
-        self.executor.transport.send(payload, target=rank, tag=tag)
+        rank = executor.rank_of_device[program.devices[target]]  # of FEED: the last
+        if source == FEED and executor.staying.names:
+            names = program.edge[FEED, target].values
+            payload = executor.staying.thinned(payload, names, rank, program.replica(target).stage)
+        self.message = payload
+        executor.transport.send(payload, target=rank, tag=tag)
 
     def receive(self, action: Action) -> None:
         """Waits for a message."""
-        tag = self._tag(*action.message)
-        payload = self._receive(self._rank_of(action.peer), tag, action)
-        self.message_bytes = payload.num_bytes
-        if action.peer == FEED and not payload.is_nothing:
-            names = self.program.edge[FEED, action.stage].values
-            stage = self.program.replica(action.stage).stage
-            payload = self.executor.staying.filled(payload, names, stage)
+        executor, program = self.executor, self.program
+        source, target, backward, index = action.message
+        tag = source, target, backward, index + self.shift
+        rank = executor.rank_of_device[program.devices[source]]  # of FEED: the last
+        payload = self._receive(rank, tag, action)
+        self.message = payload
+        if source == FEED and executor.staying.names and not payload.is_nothing:
+            names = program.edge[FEED, target].values
+            payload = executor.staying.filled(payload, names, program.replica(target).stage)
         self.state.inbox[tag] = payload
-
-    def _tag(self, source: int, target: int, backward: bool, index: int) -> Tag:
-        """Of a message; numbers go on where the program is a part of a longer training."""
-        return source, target, backward, index + self.shift
-
-    def _rank_of(self, stage: int | None) -> int:
-        assert stage is not None
-        return self.executor.rank_of_device[self.program.device(stage)]
 
     def _receive(self, source: int, tag: Tag, action: Action) -> Payload:
         return self.executor.transport.receive(
             source=source,
             tag=tag,
             timeout_s=self.executor.timeout_s,
-            purpose=self._purpose(action),
+            purpose=f"{self.program.replica(action.stage)}, action {action}",
         )
-
-    def _purpose(self, action: Action) -> str:
-        """What an action is for, for errors."""
-        return f"{self.program.replica(action.stage)}, action {action}"
-
-    def _messages(
-        self, edges: Sequence[StageEdge], stage: int, microbatch: int, backward: bool
-    ) -> list[tuple[Tag, Part, dict[Tag, Payload]]]:
-        """Messages of a micro-batch of a stage on some edges, and where those that came are."""
-        return [
-            (
-                self._tag(edge.target, edge.source, True, index)
-                if backward
-                else self._tag(edge.source, edge.target, False, index),
-                part,
-                self.state.outbox if is_local else self.state.inbox,
-            )
-            for edge, index, part, is_local in self.program.messages(edges, stage, microbatch)
-        ]
 
     def _take(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int, *, backward: bool
@@ -305,15 +261,23 @@ class Run:
             microbatch: its micro-batch.
             backward: whether gradients are meant.
         """
-        messages = self._messages(edges, stage, microbatch, backward)
-        payloads = [box.pop(tag).settle() for tag, _, box in messages]
-        if not backward and any(payload.is_nothing for payload in payloads):
-            raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
+        payloads, sizes = [], []
+        for edge, index, part, is_local in self.program.messages(edges, stage, microbatch):
+            ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
+            box = self.state.outbox if is_local else self.state.inbox
+            payload = box.pop((*ends, backward, index + self.shift))
+            if payload.arrival is not None:
+                payload.settle()
+            if payload.structure is not None and payload.is_nothing and not backward:
+                raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
+            payloads.append(payload)
+            sizes.append(part)
         if len(payloads) == 1:
             return payloads[0]
-        sizes = [self._samples(part) for _, part, _ in messages]
         with self._naming_ends(edges[0]):
-            return self.executor.cutter.join(edges[0].values, payloads, sizes, backward=backward)
+            return self.executor.cutter.join(
+                edges[0].values, payloads, self._samples(sizes), backward=backward
+            )
 
     def _put(
         self,
@@ -325,18 +289,20 @@ class Run:
         backward: bool,
     ) -> None:
         """Puts what one micro-batch of a stage has for the replicas of another into the outbox."""
-        messages = self._messages(edges, stage, microbatch, backward)
+        messages = self.program.messages(edges, stage, microbatch)
         pieces = [payload] * len(messages)
         if len(messages) > 1 and not payload.is_nothing:
-            sizes = [self._samples(part) for _, part, _ in messages]
+            sizes = self._samples([part for _, _, part, _ in messages])
             with self._naming_ends(edges[0]):
                 pieces = self.executor.cutter.cut(
                     edges[0].values, payload, sizes, backward=backward
                 )
-        self.state.outbox |= zip((tag for tag, _, _ in messages), pieces, strict=True)
+        for (edge, index, _, _), piece in zip(messages, pieces, strict=True):
+            ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
+            self.state.outbox[(*ends, backward, index + self.shift)] = piece
 
-    def _samples(self, part: Part) -> int:
-        return sum(self.unit_sizes[part.start : part.stop])
+    def _samples(self, parts: Sequence[Part]) -> list[int]:
+        return [sum(self.unit_sizes[part.start : part.stop]) for part in parts]
 
     @contextmanager
     def _naming_ends(self, edge: StageEdge) -> Iterator[None]:
@@ -360,63 +326,54 @@ class Run:
                 self._put(edges, action.stage, action.microbatch, nothing, backward=False)
 
     def _forward(self, stage: int, microbatch: int) -> None:
+        program, executor, number = self.program, self.executor, microbatch + self.shift
+        has_backward = program.has_backward
+        inputs: dict[str, Any] = {}
         if stage == FEED:
             assert self.boundary is not None
-            arguments = dict(self.boundary.start(microbatch + self.shift))
-            flight = Flight({}, arguments)
+            flight = Flight(inputs, dict(self.boundary.start(number)))
+            is_kept = program.feed_has_backward
         else:
-            inputs: dict[str, Any] = {}
-            for edges in self.program.in_groups[stage]:
+            for edges in program.in_groups[stage]:
                 payload = self._take(edges, stage, microbatch, backward=False)
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
-            code = self.executor.stages[self.program.replica(stage).stage]
-            self._keep_state(stage, code)
+            code = executor.stages[program.replica(stage).stage]
+            # State that changes once per mini-batch is changed by the last micro-batch alone.
+            if stage in self.state.put_back:
+                self.state.put_back[stage]()
+            elif code.keep_state is not None:
+                self.state.put_back[stage] = code.keep_state()
             chunk = self.chunks[microbatch] if self.chunks else None
-            call = StageCall(microbatch + self.shift, training=self.training, chunk=chunk)
-            with self.executor.forward_context():
-                flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
-        for edges in self.program.out_groups[stage]:
+            call = StageCall(number, training=self.training, chunk=chunk)
+            with executor.forward_context():
+                flight = run_forward(code, inputs, call, has_backward=has_backward)
+            is_kept = has_backward
+        for edges in program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
-            self._check_gradients(edges[0], payload)
+            if has_backward and not edges[0].has_backward and True in payload.requires_grad:
+                names, reader = ", ".join(edges[0].values), program.replica(edges[0].target)
+                raise RuntimeError(_NO_WAY_BACK.format(names, reader))
             self._put(edges, stage, microbatch, payload, backward=False)
-        if stage == self.program.loss_stage and self.boundary is not None:
+        if stage == program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
-            outputs = {name: known[name] for name in self.executor.output_names}
-            for name in self.executor.output_names:
-                if name in flight.inputs:  # the user may change it in place; a leaf may not change
-                    outputs[name] = copies(outputs[name])
+            outputs = {name: known[name] for name in executor.output_names}
+            for name in flight.inputs.keys() & outputs.keys():
+                outputs[name] = copies(outputs[name])  # the user may change it in place
             start_ns = time.monotonic_ns()
-            flight.loss = self.boundary.finish(microbatch + self.shift, outputs)
+            flight.loss = self.boundary.finish(number, outputs)
             if flight.loss is not None:
                 self.loss_start_ns = start_ns
-            elif self.program.has_backward:
+            elif has_backward:
                 flight.keep_results(outputs)
-        if self.program.feed_has_backward if stage == FEED else self.program.has_backward:
+        if is_kept:
             flight.let_go()
-            self.state.flights[stage, microbatch + self.shift] = flight
-
-    def _keep_state(self, stage: int, code: StageCode) -> None:
-        """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
-        if stage in self.state.put_back:
-            self.state.put_back[stage]()
-        elif code.keep_state is not None:
-            self.state.put_back[stage] = code.keep_state()
-
-    def _check_gradients(self, edge: StageEdge, payload: Payload) -> None:
-        """Refuses to send what would need a gradient back along an edge that brings none."""
-        if self.program.has_backward and not edge.has_backward and any(payload.requires_grad):
-            raise RuntimeError(
-                f"{', '.join(edge.values)} for {self.program.replica(edge.target)} requires a "
-                "gradient now, but did not when the model was captured, so none would flow back. "
-                "If it is made by trainable layers before the pipelined forward, let the first "
-                "step that runs make it likewise (Trainer(num_sanity_val_steps=0), for example)."
-            )
+            self.state.flights[stage, number] = flight
 
     # Backward --------------------------------------------------------------------------------
 
     def backward(self, action: Action) -> None:
         """A backward; sums of gradients begin in it as soon as they can."""
-        reduction, means = self._reduction(self.program.minibatch(action)), self.means
+        reduction, means = self._reduction(action), self.means
         with (
             reduction.watching(action) if reduction else nullcontext(),
             means.watching(action) if means else nullcontext(),
@@ -424,10 +381,8 @@ class Run:
             self._backward(action.stage, action.microbatch)
 
     def _backward(self, stage: int, microbatch: int) -> None:
-        key = stage, microbatch + self.shift
-        flight = self.state.flights[key]
-        if not self.keeps_flights:
-            del self.state.flights[key]
+        flights, key = self.state.flights, (stage, microbatch + self.shift)
+        flight = flights[key] if self.keeps_flights else flights.pop(key)
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 payload = self._take(edges, stage, microbatch, backward=True)
@@ -444,16 +399,15 @@ class Run:
 
     # Parameters ------------------------------------------------------------------------------
 
-    def _reduction(self, minibatch: int) -> GradientReduction | None:
+    def _reduction(self, action: Action) -> GradientReduction | None:
         """The sums of the gradients of replicas; None where no stage has any."""
-        if self.state.reduction is None:
-            if all(group.stage is None for group in self.program.reduce_groups):
-                return None
-            own = self.executor
+        program, own = self.program, self.executor
+        if self.state.reduction is None and program.has_replicas:
             assert own.sums is not None, "stages with replicas need sums of their gradients"
             dense = {name: p for name, p in own.shared.items() if name not in own.sparse}
+            minibatch = program.minibatch(action)
             self.state.reduction = GradientReduction(
-                replica_gradients(self.program, self.device, own.rank_of_device, dense, minibatch),
+                replica_gradients(program, self.device, own.rank_of_device, dense, minibatch),
                 own.sums,
             )
         return self.state.reduction
@@ -463,9 +417,10 @@ class Run:
         group = self.program.reduce_group(action.microbatch)
         by_messages = list(group.parameters)
         if group.stage is not None:
-            reduction = self._reduction(self.program.minibatch(action))
+            reduction = self._reduction(action)
             assert reduction is not None
-            reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
+            purpose = f"{self.program.replica(action.stage)}, action {action}"
+            reduction.finish(action.microbatch, self.executor.timeout_s, purpose)
             by_messages = [name for name in group.parameters if name in self.executor.sparse]
         if by_messages:
             sum_shared(

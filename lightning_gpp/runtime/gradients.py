@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -108,20 +106,10 @@ def add_gradient(parameter: Parameter, gradient: Tensor) -> None:
 
 def loss_that_calls(value: Tensor, call: Callable[[Tensor], object]) -> Tensor:
     """A loss with this value, whose backward calls a function with the gradient that arrives."""
-    anchor = torch.zeros((), requires_grad=True)
-    loss: Tensor = _Calls.apply(anchor, value, call)  # type: ignore[no-untyped-call]
-    return loss
 
+    def called(gradient: Tensor) -> None:
+        call(gradient)
 
-class _Calls(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, value: Tensor, call: Callable[[Tensor], object]
-    ) -> Tensor:
-        ctx.call = call
-        return value.detach().clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.call(gradients[0])
-        return None, None, None
+    leaf = value.detach().requires_grad_()
+    leaf.register_hook(called)  # type: ignore[no-untyped-call]
+    return leaf.clone()

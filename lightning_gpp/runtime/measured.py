@@ -1,15 +1,24 @@
-"""From what every rank recorded to the timeline of the step."""
+"""From what every rank recorded to the timeline of the step, on the clock of rank 0.
+
+The clock is ``time.monotonic_ns``. Processes of one host share it. Between hosts the distance is
+estimated as Cristian's algorithm does (Distributed Computing 3, 1989), with the four times of NTP
+(RFC 5905, section 8): a rank asks rank 0 for the time several times and trusts the exchange that
+was back soonest, since its distance is uncertain by half of what it was under way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.clock import ClockOffset
+from lightning_gpp.runtime.payload import pack_object, unpack_object
+from lightning_gpp.runtime.processes.rank_devices import host_identity
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
@@ -77,25 +86,6 @@ class RunRecord:
     end_ns: int
     window: WindowRecord | None = None
 
-    def followed_by(
-        self, actions: Sequence[ActionRecord], end_ns: int, still_ns: int = 0
-    ) -> RunRecord:
-        """The same run with its next part.
-
-        Args:
-            actions: of the part.
-            end_ns: when it was over.
-            still_ns: how long emulated time had stood still between the parts; what was recorded
-                moves together by as much, as far as there is room (a send may end late: it takes no
-                emulated time).
-        """
-        if self.actions and actions:
-            still_ns = max(0, min(still_ns, actions[0].start_ns - self.actions[-1].end_ns))
-        moved = (
-            replace(r, start_ns=r.start_ns - still_ns, end_ns=r.end_ns - still_ns) for r in actions
-        )
-        return RunRecord((*self.actions, *moved), end_ns - still_ns)
-
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
@@ -106,6 +96,11 @@ class RankRecord:
 
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
+
+    def starts_ns(self) -> Iterator[int]:
+        """When everything began."""
+        yield from (mark.start_ns for mark in self.marks)
+        yield from (action.start_ns for run in self.runs for action in run.actions)
 
 
 def measured_timeline(
@@ -138,27 +133,26 @@ def measured_timeline(
     if len({len(record.runs) for record in records}) != 1 or not records[0].runs:
         counts = [len(record.runs) for record in records]
         raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
-    pieces = [
-        piece
-        for rank, (record, clock) in enumerate(zip(records, clocks, strict=True))
-        for piece in _pieces(rank, record, clock.offset_ns)
-    ]
-    zero_ns = min(piece.start_ns for piece in pieces)
-    last_ns = max(piece.end_ns for piece in pieces)
-    arrivals = _arrivals(pieces)
+    zero_ns = min(
+        start_ns + clock.offset_ns
+        for record, clock in zip(records, clocks, strict=True)
+        for start_ns in record.starts_ns()
+    )
     per_ns_s = 1e-9 / (time_scale or 1.0)
+    spans = [
+        span
+        for rank, (record, clock) in enumerate(zip(records, clocks, strict=True))
+        for span in _spans(rank, record, clock.offset_ns - zero_ns, per_ns_s)
+    ]
+    arrivals = _arrivals(spans)
     overlaps = records[0].runs[0].window is not None
     timeline = Timeline(
         source="measured" if time_scale is None else "emulated",
-        step_s=(last_ns - zero_ns) * per_ns_s,
+        step_s=max(span.end_s for span in spans),
         devices=tuple(rank_of_device.index(rank) for rank in range(len(records))),
         schedule=schedule,
         stages=stages,
-        spans=tuple(
-            part.span(zero_ns, per_ns_s)
-            for piece in pieces
-            for part in _split(piece, arrivals.get(piece.meeting))
-        ),
+        spans=tuple(part for span in spans for part in _split(span, arrivals.get(_meeting(span)))),
         step=step,
         clock_error_s=tuple(clock.error_ns * per_ns_s for clock in clocks),
         num_minibatches=len(records[0].runs) if overlaps else 1,
@@ -167,66 +161,36 @@ def measured_timeline(
     return with_inferred_path(timeline)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A span on the clock of rank 0, and the action it comes from."""
+def _spans(rank: int, record: RankRecord, shift_ns: int, per_ns_s: float) -> Iterator[Span]:
+    """What a rank recorded, from the beginning of the step on the clock of rank 0."""
 
-    rank: int
-    kind: SpanKind
-    start_ns: int
-    end_ns: int
-    minibatch: int = 0
-    action: Action | None = None
-    size_bytes: int | None = None
-    updates: int | None = None
-
-    @property
-    def meeting(self) -> tuple[object, ...] | None:
-        """What ranks have to come to before it can go on.
-
-        A message, a sum of gradients, or the end of rank 0's actions.
-        """
-        if self.kind is SpanKind.FINISH:
-            return (self.minibatch, SpanKind.FINISH)
-        if self.action is None or self.kind not in (*_MEETINGS, SpanKind.SEND):
-            return None
-        if self.action.kind is Kind.REDUCE:
-            return (self.minibatch, self.action.microbatch)
-        return (self.minibatch, *self.action.message)
-
-    def span(self, zero_ns: int, per_ns_s: float) -> Span:
-        return Span(
-            rank=self.rank,
-            kind=self.kind,
-            start_s=(self.start_ns - zero_ns) * per_ns_s,
-            end_s=(self.end_ns - zero_ns) * per_ns_s,
-            action=None if self.action is None else str(self.action),
-            size_bytes=self.size_bytes,
-            minibatch=self.minibatch,
-            updates=self.updates if self.kind in (SpanKind.FORWARD, SpanKind.BACKWARD) else None,
-        )
-
-
-def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
-    """What a rank recorded, on the clock of rank 0."""
-
-    def piece(kind: SpanKind, start_ns: int, end_ns: int, *more: Any) -> _Piece:
-        return _Piece(rank, kind, start_ns + offset_ns, end_ns + offset_ns, *more)
+    def span(kind: SpanKind, start_ns: int, end_ns: int, **more: Any) -> Span:
+        start_s, end_s = (start_ns + shift_ns) * per_ns_s, (end_ns + shift_ns) * per_ns_s
+        return Span(rank, kind, start_s, end_s, **more)
 
     for mark in record.marks:
-        yield piece(mark.kind, mark.start_ns, mark.end_ns, mark.minibatch)
+        yield span(mark.kind, mark.start_ns, mark.end_ns, minibatch=mark.minibatch)
     for minibatch, run in enumerate(record.runs):
         # Messages go from window to window: the actions of all of them are of one run.
         number, updates = (minibatch, None) if run.window is None else (0, run.window.updates)
         for each in run.actions:
-            kind, end_ns = _kind(each.action), each.end_ns
+            kind, end_ns, action = _kind(each.action), each.end_ns, str(each.action)
             if kind is SpanKind.FORWARD and each.loss_start_ns is not None:
                 end_ns = each.loss_start_ns
-                yield piece(SpanKind.LOSS, end_ns, each.end_ns, number, each.action)
-            more = number, each.action, each.size_bytes, updates
-            yield piece(kind, each.start_ns, end_ns, *more)
+                loss = SpanKind.LOSS
+                yield span(loss, end_ns, each.end_ns, action=action, minibatch=number)
+            seen = updates if kind in (SpanKind.FORWARD, SpanKind.BACKWARD) else None
+            yield span(
+                kind,
+                each.start_ns,
+                end_ns,
+                action=action,
+                size_bytes=each.size_bytes,
+                minibatch=number,
+                updates=seen,
+            )
         if run.actions:
-            yield piece(SpanKind.FLUSH, run.actions[-1].end_ns, run.end_ns, minibatch)
+            yield span(SpanKind.FLUSH, run.actions[-1].end_ns, run.end_ns, minibatch=minibatch)
 
 
 def _kind(action: Action) -> SpanKind:
@@ -235,23 +199,121 @@ def _kind(action: Action) -> SpanKind:
     return SPANS[action.kind]
 
 
-def _arrivals(pieces: Sequence[_Piece]) -> dict[tuple[object, ...] | None, int]:
+def _meeting(span: Span) -> tuple[object, ...] | None:
+    """What ranks have to come to before a span can go on.
+
+    A message, a sum of gradients, or the end of rank 0's actions.
+    """
+    if span.kind is SpanKind.FINISH:
+        return (span.minibatch, SpanKind.FINISH)
+    if span.action is None or span.kind not in (*_MEETINGS, SpanKind.SEND):
+        return None
+    action = span.parsed
+    if action.kind is Kind.REDUCE:
+        return (span.minibatch, action.microbatch)
+    return (span.minibatch, *action.message)
+
+
+def _arrivals(spans: Sequence[Span]) -> dict[tuple[object, ...] | None, float]:
     """When the last rank came to each meeting: the sender of a message, all of a sum, rank 0."""
-    arrivals: dict[tuple[object, ...] | None, int] = {}
-    for piece in pieces:
-        is_end = piece.kind is SpanKind.FINISH and piece.rank == 0
-        if is_end or piece.kind in (SpanKind.SEND, SpanKind.REDUCE):
-            known_ns = arrivals.get(piece.meeting, piece.start_ns)
-            arrivals[piece.meeting] = max(known_ns, piece.start_ns)
+    arrivals: dict[tuple[object, ...] | None, float] = {}
+    for span in spans:
+        is_end = span.kind is SpanKind.FINISH and span.rank == 0
+        if is_end or span.kind in (SpanKind.SEND, SpanKind.REDUCE):
+            meeting = _meeting(span)
+            arrivals[meeting] = max(arrivals.get(meeting, 0.0), span.start_s)
     return arrivals
 
 
-def _split(piece: _Piece, arrival_ns: int | None) -> Iterator[_Piece]:
+def _split(span: Span, arrival_s: float | None) -> Iterator[Span]:
     """A receive as its wait, until the message was sent, and the rest; likewise other meetings."""
-    if piece.kind not in _MEETINGS or arrival_ns is None:
-        yield piece
+    if span.kind not in _MEETINGS or arrival_s is None:
+        yield span
         return
-    met_ns = min(max(piece.start_ns, arrival_ns), piece.end_ns)
-    if met_ns > piece.start_ns:
-        yield replace(piece, kind=SpanKind.WAIT, end_ns=met_ns, size_bytes=None)
-    yield replace(piece, start_ns=met_ns)
+    met_s = min(max(span.start_s, arrival_s), span.end_s)
+    if met_s > span.start_s:
+        yield replace(span, kind=SpanKind.WAIT, end_s=met_s, size_bytes=None)
+    yield replace(span, start_s=met_s)
+
+
+NUM_EXCHANGES = 16
+_CLOCK: Tag = (-5, 0, 0, 0)
+_PURPOSE = "comparing the clocks"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How a rank's clock relates to that of rank 0.
+
+    Attributes:
+        offset_ns: to be added to the rank's times to get those of rank 0.
+        error_ns: by how much that may be off, either way.
+    """
+
+    offset_ns: int
+    error_ns: int
+
+
+Exchange = tuple[int, int, int, int]
+"""One question for the time: when it was asked, on the asking rank's clock; heard and answered, on
+rank 0's; and when the answer was back."""
+
+
+def estimate_offset(exchanges: Sequence[Exchange]) -> ClockOffset:
+    """The offset that the quickest of some exchanges shows.
+
+    >>> estimate_offset([(100, 1150, 1150, 200), (300, 1310, 1312, 322)])
+    ClockOffset(offset_ns=1000, error_ns=10)
+    """
+
+    def under_way_ns(exchange: Exchange) -> int:
+        asked_ns, heard_ns, answered_ns, back_ns = exchange
+        return (back_ns - asked_ns) - (answered_ns - heard_ns)
+
+    best = asked_ns, heard_ns, answered_ns, back_ns = min(exchanges, key=under_way_ns)
+    twice = (heard_ns - asked_ns) + (answered_ns - back_ns)
+    return ClockOffset(twice // 2, -(-under_way_ns(best) // 2))
+
+
+def measure_offset(
+    transport: Transport,
+    *,
+    timeout_s: float,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+    host: str | None = None,
+) -> ClockOffset:
+    """All ranks, together: this rank's offset to rank 0.
+
+    Ranks on rank 0's host have none, provided that the measurement agrees.
+
+    Args:
+        transport: between the ranks.
+        timeout_s: limit of every wait.
+        now_ns: reads this rank's clock.
+        host: what tells this host from others; by default what the system says.
+
+    Raises:
+        TransportError: a rank has gone or did not answer in time.
+    """
+    host = host or host_identity()
+    exchanges, leader_host = [], ""
+    others = range(1, transport.num_ranks) if transport.rank == 0 else (0,)
+    for rank in others:
+        for _ in range(NUM_EXCHANGES):
+            asked_ns = now_ns()
+            if transport.rank:
+                transport.send(pack_object(None), target=0, tag=_CLOCK)
+            came = transport.receive(source=rank, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
+            back_ns = now_ns()
+            if transport.rank:
+                leader_host, heard_ns, answered_ns = unpack_object(came)
+                exchanges.append((asked_ns, heard_ns, answered_ns, back_ns))
+            else:
+                answer = pack_object((host, back_ns, now_ns()))
+                transport.send(answer, target=rank, tag=_CLOCK)
+    transport.flush()
+    if transport.rank == 0:
+        return ClockOffset(0, 0)
+    estimate = estimate_offset(exchanges)
+    is_shared = host == leader_host and abs(estimate.offset_ns) <= estimate.error_ns
+    return ClockOffset(0, 0) if is_shared else estimate

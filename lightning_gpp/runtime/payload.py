@@ -89,7 +89,10 @@ class _PackedParts(NamedTuple):
 
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     """The tensors in some values, in the order in which a payload carries them."""
-    if all(isinstance(value, Tensor) for value in values):
+    for value in values:
+        if not isinstance(value, Tensor):
+            break
+    else:
         return list(values)
     return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
 
@@ -101,7 +104,10 @@ def copies(value: Any) -> Any:
 
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
-    if all(isinstance(value, Tensor) and value.layout is torch.strided for value in values):
+    for value in values:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            break
+    else:
         return _beside(values, None)
     values = pytree.tree_map(
         _taken_apart, list(values), is_leaf=lambda leaf: isinstance(leaf, PackedSequence)
@@ -201,7 +207,9 @@ def _leaves(payload: Payload) -> list[Tensor | None]:
 
 def unpack(payload: Payload) -> list[Any]:
     """The values of a message; its tensors are leaves that require a gradient where asked for."""
-    leaves = _leaves(payload.settle())
+    if payload.arrival is not None:
+        payload.settle()
+    leaves = _leaves(payload)
     if payload.structure is None:
         return leaves
     values: list[Any] = pytree.tree_map(

@@ -143,20 +143,15 @@ class Cutter:
         Raises:
             ValueError: a value cannot be cut.
         """
-        columns = [
-            self._cut(tensor, sizes, dim, name, backward)
-            for tensor, (name, dim) in zip(
-                payload.tensors, self._dims(names, len(payload.tensors)), strict=True
-            )
-        ]
+        tensors = zip(payload.tensors, self._dims(names, len(payload.tensors)), strict=True)
+        columns = [self._cut(tensor, sizes, dim, name, backward) for tensor, (name, dim) in tensors]
         structures: list[bytes | None] = [payload.structure] * len(sizes)
         if payload.structure is not None:
-            values, total = pickle.loads(payload.structure), sum(sizes)
-            self._refuse_numbers(names, values)
+            values = self._structures(names, [payload.structure])[0]
             structures = [
                 pickle.dumps(
                     [
-                        _share(value, size, total, name) if self._counts(name) else value
+                        _share(value, size, sum(sizes), name) if self._counts(name) else value
                         for name, value in zip(names, values, strict=True)
                     ]
                 )
@@ -192,8 +187,7 @@ class Cutter:
         ]
         structure = None
         if first.structure is not None:
-            parts = [pickle.loads(each.structure) for each in payloads if each.structure]
-            self._refuse_numbers(names, parts[0])
+            parts = self._structures(names, [each.structure for each in payloads])
             columns = zip(names, zip(*parts, strict=True), strict=True)
             structure = pickle.dumps([self._joined(name, column) for name, column in columns])
         return Payload(tensors, first.requires_grad, structure)
@@ -228,9 +222,9 @@ class Cutter:
     def _the_same(self, parts: Column, name: str) -> Tensor:
         """The first of some tensors that should hold the same."""
         first, *others = [part for part in parts if part is not None]
-        if any(part.shape != first.shape for part in others):
-            raise _not_the_same(name)
-        self.doubtful.extend((name, (part == first).all()) for part in others if not part.is_meta)
+        for part in others:
+            is_same = part.shape == first.shape and (part.is_meta or (part == first).all())
+            self.doubtful.append((name, torch.as_tensor(is_same)))
         if first.device.type == "cpu":
             self.check()
         return first
@@ -252,11 +246,14 @@ class Cutter:
         Raises:
             ValueError: what should have been the same was not.
         """
-        names, flags = [name for name, _ in self.doubtful], [flag for _, flag in self.doubtful]
+        doubtful = [*self.doubtful]
         self.doubtful.clear()
-        for name, is_same in zip(names, to_host(flags), strict=True):
+        for (name, _), is_same in zip(doubtful, to_host(f for _, f in doubtful), strict=True):
             if not is_same:
-                raise _not_the_same(name)
+                raise ValueError(
+                    f"{name!r} depended on no samples when the model was captured, but differs now "
+                    f"between micro-batches (a dropout, say), which cannot be joined; {_REMEDY}"
+                )
 
     def _dims(self, names: Sequence[str], count: int) -> list[tuple[str, int | None]]:
         """(value name, batch dimension) of every tensor."""
@@ -271,27 +268,21 @@ class Cutter:
     def _counts(self, name: str) -> bool:
         return self.variations.get(name) is Variation.COUNT
 
-    def _refuse_numbers(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        """A number of which nothing is known may be a count of samples."""
-        for name, value in zip(names, values, strict=True):
+    def _structures(
+        self, names: Sequence[str], pickled: Sequence[bytes | None]
+    ) -> list[Sequence[Any]]:
+        """What is no tensor; a number of which nothing is known may be a count of samples."""
+        structures = [pickle.loads(each) for each in pickled if each]
+        for name, value in zip(names, structures[0], strict=True):
+            if self.variations.get(name) in (Variation.SAME, Variation.COUNT):
+                continue
             leaves = pytree.tree_leaves(value)
-            numbers = [
-                leaf
-                for leaf in leaves
-                if isinstance(leaf, int | float) and not isinstance(leaf, bool)
-            ]
-            if numbers and self.variations.get(name) not in (Variation.SAME, Variation.COUNT):
+            if any(isinstance(v, int | float) and not isinstance(v, bool) for v in leaves):
                 raise ValueError(
                     f"{name!r} holds plain numbers, which may be counts of samples, so it cannot "
                     f"be cut or joined; {_REMEDY}"
                 )
-
-
-def _not_the_same(name: str) -> ValueError:
-    return ValueError(
-        f"{name!r} depended on no samples when the model was captured, but differs between "
-        f"micro-batches now (a dropout, say), so they cannot be joined; {_REMEDY}"
-    )
+        return structures
 
 
 def _share(value: float, size: int, total: int, name: str) -> float:

@@ -125,10 +125,14 @@ class Flight:
 
 
 def _ends(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
-    return {
-        name: [get_gradient_edge(t) if t.requires_grad else None for t in tensors_in([value])]
-        for name, value in values.items()
-    }
+    ends: dict[str, list[GradientEdge | None]] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            ends[name] = [get_gradient_edge(value) if value.requires_grad else None]
+        else:
+            tensors = tensors_in([value])
+            ends[name] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
+    return ends
 
 
 def run_forward(
@@ -142,13 +146,9 @@ def run_forward(
         call: with what it runs, also where the backward runs it again.
         has_backward: whether a backward will follow.
     """
-
-    def function(*values: Any) -> Sequence[Any]:
-        return code.function(values, call)
-
     values = [inputs[name] for name in code.inputs]
     if code.recompute and has_backward:
-        outputs = checkpoint(function, *values, use_reentrant=False)
+        outputs = checkpoint(lambda *v: code.function(v, call), *values, use_reentrant=False)
     else:
-        outputs = function(*values)
+        outputs = code.function(values, call)
     return Flight(dict(inputs), dict(zip(code.outputs, outputs, strict=True)))

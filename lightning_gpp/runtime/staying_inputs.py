@@ -8,7 +8,7 @@ the receiver takes what it has kept. So nothing is assumed; an input that does c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -38,23 +38,6 @@ class StayingInputs:
     _contents: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     """Input -> number of its changes, and a copy of what it held last."""
     _compared: dict[tuple[object, ...], int] = field(default_factory=dict)
-
-    def are_at(self, stage: int, rank: int, tensors: Mapping[str, Tensor]) -> None:
-        """On the rank that feeds the pipeline: what a stage has before the first run.
-
-        Args:
-            stage: of the plan.
-            rank: where it is.
-            tensors: inputs by name.
-        """
-        for name in tensors.keys() & self.names:
-            if name not in self._contents:
-                self._contents[name] = 0, _copy(tensors[name])
-            self.sent[rank, stage, name] = self._contents[name][0]
-
-    def keep(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        """On another rank: inputs that a stage has before the first run."""
-        self.kept |= {(stage, name): tensors[name] for name in tensors.keys() & self.names}
 
     def begin(self) -> None:
         """A run of a program begins: nothing is compared yet."""

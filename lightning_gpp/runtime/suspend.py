@@ -10,26 +10,11 @@ from __future__ import annotations
 import contextvars
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from lightning_gpp.runtime.waits import Background
 
 _CLOSE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The call waits for an answer to this question."""
-
-    question: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The call has ended with this value."""
-
-    value: Any
 
 
 class Abandoned(BaseException):
@@ -41,21 +26,9 @@ _current: contextvars.ContextVar[SuspendedCall | None] = contextvars.ContextVar(
 )
 
 
-def ask(question: Any) -> Any:
-    """Pauses the suspended call that is running and returns the answer given to ``resume``.
-
-    Raises:
-        RuntimeError: not inside a suspended call.
-    """
-    call = _current.get()
-    if call is None:
-        raise RuntimeError("ask() works only inside a SuspendedCall")
-    return call._pause(question)
-
-
-def in_suspended_call() -> bool:
-    """Whether the caller runs inside a suspended call."""
-    return _current.get() is not None
+def running_call() -> SuspendedCall | None:
+    """The suspended call that the caller runs in; None where there is none."""
+    return _current.get()
 
 
 class StepThreads:
@@ -91,58 +64,63 @@ class SuspendedCall:
     Args:
         function: called without arguments by :meth:`start`.
         threads: where it runs.
+
+    Attributes:
+        is_paused: whether what :meth:`start` or :meth:`resume` gave is a question of it, and not
+            its result.
     """
 
     def __init__(self, function: Callable[[], Any], threads: StepThreads) -> None:
         self._function, self._threads = function, threads
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[Paused | Returned | BaseException] = queue.SimpleQueue()
-        self._is_paused = False
+        self._events: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self.is_paused = False
 
-    def start(self) -> Paused | Returned:
+    def start(self) -> Any:
         """Runs up to the first question or to the end; errors of the function are raised here."""
         context = contextvars.copy_context()
         self._thread = self._threads.run(lambda: context.run(self._main))
         return self._wait()
 
-    def resume(self, answer: Any) -> Paused | Returned:
+    def resume(self, answer: Any) -> Any:
         """Answers the question and runs on to the next one or to the end."""
         self._answers.put(answer)
         return self._wait()
 
     def abandon(self) -> None:
         """Ends a paused call without an answer."""
-        while self._is_paused:
+        while self.is_paused:
             self._answers.put(Abandoned())
-            self._note(self._events.get())
+            self._next()
 
-    def _wait(self) -> Paused | Returned:
-        try:
-            event = self._events.get()
-        except BaseException:  # Ctrl-C: what the call asks later is answered with its end
-            self._answers.put(Abandoned())
-            raise
-        self._note(event)
-        if isinstance(event, BaseException):
-            raise event
-        return event
-
-    def _note(self, event: Paused | Returned | BaseException) -> None:
-        self._is_paused = isinstance(event, Paused)
-        if not self._is_paused:
-            self._threads.release(self._thread)
-
-    def _pause(self, question: Any) -> Any:
-        self._events.put(Paused(question))
+    def ask(self, question: Any) -> Any:
+        """Inside the call: pauses it, and returns the answer given to :meth:`resume`."""
+        self._events.put((True, question))
         answer = self._answers.get()
         if isinstance(answer, Abandoned):
             raise answer
         return answer
 
+    def _wait(self) -> Any:
+        try:
+            value = self._next()
+        except BaseException:  # Ctrl-C: what the call asks later is answered with its end
+            self._answers.put(Abandoned())
+            raise
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def _next(self) -> Any:
+        self.is_paused, value = self._events.get()
+        if not self.is_paused:
+            self._threads.release(self._thread)
+        return value
+
     def _main(self) -> None:
         _current.set(self)
         try:
-            event: Returned | BaseException = Returned(self._function())
+            value = self._function()
         except BaseException as error:  # handed to the thread that waits, which raises it
-            event = error
-        self._events.put(event)
+            value = error
+        self._events.put((False, value))

@@ -15,6 +15,14 @@ class TransportError(RuntimeError):
     """Something of another rank did not come; the text names what, from whom, and why."""
 
 
+def too_late(purpose: str, what: str, timeout_s: float) -> str:
+    """The text of an error: what did not happen in time, and what it was for."""
+    return (
+        f"{purpose}: {what} within {timeout_s:g} s; raise `timeout` if the work before it can take "
+        "longer"
+    )
+
+
 class Waits:
     """What a rank waits for in a run. Any thread may abort it.
 
@@ -83,6 +91,23 @@ class Waits:
         self.check()
 
 
+_STACK_BYTES = 1 << 20
+"""Of a thread that mostly waits: stacks count where the memory of a process is limited."""
+
+
+def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Starts a thread that ends with the process."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    # Debuggers leave such a thread running while they hold the others at a breakpoint.
+    vars(thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread
+
+
 class Background:
     """A thread that does one thing after the other, and ends with the process.
 
@@ -93,14 +118,13 @@ class Background:
 
     def __init__(self, name: str, begin: Callable[[], object] = lambda: None) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
-        self._has_begun = False
+        self._name, self._begin = name, begin
+        self._thread: threading.Thread | None = None
 
     def submit(self, do: Callable[[], _T]) -> Future[_T]:
         """Does something when it has done what was asked for before."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._thread.start()
+        if self._thread is None:
+            self._thread = start_thread(self._name, self._run)
         future: Future[_T] = Future()
         self._tasks.put(lambda: finish(future, do))
         return future
@@ -108,11 +132,11 @@ class Background:
     def close(self, timeout_s: float) -> None:
         """Waits until all is done, or the time is over."""
         self._tasks.put(None)
-        if self._has_begun:
+        if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _run(self, begin: Callable[[], object]) -> None:
-        begin()
+    def _run(self) -> None:
+        self._begin()
         while (task := self._tasks.get()) is not None:
             task()
             del task  # and what it holds, while it waits for the next one

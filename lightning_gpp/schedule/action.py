@@ -111,8 +111,9 @@ class Action:
         """The message it sends or receives, the same on both sides."""
         assert self.peer is not None
         backward = self.kind in (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
-        pair = (self.stage, self.peer) if self.kind.is_send else (self.peer, self.stage)
-        return (*pair, backward, self.microbatch)
+        if self.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
+            return self.stage, self.peer, backward, self.microbatch
+        return self.peer, self.stage, backward, self.microbatch
 
 
 FORWARD_UNITS, BACKWARD_UNITS = 1, 2

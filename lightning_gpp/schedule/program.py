@@ -70,12 +70,12 @@ class Program:
         """Mini-batches that overlap, or one."""
         return 1 if self.schedule.flushes else self.num_microbatches
 
-    @property
+    @cached_property
     def loss_stage(self) -> int:
         """The stage that computes the loss: the last one."""
         return len(self.devices) - 1
 
-    @property
+    @cached_property
     def has_backward(self) -> bool:
         """Whether it trains."""
         return self.schedule.has_backward
@@ -106,6 +106,11 @@ class Program:
     def feed_has_backward(self) -> bool:
         """Whether gradients go back into the user's step before the pipelined forward."""
         return self.has_backward and any(edge.has_backward for edge in self.out_edges[FEED])
+
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether gradients of replicas are summed."""
+        return any(group.stage is not None for group in self.reduce_groups)
 
     def device(self, stage: int) -> int:
         """Device of a stage; the feed is where the loss is."""

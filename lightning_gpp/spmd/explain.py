@@ -38,7 +38,6 @@ MOST_ALTERNATIVES = 5
 METHODS = {
     Method.PADDED: ", padded",
     Method.GROUPED: ", each part by itself",
-    Method.SCATTER_GATHER: " (as reduce-scatter and all-gather)",
 }
 
 LEGEND = (

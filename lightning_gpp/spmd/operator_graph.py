@@ -72,9 +72,11 @@ class SpmdOperator:
         arguments: what each of ``inputs`` is: the argument's name in the operator's schema
             (``"weight"``), with an index where the argument is a list (``"tensors[1]"``).
         outputs: names of the tensors it makes.
-        attributes: its other arguments by name, where given: numbers, texts, truth values, None,
-            and tuples of these; what only torch knows (dtypes) is a text.
+        attributes: its arguments by name, where given, in the order of the schema; what runs it
+            knows what stands for tensors in them.
         flops: floating-point operations of the forward on the whole tensors.
+        target: the overload that runs, as ``torch.ops`` has it (``"aten.view.default"``).
+        is_recorded: whether autograd may record it; not in ``torch.no_grad()``.
     """
 
     name: str
@@ -84,6 +86,8 @@ class SpmdOperator:
     outputs: tuple[str, ...]
     attributes: Mapping[str, object] = field(default_factory=dict, hash=False)
     flops: float = 0.0
+    target: str = ""
+    is_recorded: bool = True
 
     def operands(self, inputs: Sequence[T], outputs: Sequence[T]) -> tuple[tuple[str, T], ...]:
         """Its tensors by name, each with what is given for it."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 
 class PlacementKind(Enum):
@@ -115,7 +116,8 @@ def shard(dim: int, units: int, *, outer: int = 1) -> Placement:
     return Placement(PlacementKind.SHARD, dim, units, outer)
 
 
-def units_per_device(units: int, shares: Sequence[float]) -> tuple[int, ...]:
+@lru_cache(maxsize=1 << 14)
+def units_per_device(units: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """Whole units for every device, close to its share.
 
     Every device gets the whole part of its share; the units left over go one by one to the device
@@ -129,9 +131,9 @@ def units_per_device(units: int, shares: Sequence[float]) -> tuple[int, ...]:
     Raises:
         ValueError: the shares do not sum to 1, or one is not above 0.
 
-    >>> units_per_device(10, [0.5, 0.3, 0.2]), units_per_device(3, [0.9, 0.05, 0.05])
+    >>> units_per_device(10, (0.5, 0.3, 0.2)), units_per_device(3, (0.9, 0.05, 0.05))
     ((5, 3, 2), (1, 1, 1))
-    >>> units_per_device(2, [0.4, 0.35, 0.25])
+    >>> units_per_device(2, (0.4, 0.35, 0.25))
     (1, 1, 0)
     """
     check_shares(shares)

@@ -37,15 +37,12 @@ class Method(Enum):
             a shard's own size.
         DIRECT: one collective that needs no padding: all-reduce, broadcast; an all-to-all, scatter
             or gather of messages of their own sizes.
-        SCATTER_GATHER: an all-reduce as a reduce-scatter and an all-gather over the flat tensor,
-            each device summing the same part (a flat tensor can be cut evenly up to padding).
     """
 
     NONE = "none"
     PADDED = "padded"
     GROUPED = "grouped"
     DIRECT = "direct"
-    SCATTER_GATHER = "scatter_gather"
 
 
 class Option(Enum):

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
-from lightning_gpp.capture import CapturedModel, StageModule, capture, on_host, placed
+from lightning_gpp.capture import (
+    CapturedModel,
+    StageModule,
+    capture,
+    on_host,
+    placed,
+    profile_costs,
+)
 from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.emulation.shapes import ShapeStage
-from lightning_gpp.gnn import ChunkedModel, without_caches
+from lightning_gpp.gnn import ChunkedModel, chunk_costs, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
+from lightning_gpp.runtime.stage_run import StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
-from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.schedule.lower import reduce_groups
+from lightning_gpp.schedule.program_parts import ReduceGroup
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -39,15 +43,16 @@ from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
-from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
-from lightning_gpp.strategy.planning.measuring import measure_kinds
-from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
+from lightning_gpp.strategy.planning.planning import Example, Measured, Planned, plan_pipeline
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache
+from lightning_gpp.strategy.refusals import fewest_per_update
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership
-from lightning_gpp.strategy.step.async_refusals import fewest_per_update
 
 CPU = torch.device("cpu")
 
@@ -76,28 +81,32 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
                 f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
                 "once and runs on several ranks. Return the value and log it in the step."
             )
-        run.take(pipeline)
+        run.take(
+            pipeline,
+            lambda optimizer, held: PartialOptimizer.keep(optimizer, run.module, held),
+            [run.settings.prefix + name for name in pipeline.captured.changing],
+        )
 
 
 def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
-    train_modes = _relative(run.train_modes, run.settings.module)
+    prefix, full_graph = run.settings.prefix, run.settings.full_graph
+    train_modes = {
+        name.removeprefix(prefix): flag
+        for name, flag in run.train_modes.items()
+        if name.startswith(prefix)
+    }
+    if run.settings.module is not None:
+        train_modes[""] = run.train_modes[run.settings.module]
     args, kwargs = _shared(run, example)
     chunked: ChunkedModel | None = None
-    if run.settings.full_graph is None:
+    if full_graph is None:
         captured = _captured(run, args, kwargs, train_modes)
     else:
         call = GraphCall.of(run.target, args, kwargs)
         with without_caches(run.target):
             captured = _captured(run, call.args, call.kwargs, train_modes)
         with waiting_for("Dividing the graph into chunks", run.module):
-            chunked = model_in_chunks(
-                run.settings.full_graph,
-                captured,
-                call.tensors,
-                call.example,
-                train_modes,
-                run.control,
-            )
+            chunked = model_in_chunks(full_graph, captured, call, train_modes, run.control)
         captured.take_graph(chunked.graph, chunked.in_ways.operators)
         if example is not None:  # to a planner vertices are samples, chunks micro-batches
             chunks = chunked.chunks
@@ -107,10 +116,17 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
     planned = None
     if run.peers is None or run.peers.pipeline == 0:
         planned = _planned(run, captured, args, kwargs, example, chunked)
-    plan, schedule = _agreed(run, planned)
+    decided = planned and (planned.plan, planned.request.schedule)
+    if planned is not None and run.settings.is_asynchronous:
+        # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
+        decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+    if run.peers is not None and run.control.is_leader:
+        decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
+    plan, schedule = run.control.share(decided, "waiting for rank 0's plan")
     pipeline = _joined(run, captured, plan, schedule, planned, chunked)
-    if chunked is not None:
-        _leave_graph(run, pipeline, chunked)
+    if chunked is not None:  # stages keep what they read of the graph, and no more
+        codes = pipeline.executor.stages.values()
+        chunked.keep_arguments({name for code in codes for name in code.inputs})
     return pipeline
 
 
@@ -127,16 +143,7 @@ def _planned(
     found = run.control.gather(DeviceAtHand.of(run.device), "collecting what devices there are")
     if not isinstance(settings.costs, Costs):
         with waiting_for("Measuring the model", run.module):
-            measured = measure_kinds(
-                settings,
-                captured,
-                args,
-                kwargs,
-                found=found,
-                control=run.control,
-                device=run.device,
-                chunked=chunked,
-            )
+            measured = _measured(run, captured, args, kwargs, found, chunked)
     if example is None:
         return None
     if settings.is_asynchronous:
@@ -150,61 +157,58 @@ def _planned(
         )
 
 
-def _agreed(run: PipelinedRun, planned: Planned | None) -> tuple[Plan, str]:
-    """All ranks of all pipelines: the plan of the first one's rank 0, and its schedule."""
-    decided = planned and (planned.plan, planned.request.schedule)
-    if planned is not None and run.settings.is_asynchronous:
-        # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
-        decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-    if run.peers is not None and run.control.is_leader:
-        decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
-    agreed: tuple[Plan, str] = run.control.share(decided, "waiting for rank 0's plan")
-    return agreed
+def _measured(
+    run: PipelinedRun,
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    found: Sequence[DeviceAtHand],
+    chunked: ChunkedModel | None,
+) -> Measured | None:
+    """All ranks: on rank 0 the costs on every kind of device; None elsewhere.
 
-
-def _leave_graph(run: PipelinedRun, pipeline: Pipeline, chunked: ChunkedModel) -> None:
-    """Stages keep what they read of the graph, which all ranks have seen, and no more."""
-    staying, graph, tensors = pipeline.executor.staying, pipeline.placed, chunked.arguments
-    read = {name for code in pipeline.executor.stages.values() for name in code.inputs}
-    chunked.keep_arguments(read)
-    if not run.control.is_leader:
-        kept = placed({name: tensors[name] for name in tensors.keys() & read}, run.device)
-        for stage in pipeline.executor.stages:
-            staying.keep(stage, kept)
-        return
-    ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
-    for edge in graph.stages.edges:
-        if edge.source == FEED and ranks[edge.target] != run.control.rank:
-            sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
-            staying.are_at(edge.target, ranks[edge.target], sent)
+    The first rank of every kind measures on its own device, all at the same time.
+    """
+    kinds = [each.kind for each in found]
+    own: Measured | None = None
+    measuring = [kinds.index(kind) for kind in {*kinds}]
+    if run.control.rank in run.control.share(measuring, "hearing which ranks measure"):
+        inputs = captured.inputs(args, kwargs)
+        if all(tensor.device != run.device for tensor in inputs.values()):
+            args, kwargs = placed((tuple(args), dict(kwargs)), run.device)
+        if chunked is not None:
+            costs = chunk_costs(chunked, captured.inputs(args, kwargs))
+            own = costs, (chunked.chunks.describe(),)
+        else:
+            own = ProfileCache(run.settings.cache).costs(
+                captured, run.device, lambda: profile_costs(captured, args, kwargs)
+            )
+    gathered = run.control.gather(own, "measuring the model on every kind of device")
+    if not gathered:
+        return None
+    measured = [each for each in gathered if each is not None]
+    profiles = tuple(profile for costs, _ in measured for profile in costs.profiles)
+    return Costs(profiles), tuple(dict.fromkeys(note for _, notes in measured for note in notes))
 
 
 def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Rank 0's first micro-batch, on the device where this rank captures the model."""
-    told = None
+    """Rank 0's first micro-batch, on the device where this rank captures the model.
+
+    That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One that
+    is divided into chunks is in host memory, and so is the model then.
+    """
+    told, in_messages = None, META if run.device == META else CPU
     if example is not None:
         given = tuple(example.args), dict(example.kwargs)
         staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-        told = sendable(placed(given, _in_messages(run))), run.device.type, staying
+        told = sendable(placed(given, in_messages)), run.device.type, staying
     given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
-    device = _captures_on(run, leader_type)
+    is_alike = run.device.type == leader_type and run.settings.full_graph is None
+    device = run.device if is_alike else in_messages
     if run.device.type not in ("cpu", "meta"):
         tell_device(run.module, device)
     args, kwargs = placed(received(given), device, staying)
     return tuple(args), dict(kwargs)
-
-
-def _in_messages(run: PipelinedRun) -> torch.device:
-    return META if run.device == META else CPU
-
-
-def _captures_on(run: PipelinedRun, leader_type: str) -> torch.device:
-    """The device of this rank if it is of rank 0's type: all ranks have to see the same graph.
-
-    A graph that is divided into chunks is in host memory, and so is the model then.
-    """
-    is_alike = run.device.type == leader_type and run.settings.full_graph is None
-    return run.device if is_alike else _in_messages(run)
 
 
 def _captured(
@@ -245,11 +249,13 @@ def _joined(
     ranks = rank_of_device(plan, control.num_ranks)
     codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
     partition = Partition(run.module, ownership(run.module, readers), control, run.device)
-    groups = _sum_groups(stages, ranks)
-    transport.connect(_pairs(stages, ranks))
-    sums = None
-    if groups:
-        sums = ProcessSums(groups, settings.timeout_s, run.device, transport.waits)
+    groups = reduce_groups(stages.stages, stages.devices)
+    transport.connect(_pairs(stages, ranks, groups))
+    summed = {
+        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
+        for group in groups
+        if group.stage is not None
+    }
     executor = Executor(
         transport=transport,
         rank_of_device=ranks,
@@ -260,7 +266,7 @@ def _joined(
             {name: value.variation for name, value in captured.graph.values.items()},
         ),
         staying=StayingInputs(captured.graph.staying),
-        sums=sums,
+        sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
         timeout_s=settings.timeout_s,
         device=run.device,
     )
@@ -278,43 +284,30 @@ def _joined(
         chunked=chunked,
     )
     if settings.emulated is not None:
-        begun = None
+        begun, emulated = None, settings.emulated
         if planned is not None:
-            scale, is_shape_only = settings.emulated.time_scale, settings.emulated.is_shape_only
             begun = begin_emulation(
-                planned.plan, planned.request, scale, is_shape_only=is_shape_only
+                planned.plan,
+                planned.request,
+                emulated.time_scale,
+                is_shape_only=emulated.is_shape_only,
             )
-        pipeline.time = Emulation.join(begun, executor, control, transport.waits)
+        pipeline.time = Emulation(begun, executor, control, run.waits)
     return pipeline
 
 
-def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
-    """Sets of ranks that sum gradients of replicas -> their devices."""
-    return {
-        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
-        for group in reduce_groups(placed.stages, placed.devices)
-        if group.stage is not None
-    }
-
-
-def _pairs(placed: PlanGraph, ranks: Sequence[int]) -> set[tuple[int, int]]:
+def _pairs(
+    placed: PlanGraph, ranks: Sequence[int], groups: Sequence[ReduceGroup]
+) -> set[tuple[int, int]]:
     """Ranks (source, target) between which stages send values, gradients or their sums."""
     found = set()
     for edge in placed.stages.edges:
         sources = (0,) if edge.source == FEED else (ranks[d] for d in placed.devices[edge.source])
         found |= set(itertools.product(sources, (ranks[d] for d in placed.devices[edge.target])))
-    for group in reduce_groups(placed.stages, placed.devices):
+    for group in groups:
         first, *others = (ranks[device] for device in group.devices)
         found |= {(other, first) for other in others}
     return {pair for a, b in found if a != b for pair in ((a, b), (b, a))}
-
-
-def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
-    if module is None:
-        return modes
-    prefix = f"{module}."
-    inner = {n.removeprefix(prefix): flag for n, flag in modes.items() if n.startswith(prefix)}
-    return inner | {"": modes[module]}
 
 
 def _check_same(run: PipelinedRun, fingerprint: str) -> None:
@@ -333,30 +326,14 @@ def _check_same(run: PipelinedRun, fingerprint: str) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _ModuleStage:
+def _of_modules(stage: StageModule) -> StageFunction:
     """A stage of the user's modules as the runtime calls it."""
-
-    module: StageModule
-
-    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
-        return self.module(values, training=call.training, weights=call.weights)
+    return lambda values, call: stage(values, training=call.training, weights=call.weights)
 
 
-@dataclass(frozen=True, slots=True)
-class _OnChunks:
-    """A stage that runs on chunks of one graph as the runtime calls it."""
-
-    stage: ChunkStage
-
-    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
-        assert call.weights is None  # the pipeline drains
-        return self.stage(values, call.chunk, training=call.training)
-
-
-def _parameters(captured: CapturedModel, names: Sequence[str]) -> list[nn.Parameter]:
-    """What they are now."""
-    return [captured.module.get_parameter(name) for name in names]
+def _of_chunks(stage: ChunkStage) -> StageFunction:
+    """A stage that runs on chunks of one graph; its pipeline drains, so it has its own weights."""
+    return lambda values, call: stage(values, call.chunk, training=call.training)
 
 
 def _codes(
@@ -394,12 +371,9 @@ def _codes(
             recompute = not is_loss and plan.stages[stage].recompute
             runs: StageFunction
             if isinstance(function, ChunkStage):
-                runs = _OnChunks(function)
+                runs = _of_chunks(function)
             else:
-                runs = _ModuleStage(function)
-                if settings.is_shape_only and operators:
-                    own = partial(_parameters, captured, function.parameter_names)
-                    runs = ShapeStage(runs, captured.graph, inputs, outputs, own)
+                runs = _of_modules(function)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

@@ -42,34 +42,35 @@ from lightning_gpp.strategy.lightning_private import (
     init_dist_connection,
 )
 from lightning_gpp.strategy.logging.logs import compute_alike
-from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
-from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
-from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
-from lightning_gpp.strategy.ranks.restarts import warn_of_old_addresses
-from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.ranks.versions import check_versions
+from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher, ended_together
+from lightning_gpp.strategy.ranks.starting import check_versions, warn_of_old_addresses
 from lightning_gpp.strategy.refusals import (
     check_name,
     check_pipelines,
     check_settings,
     compile_options,
     refuse_callbacks,
+    refuse_for_async,
 )
 from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.settings import PlanLike, Report, Settings
+from lightning_gpp.strategy.settings import (
+    CacheLike,
+    CostsLike,
+    PlanLike,
+    Report,
+    Settings,
+    resolve_costs,
+)
 from lightning_gpp.strategy.shape_only import META, drop_values
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
-from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
-from lightning_gpp.strategy.step.async_refusals import refuse_for_async
+from lightning_gpp.strategy.state.without_values import give_values, refuse_lost_weights
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import (
     PlacedBatch,
@@ -107,9 +108,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         cluster: what the planner takes the devices and links for, one device per rank in the order
             of the ranks: a :class:`~lightning_gpp.cluster.Cluster`, a preset (``"dgx_a100"``) or a
             file. By default the devices at hand with their memory, and links as is common.
-        cache: whether profiles and plans are kept and found again by content; a folder to keep them
-            in. The default folder is the one that the environment variable LIGHTNING_GPP_CACHE
-            names (empty: none), or the platform's for caches.
+        cache: whether profiles are kept and found again by content; a folder to keep them in. The
+            default folder is the one that the environment variable LIGHTNING_GPP_CACHE names
+            (empty: none), or the platform's for caches.
         costs: what to plan with: :class:`~lightning_gpp.cost.Costs` instead of a measurement, or
             a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; a file
             that holds either; or ``"refit"`` for the one that
@@ -217,22 +218,18 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             self.settings = self.accelerator.apply(
                 self.settings, num_devices=self.num_processes, num_nodes=self.num_nodes
             )
-        start_method = self._rank_start_method()
+        start_method = self._start_method
+        is_started = self.cluster_environment.creates_processes_externally
+        if start_method == "popen" and self.settings.emulated is not None and not is_started:
+            # There may be dozens of emulated ranks: they are forked where they can be.
+            can_fork = "fork" in multiprocessing.get_all_start_methods()
+            start_method = "fork" if can_fork else "popen"
         if start_method == "popen":
             self._launcher = SubprocessScriptLauncher(
                 self.cluster_environment, self.num_processes, self.num_nodes
             )
         else:
             self._launcher = ProcessLauncher(self, start_method=start_method)
-
-    def _rank_start_method(self) -> StartMethod:
-        """As asked; emulated ranks, of which there may be dozens, are forked where they can be."""
-        assert self.cluster_environment is not None
-        is_free = self._start_method == "popen" and self.settings.emulated is not None
-        is_started = self.cluster_environment.creates_processes_externally
-        if is_free and not is_started and "fork" in multiprocessing.get_all_start_methods():
-            return "fork"
-        return self._start_method
 
     @property
     def is_shape_only(self) -> bool:
@@ -259,23 +256,19 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         backend = "gloo" if is_mixed else device_backend(self.root_device)
         if backend != "gloo":
             backend = f"cpu:gloo,{self.root_device.type}:{backend}"
-        with self._starting():
+        has_said_so = self.lightning_module is None or isinstance(self._launcher, ProcessLauncher)
+        what = f"Starting {self.world_size} processes"
+        with nullcontext() if has_said_so else waiting_for(what, self._module()):
             self._join(backend)
-        self._session = self._new_session()
-        self._session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
-        self._session.run.on_built = self._show
-        self._session.on_emulated = self._show_emulated
-        with self._session.run.failures.guard():
-            check_versions(self._session.run.control, self._session.run.peers)
+        self._session = session = self._new_session()
+        session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
+        session.run.on_built = self._show
+        session.on_emulated = self._show_emulated
+        with session.run.failures.guard():
+            check_versions(session.run.control, session.run.peers)
         if self.lightning_module is not None:
-            loaders = led_loaders(self.lightning_module.trainer, self._session.run)
+            loaders = led_loaders(self.lightning_module.trainer, session.run)
             self._scopes.enter_context(loaders)
-
-    def _starting(self) -> AbstractContextManager[None]:
-        """Says on rank 0 that others are waited for; a launcher of processes has said so."""
-        if self.lightning_module is None or isinstance(self._launcher, ProcessLauncher):
-            return nullcontext()
-        return waiting_for(f"Starting {self.world_size} processes", self.lightning_module)
 
     def _join(self, backend: str) -> None:
         """Connects the ranks."""
@@ -293,7 +286,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def _new_session(self) -> Session:
         """What this rank keeps until the teardown."""
-        run = PipelinedRun(self.settings, self.root_device, self.joined, build_pipeline)
+        run = PipelinedRun(self.settings, self.root_device, self.joined, builder=build_pipeline)
         return Session(run)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,7 +308,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
+        self._scopes.enter_context(_without_idle_warnings(is_alone=self.joined is None))
         module, session = self._module(), self.session
         device = META if self.is_shape_only else self.root_device
         place_precision(self.precision_plugin, device, self.total)
@@ -448,13 +441,13 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         with by_hand as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
-    def _show(self, pipeline: Pipeline) -> None:
+    def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""
-        self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
-        if pipeline.planned is not None:
-            is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
-            can_time = is_fit and self.session.run.can_time
-            self.reports.built(pipeline.planned, self.settings, can_time=can_time)
+        run = self.session.run
+        self.plan, self.stage_graph = run.built.plan, run.built.placed.stages
+        if run.built.planned is not None:
+            can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
+            self.reports.built(run.built.planned, self.settings, can_time=can_time)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""
@@ -543,12 +536,16 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         return self._session
 
 
-def _ignore_what_nobody_can_act_on(*, is_alone: bool) -> None:
-    """Silences what Lightning would say on every rank.
+@contextmanager
+def _without_idle_warnings(*, is_alone: bool) -> Iterator[None]:
+    """Without what Lightning would say on every rank, and nobody can act on.
 
     A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
     that is alone they are equal on all ranks already.
     """
-    if is_alone:
-        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    with warnings.catch_warnings():
+        if is_alone:
+            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+        deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+        warnings.filterwarnings("ignore", message=deprecated)
+        yield

@@ -16,12 +16,13 @@ from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.refusals import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.spmd.divide import Divider, ProgramPlanner
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
-from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
-from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
+from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdModel
 
 PROGRAM_PLANNERS = ("hap", "data_parallel")
 """Planners of SPMD programs by name; they are made for the devices of a run."""
@@ -114,18 +115,32 @@ class HAPStrategy(GraphPipeStrategy):
         if isinstance(self.precision_plugin, MixedPrecision):
             raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)
+        calls = self.session.forward
+        assert isinstance(calls, SpmdCalls)
+        calls.prepare(self.program_planner, has_shares=self.shares is not None)
 
     def _new_session(self) -> Session:
-        run = SpmdRun(self.settings, self.root_device, self.shares, self.program_planner)
-        run.on_program = self._keep_program
-        return Session(run, lambda _: SpmdCalls(run))
+        def build(run: PipelinedRun, package: ProgramPackage | None) -> None:
+            divider.build(run, package)
+
+        run = PipelinedRun(self.settings, self.root_device, builder=build)
+        divider = Divider(run)
+        return Session(run, SpmdCalls(run, divider, self.shares))
+
+    def _show(self) -> None:
+        self.program = self._divided.interpreters[0][0].program
+
+    @property
+    def _divided(self) -> SpmdModel:
+        model = self.session.run.model
+        assert isinstance(model, SpmdModel)
+        return model
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Every rank takes the values of what it holds, and its parts of what is divided."""
         super().load_model_state_dict(checkpoint, strict)
-        model = None if self._session is None else self._session.run.model
-        if isinstance(model, SpmdModel):
-            model.partition.load(checkpoint["state_dict"])
+        if self._session is not None and self._session.run.model is not None:
+            self._divided.partition.load(checkpoint["state_dict"])
 
     def optimizer_step(
         self,
@@ -135,10 +150,6 @@ class HAPStrategy(GraphPipeStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps an optimizer on all ranks; what was cleared in the module is cleared."""
-        found = None if self._session is None else self._session.run.model
-        if isinstance(found, SpmdModel):
-            found.partition.clear_gradients()
+        if self.session.run.model is not None:
+            self._divided.partition.clear_gradients()
         return super().optimizer_step(optimizer, closure, model, **kwargs)
-
-    def _keep_program(self, program: SpmdProgram) -> None:
-        self.program = self.program or program

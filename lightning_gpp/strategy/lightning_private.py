@@ -1,7 +1,6 @@
-"""Every private name of Lightning and torch that this package needs, in one place.
+"""Every private name of Lightning and torch that strategies need, in one place.
 
-``tests/strategy/test_lightning_private.py`` imports each, so that a release which moves one is
-noticed there first.
+A release which moves one is noticed where this file is imported.
 """
 
 import copy
@@ -34,7 +33,9 @@ from lightning.pytorch.strategies.launchers import (
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
 __all__ = [
@@ -44,17 +45,10 @@ __all__ = [
     "MultiProcessingLauncher",
     "SIGTERMException",
     "SubprocessScriptLauncher",
-    "answer_sigterm",
-    "averages_kept_by",
     "distributed_is_initialized",
     "do_nothing_closure",
     "init_dist_connection",
     "is_overridden",
-    "keep_results",
-    "loaders_of_loops",
-    "receive_sigterm",
-    "tell_device",
-    "throughputs_of",
 ]
 
 
@@ -121,3 +115,35 @@ def tell_device(module: nn.Module, device: torch.device) -> None:
             part.to(device)
         elif isinstance(part, _DeviceDtypeModuleMixin):
             part._device = device
+
+
+def keeps_graph() -> bool:
+    """Inside of a backward: whether it was asked to keep the graph (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def will_reach(leaf: Tensor) -> bool:
+    """Inside of a backward: whether it goes on to accumulate the gradient of a leaf.
+
+    ``backward()`` does, ``torch.autograd.grad`` for other tensors does not.
+    """
+    return bool(torch._C._will_engine_execute_node(get_gradient_edge(leaf).node))
+
+
+def innermost_function_mode() -> TorchFunctionMode | None:
+    """The mode that sees calls of torch first; None where there is none."""
+    count = torch._C._len_torch_function_stack()
+    return torch._C._get_function_stack_at(count - 1) if count else None
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Inside of a backward: calls this when all of it is done."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def foreach_norm(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The 2-norm of every tensor, accumulated in ``dtype``; few kernels for all of them.
+
+    ``torch.nn.utils.get_total_norm`` calls it, too, but accumulates in the tensors' own dtype.
+    """
+    return torch._foreach_norm(tensors, 2, dtype=dtype)

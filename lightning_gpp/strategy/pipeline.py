@@ -22,8 +22,8 @@ from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
+from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.strategy.planning.planning import Planned
@@ -107,8 +107,8 @@ class Pipeline:
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
         """What a part of a call runs in."""
         with (
-            self.time.step(run.program, is_second=is_second) as still_ns,
-            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            self.time.step(run.program, is_second=is_second),
+            self.recorder.part(run, is_second=is_second),
             lifted(),
         ):
             yield
@@ -139,41 +139,42 @@ class Pipeline:
             run.whole()
         return stash
 
-    def window(
-        self,
-        window: Window,
-        state: RunState,
-        shift: int,
-        boundary: Boundary | None,
-        record: WindowRecord,
-        resumption: Resumption | None = None,
-    ) -> GradientStash:
-        """Runs a window of an asynchronous schedule; its gradients are in what is returned.
+    def in_window(
+        self, window: Window, state: RunState, shift: int, boundary: Boundary | None
+    ) -> Run:
+        """A run of a window of an asynchronous schedule, of which nothing is done yet.
 
         Args:
             window: of the schedule.
             state: what is in flight.
             shift: of its numbers.
             boundary: the user's steps, on rank 0.
+        """
+        program, training = window.program, self.module.training
+        units = [1] * program.num_microbatches
+        return Run(self.executor, program, units, training, boundary, state=state, shift=shift)
+
+    def window(
+        self, run: Run, number: int, record: WindowRecord, resumption: Resumption | None
+    ) -> GradientStash:
+        """Runs the window of a mini-batch; its gradients are in what is returned.
+
+        Args:
+            run: made by :meth:`in_window`.
+            number: of the mini-batch.
             record: where the pipeline is.
             resumption: how emulated time goes on before it, if it stood still.
         """
         stash = self._stash()
-        self.last_trained = window.program
-        run = self._begin_window(window, state, shift, boundary)
+        self.last_trained = run.program
         with (
             stash,
             self._both_ways(),
             self.time.window(record.since, resumption),
-            self.recorder.window(run, window.number, record),
+            self.recorder.window(run, number, record),
         ):
-            run.window(window.number)
+            run.window(number)
         return stash
-
-    def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
-        """Forgets what is in flight after the last window of an asynchronous schedule."""
-        with self.time.messages():
-            self._begin_window(window, state, shift, None).drop_ahead(window.number)
 
     def run_forward(
         self,
@@ -198,9 +199,7 @@ class Pipeline:
         if key not in self._programs:
             make = self.placed.trial_program if as_trained else self.placed.forward_program
             self._programs[key] = make(len(units))
-        self.executor.begin(
-            self._programs[key], units, training=training, boundary=boundary, errors=errors
-        ).whole()
+        Run(self.executor, self._programs[key], units, training, boundary, errors).whole()
 
     def only_stage(self, units: Sequence[int]) -> StageCode | None:
         """The one stage, where it is the whole forward on real devices, in one piece.
@@ -233,21 +232,7 @@ class Pipeline:
             self._programs[key] = make(len(units), schedule=self.schedule)
         program = self._programs[key]
         self.last_trained, self.last_sizes = program, tuple(units)
-        return self.executor.begin(
-            program, units, training=training, boundary=boundary, chunks=chunks
-        )
-
-    def _begin_window(
-        self, window: Window, state: RunState, shift: int, boundary: Boundary | None
-    ) -> Run:
-        return self.executor.begin(
-            window.program,
-            [1] * window.program.num_microbatches,
-            training=self.module.training,
-            boundary=boundary,
-            state=state,
-            shift=shift,
-        )
+        return Run(self.executor, program, units, training, boundary, chunks=chunks)
 
     def _stash(self, loss_scale: float = 1.0) -> GradientStash:
         """What the gradients of a training step that runs them itself go to."""

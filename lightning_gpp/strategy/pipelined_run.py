@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -10,13 +10,13 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
@@ -24,28 +24,26 @@ from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logging.logs import LogCall, replay
+from lightning_gpp.strategy.logging.logs import LogCall
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd, Told
+from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
-from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
+from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
-from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
-from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-from lightning_gpp.strategy.step.pipelined_call import RankCall
+from lightning_gpp.strategy.state.step_gradients import AveragedGradients, OwnGradients
 from lightning_gpp.weights.last_steps import LastSteps
 
 
@@ -59,9 +57,10 @@ class PipelinedRun:
         settings: what the user asked for.
         device: where this rank's stages run.
         joined: this pipeline and those beside it; None if there is one.
-        builder: builds the pipeline; see :func:`lightning_gpp.strategy.build.build_pipeline`.
+        builder: builds the model; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
+        model: what is built, however it is divided; None before.
         has_module: whether a module is attached.
         module: the LightningModule.
         target: the module in it whose forward is pipelined.
@@ -88,7 +87,8 @@ class PipelinedRun:
         settings: Settings,
         device: torch.device,
         joined: JoinedPipelines | None = None,
-        builder: Callable[[PipelinedRun, Any], None] | None = None,
+        *,
+        builder: Callable[[PipelinedRun, Any], None],
     ) -> None:
         self.settings = settings
         self._builder = builder
@@ -98,12 +98,12 @@ class PipelinedRun:
         self.waits = Waits() if self.peers is None else self.peers.waits
         self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
         self.is_alone = self.transport.num_ranks == 1
-        self.pipeline: Pipeline | None = None
+        self.model: Pipeline | SpmdModel | None = None
         self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
-        self.on_built: Callable[[Pipeline], None] | None = None
+        self.on_built: Callable[[], None] = lambda: None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
         self.clock = PipelineClock(lambda: self.can_time)
@@ -122,11 +122,11 @@ class PipelinedRun:
         self.module: pl.LightningModule
         self.target: nn.Module
         self.leader_state: LeaderState
-        self._optimizers: Sequence[Optimizer] = ()
+        self._early_modules: EarlyModules | None = None
+        self.optimizers: Sequence[Optimizer] = ()
         self._ids_of_stages: frozenset[int] = frozenset()
         self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
-        self._early_modules: EarlyModules | None = None
         self._is_end_agreed = False
         self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
@@ -140,7 +140,7 @@ class PipelinedRun:
         self.module, self.has_module = module, True
         self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
         self.target = pipelined_module(module, self.settings.module)
-        self._optimizers = optimizers
+        self.optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
@@ -182,14 +182,10 @@ class PipelinedRun:
         if self.peers is not None and not self._is_end_agreed:
             terminated = None  # not before the other pipelines know
         self.lead(StepEnd(calls, loss, terminated))
-        self._end_if_asked(terminated)
+        self.end_if_asked(terminated)
 
-    def follow_end(self, end: StepEnd) -> None:
-        """Other ranks: logs what the step logged."""
-        replay(self.module, end.logs)
-        self._end_if_asked(end.terminated)
-
-    def _end_if_asked(self, terminated: int | None) -> None:
+    def end_if_asked(self, terminated: int | None) -> None:
+        """All ranks: the run ends with this step if a rank, whose number it is, was asked to."""
         if terminated is not None:
             self.failures.ends_with_step = True
             self.on_terminated(terminated)
@@ -234,8 +230,7 @@ class PipelinedRun:
 
     def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
-        is_whole = self.model is not None and not self.model.partition.is_partial
-        if is_whole:
+        if self.model is not None and not self.model.partition.is_partial:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
@@ -246,8 +241,8 @@ class PipelinedRun:
         Not on a GPU, whose work is not over when a call returns, nor where the user's step runs
         within the pipeline; and not where there are no others.
         """
-        has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
-        return self.device.type == "cpu" and not self.is_alone and not has_user_code
+        is_plain = self.device.type == "cpu" and not self.is_alone
+        return is_plain and not self.steps_per_microbatch and not self.settings.is_asynchronous
 
     # What is built -----------------------------------------------------------------------------
 
@@ -259,43 +254,42 @@ class PipelinedRun:
         return found is not None and not found.forwards_first
 
     @property
-    def model(self) -> Pipeline | SpmdModel | None:
-        """What is built, however it is divided; None before."""
-        return self.pipeline
-
-    @property
     def partition(self) -> Partition:
         """Who holds what, once that is known."""
         assert self.model is not None, "no forward was called yet"
         return self.model.partition
 
     @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline, once it is built; None where the model is divided by an SPMD program."""
+        return self.model if isinstance(self.model, Pipeline) else None
+
+    @property
     def built(self) -> Pipeline:
-        """The pipeline, once it is built."""
-        assert self.pipeline is not None, "no forward was called yet"
-        return self.pipeline
-
-    def open_call(self, message: Forward, boundary: Boundary | None) -> RankCall:
-        """A call of the forward that backwards may follow; nothing of it runs yet."""
-        return self.built.call(message, boundary)
-
-    def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
-        """Runs a call of the forward that no backward follows."""
-        self.built.forward(message, boundary)
+        """The pipeline, which is built."""
+        assert isinstance(self.model, Pipeline), "no forward was called yet"
+        return self.model
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
-        """Samples of each of the smallest micro-batches of a mini-batch."""
-        at_a_time = fewest = 1
+        """Samples of each of the smallest micro-batches of a mini-batch.
+
+        Of a full one they are as many as asked, as planned, or a first guess. A planner was asked
+        for micro-batches that the replicas of a stage share, so that its plan has more, smaller
+        ones; in a plan made by hand they are what its stages count.
+        """
+        at_a_time, fewest, settings, planned = 1, 1, self.settings, None
         if self.pipeline is not None:
-            placed = self.pipeline.placed
+            placed, planned = self.pipeline.placed, self.pipeline.plan.num_microbatches
             if is_training or placed.is_uneven:
                 at_a_time, fewest = placed.units_at_a_time, min(placed.multiples)
             elif num_samples >= placed.replicas_at_a_time:
                 at_a_time = placed.replicas_at_a_time
+        asked = settings.num_microbatches
+        first, second = (planned, asked) if settings.plan is None else (asked, planned)
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
-            asked=self._num_microbatches,
+            asked=first or second or default_microbatches(dist.get_world_size()),
             at_a_time=at_a_time,
             fewest=fewest,
         )
@@ -308,74 +302,68 @@ class PipelinedRun:
         if names := [self.settings.prefix + name for name in self.built.captured.unsteady]:
             warn_of_state(names, num_microbatches)
 
-    @property
-    def _num_microbatches(self) -> int:
-        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess.
-
-        A planner was asked for micro-batches that the replicas of a stage share, so that its plan
-        has more, smaller ones; in a plan made by hand they are what its stages count.
-        """
-        planned = None if self.pipeline is None else self.pipeline.plan.num_microbatches
-        asked = self.settings.num_microbatches
-        first, second = (planned, asked) if self.settings.plan is None else (asked, planned)
-        return first or second or default_microbatches(dist.get_world_size())
-
     def on_device(self, value: Any) -> Any:
         """What came with a message, which brings it to the CPU, on this rank's device."""
-        is_there = self.is_shape_only or self.device.type == "cpu"
-        if is_there:
+        if self.device.type in ("cpu", "meta"):
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 
     def build(self, example: Any) -> None:
-        """All ranks: captures, plans, partitions. Rank 0 gives the example."""
-        assert self._builder is not None, "of another kind of run"
+        """All ranks: builds what runs the forward; rank 0 gives what it is built from."""
         self._builder(self, example)
 
-    def take(self, pipeline: Pipeline) -> None:
-        """All ranks: a pipeline is built; the module becomes partial."""
-        held = pipeline.partition.held_parameters()
-        self.partial_optimizers = [
-            PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
-        ]
-        prefix = self.settings.prefix
-        self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
+    def take(
+        self,
+        model: Pipeline | SpmdModel,
+        keep: Callable[[Optimizer, Sequence[Parameter]], PartialOptimizer],
+        changing: Collection[str],
+    ) -> None:
+        """All ranks: the model is built; the module becomes partial.
+
+        Args:
+            model: with its partition.
+            keep: leaves to an optimizer what this rank holds.
+            changing: buffers that training changes, by their names in the LightningModule.
+        """
+        partition, self._changing = model.partition, frozenset(changing)
+        held, holders = partition.held_parameters(), partition.owners.holders
+        self.partial_optimizers = [keep(optimizer, held) for optimizer in self.optimizers]
         with waiting_for("Giving every rank its parameters", self.module):
-            self._spread(pipeline)
+            partition.spread()
+            if self.peers is not None:
+                values = partition.held_values()
+                self.peers.spread(values, "waiting for the initial weights of the first pipeline")
         for partial in self.partial_optimizers:
             partial.place_state()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        pipeline.settle(self.target, self.partial_optimizers)
         self._ids_of_stages = frozenset(map(id, held))
-        if self.peers is not None:
-            self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
-        holders = pipeline.partition.owners.holders
-        self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
-        self.averages = held_averages(self.module.trainer, pipeline.partition)
-        self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
-        self.pipeline = pipeline
-        pipeline.before_call = self._before_backward
-        pipeline.before_minibatch = self._begin_averages
+        self.own_gradients = OwnGradients(partition.held_with_others())
+        self.averages = held_averages(self.module.trainer, partition)
+        elsewhere = frozenset(name for name, ranks in holders.items() if ranks != (0,))
+        if isinstance(model, Pipeline):
+            model.settle(self.target, self.partial_optimizers)
+            model.before_call, model.before_minibatch = self._before_backward, self._begin_averages
+            if self.peers is not None:
+                self._averaged = AveragedGradients(held, self.peers, model.means(self.peers))
+        else:  # all ranks write the same into their buffers
+            elsewhere -= self._changing
+        self.leader_state.settle(elsewhere)
+        self.model = model
         self.take_saved_optimizers()
-        if self.on_built is not None:
-            self.on_built(pipeline)
-
-    def _spread(self, pipeline: Pipeline) -> None:
-        """Every rank gets the parameters of its stages."""
-        pipeline.partition.spread()
-        if self.peers is not None:
-            values = pipeline.partition.held_values()
-            self.peers.spread(values, "waiting for the initial weights of the first pipeline")
+        self.on_built()
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
-        """Optimizers have the parameters of one device while the body runs."""
+        """Optimizers have the parameters of one device while the body runs; parts stay parts."""
         with ExitStack() as stack:
             if self.model is not None:
                 held = self.partition.held_parameters()
+                of_parts = None if isinstance(self.model, Pipeline) else self.model.partition
                 for partial in self.partial_optimizers:
-                    stack.enter_context(partial.whole_groups(self.module, held))
+                    stack.enter_context(partial.whole_groups(of_parts or self.module, held))
+                if of_parts is not None:
+                    stack.enter_context(of_parts.parts_in_place())
             yield
 
     def take_saved_optimizers(self) -> None:
@@ -387,7 +375,7 @@ class PipelinedRun:
         kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
         states = saved.optimizers(kept)
         with self.whole_optimizers():
-            for optimizer, state in zip(self._optimizers, states, strict=True):
+            for optimizer, state in zip(self.optimizers, states, strict=True):
                 groups = optimizer.state_dict()["param_groups"]
                 optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -18,12 +17,8 @@ from lightning_gpp.common.units_of_measure import bytes_text, count_text, device
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports.plan.describe import describe_plan, describe_what
 from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
-from lightning_gpp.strategy.planning.plan_cache import (
-    PlanCache,
-    is_of_earlier_run,
-    plan_run_key,
-)
 from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.planning.profile_cache import OF_EARLIER_RUN
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 
@@ -47,28 +42,23 @@ WITHHELD = "Verdict: follows when the first batches have been timed."
 """Instead of one that is predicted, if batches will tell better what short steps consist of."""
 
 
-def describe_planned(
-    planned: Planned, settings: Settings, last: BatchTimes | None = None, *, waits: bool = False
-) -> str:
+def describe_planned(planned: Planned, settings: Settings, *, waits: bool = False) -> str:
     """The verdict on a plan; then a few lines about it, or all that there is to say.
 
     Args:
         planned: the plan.
         settings: what the user asked for.
-        last: what batches took when it ran last.
         waits: whether the verdict waits until batches have been timed.
     """
-    evaluation, found = evaluate_plan(planned.plan, planned.request), verdict_on(planned, settings)
-    verdict = WITHHELD if waits else found.text(width(), last)
-    if last is not None and last.own_s is not None:
-        verdict = found.measured_text(last, width(), is_earlier=True)
+    evaluation = evaluate_plan(planned.plan, planned.request)
+    verdict = WITHHELD if waits else verdict_on(planned, settings).text(width())
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=width())
         return "\n\n".join((verdict, described, *planned.notes))
     pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
     devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
-    notes = [note for note in planned.notes if not is_of_earlier_run(note)]
+    notes = [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
     also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
     earlier = "; made of what earlier runs kept" if len(notes) < len(planned.notes) else ""
     lines = (
@@ -93,10 +83,7 @@ class PlanReports:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
         self._verdict: PlanVerdict | None = None
-        self._cache = PlanCache(False)
-        self._run_key: dict[str, Any] = {}
-        self._is_told = True
-        self._waits = False
+        self._is_told = self._waits = False
 
     def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
         """A pipeline of this plan has been built.
@@ -108,17 +95,12 @@ class PlanReports:
         """
         is_emulated = settings.emulated is not None  # which has a report of its own
         self._verdict = verdict_on(planned, settings)
-        self._clock = None if is_emulated else BatchClock()
-        self._cache = PlanCache(settings.cache)
-        self._run_key = plan_run_key(planned.plan, planned.request, planned.refit_key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
-            self.shown_plan = shown
-            last = self._cache.batch_times(self._run_key)
-            self._is_told = last is not None
-            is_alone = self._verdict.num_devices == 1
-            self._waits = can_time and not is_emulated and last is None and not is_alone
-            show(describe_planned(planned, settings, last, waits=self._waits))
+            self.shown_plan, self._is_told = shown, is_emulated
+            self._waits = can_time and not is_emulated and self._verdict.num_devices > 1
+            show(describe_planned(planned, settings, waits=self._waits))
+        self._clock = None if self._is_told else BatchClock()
 
     def training_ends(self) -> None:
         """What batches took is said of fewer, too; if there were none, what was predicted is."""
@@ -141,9 +123,7 @@ class PlanReports:
 
     def _show_measured(self, clock: BatchClock) -> None:
         assert clock.found is not None and self._verdict is not None
-        self._cache.keep_batch_times(self._run_key, clock.found)
-        if not self._is_told:
-            show(self._verdict.measured_text(clock.found, width()))
+        show(self._verdict.measured_text(clock.found, width()))
         self._is_told, self._waits = True, False
 
 
@@ -158,12 +138,9 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
 
     Args:
         what: the body does, such as ``Measuring the model``.
-        module: whose Trainer may have no progress bar; then nothing is rewritten on a terminal.
+        module: whose Trainer knows the rank.
     """
-    trainer = module.trainer
-    if not trainer.is_global_zero:
-        return nullcontext()
-    return doing(what, show, may_pass=trainer.progress_bar_callback is not None)
+    return doing(what, show) if module.trainer.is_global_zero else nullcontext()
 
 
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:

@@ -22,11 +22,10 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.shape_only import noting
-from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
+from lightning_gpp.strategy.state.without_values import note_lost_weights
 from lightning_gpp.strategy.step.asides import Asides
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
-from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
@@ -41,10 +40,11 @@ class Session:
 
     Args:
         run: what this rank has while it lasts.
-        forward_calls: makes what stands in for the forward on rank 0.
+        forward: stands in for the forward on rank 0.
 
     Attributes:
         run: likewise.
+        forward: likewise.
         manual: manual optimization, where the module does it.
         follower: what this rank does while rank 0 runs user code.
         asides: what it does while user code outside of steps needs the model.
@@ -54,18 +54,12 @@ class Session:
         lost: why the module is not whole after that; None if it is.
     """
 
-    def __init__(
-        self,
-        run: PipelinedRun,
-        forward_calls: Callable[[PipelinedRun], ForwardCalls] = ForwardCalls,
-    ) -> None:
-        self.run = run
+    def __init__(self, run: PipelinedRun, forward: ForwardCalls | None = None) -> None:
+        self.run, self.forward = run, forward or ForwardCalls(run)
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
-        forward = forward_calls(run)
-        self._batch_steps = BatchSteps(run, forward)
-        self.asides = Asides(run, self.follower, forward)
+        self.asides = Asides(run, self.follower, self.forward)
         self._microbatch_steps = MicrobatchSteps(run)
         self._async_steps = AsyncSteps(run, self.follower)
         self._writer: ShardedWriter | None = None
@@ -104,7 +98,7 @@ class Session:
             )
         if not is_training and run.model is not None:
             run.model.time.leave()
-        steps: AsyncSteps | MicrobatchSteps | BatchSteps = self._batch_steps
+        steps: AsyncSteps | MicrobatchSteps | ForwardCalls = self.forward
         if is_training and run.settings.is_asynchronous:
             steps = self._async_steps
         elif is_training and run.steps_per_microbatch:
@@ -114,7 +108,7 @@ class Session:
                 return self.follower.step(name)
             # Which schedule runs may be known only once the step has called its forward.
             before: list[Callable[[], None]] = []
-            if is_training and run.pipeline is None and run.settings.schedule is None:
+            if is_training and run.model is None and run.settings.schedule is None:
                 before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
                 return steps.lead(name, batch, args, kwargs)
@@ -133,7 +127,7 @@ class Session:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
             with self.asides.reading(name):
-                return self._batch_steps.hook(name, hook, args, kwargs)
+                return self.forward.hook(name, hook, args, kwargs)
         return self.follower.hook(name)
 
     # State -----------------------------------------------------------------------------------

@@ -8,18 +8,44 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.cost import Costs, load_costs
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
+from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
-from lightning_gpp.strategy.planning.costs_given import GivenCosts
-from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
 
 Report = Literal["short", "full"]
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
+
+CacheLike = bool | str | Path
+"""Whether to keep profiles and refits, or the folder to keep them in."""
+
+LAST_REFIT: Literal["refit"] = "refit"
+"""The refit that was kept when this model last ran with a TimelineCallback on such devices."""
+
+CostsLike = Costs | Refit | str | Path
+"""Costs, a refit, a file that holds either, or :data:`LAST_REFIT`."""
+
+GivenCosts = Costs | Refit | Literal["refit"]
+"""The same, read."""
+
+
+def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
+    """Reads the costs that the user gave.
+
+    Raises:
+        ValueError: the file holds neither costs nor a refit.
+        FileNotFoundError: there is no such file.
+    """
+    if given is None or isinstance(given, (Costs, Refit)):
+        return given
+    if given == LAST_REFIT:
+        return LAST_REFIT
+    return load_refit(given) if is_refit_file(given) else load_costs(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,17 @@
-"""What the readers of published formats share: fields with errors that name the place, values."""
+"""What the readers of published formats share."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
-from lightning_gpp.common.checks import LARGEST, is_number, short_repr
-from lightning_gpp.common.strict_json import parse_json
 from lightning_gpp.graph import TensorSpec, Value
 
 ITEM_BYTES = 4
 """Published profiles are of float32 models."""
-
-AMOUNT = "a number of at least 0"
-
-
-def quantity(text: str, where: str) -> float:
-    """A number that is not negative (and no more than any real quantity).
-
-    Raises:
-        ValueError: it is none; the text begins with ``where``.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= LARGEST:
-        raise ValueError(f"{where}: expected {AMOUNT}, got {text.strip()!r}")
-    return number
 
 
 def execution_order(readers: Mapping[str, Iterable[str]], where: str) -> list[str]:
@@ -89,83 +68,3 @@ def batch_value(name: str, sizes_bytes: Iterable[float], samples: int) -> Value:
         features = math.ceil(size_bytes / ITEM_BYTES / samples)
         tensors.append(TensorSpec((samples, features), "float32", batch_dim=0))
     return Value(name, tuple(tensors))
-
-
-@dataclass(frozen=True, slots=True)
-class JsonObject:
-    """An object of a JSON document of a foreign format, which may hold more than we read.
-
-    Attributes:
-        data: its keys and values.
-        where: its place, for errors (``"resnet.json: nodes[3]"``).
-    """
-
-    data: Mapping[str, Any]
-    where: str
-
-    @classmethod
-    def of(cls, data: object, where: str) -> JsonObject:
-        """The object at a place.
-
-        Raises:
-            ValueError: it is something else; so does every method where a field is.
-        """
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: expected an object, got {short_repr(data)}")
-        return cls(data, where)
-
-    @classmethod
-    def load(cls, text: str, source: str) -> JsonObject:
-        """The document in a text of a file."""
-        return cls.of(parse_json(text, source), source)
-
-    def number(self, key: str) -> float:
-        """A number of at least 0."""
-        value = self._get(key, AMOUNT)
-        self._check(is_number(value) and value >= 0, key, AMOUNT)
-        return float(value)
-
-    def positive(self, key: str) -> float:
-        """A number above 0."""
-        value = self.number(key)
-        self._check(value > 0, key, "a number above 0")
-        return value
-
-    def integer(self, key: str) -> int:
-        """A whole number of at least 0."""
-        value = self.number(key)
-        self._check(value == int(value), key, "a whole number")
-        return int(value)
-
-    def text(self, key: str) -> str:
-        """A text with at least one character."""
-        value = self._get(key, "a text")
-        self._check(isinstance(value, str) and bool(value), key, "a text")
-        return str(value)
-
-    def objects(self, key: str) -> list[JsonObject]:
-        """An array of objects."""
-        value = self._get(key, "an array of objects")
-        self._check(isinstance(value, list), key, "an array of objects")
-        return [JsonObject.of(item, f"{self.where}: {key}[{i}]") for i, item in enumerate(value)]
-
-    def child(self, key: str) -> JsonObject:
-        """An object."""
-        return JsonObject.of(self._get(key, "an object"), f"{self.where}: {key}")
-
-    def numbered_keys(self) -> Iterator[tuple[int, str]]:
-        """Its keys, each with the whole number that it spells."""
-        for key in self.data:
-            if not key.isdecimal():
-                raise ValueError(f"{self.where}: expected whole numbers as keys, got {key!r}")
-            yield int(key), key
-
-    def _get(self, key: str, expected: str) -> Any:
-        if key not in self.data:
-            raise ValueError(f"{self.where}: key {key!r} is missing; expected {expected}")
-        return self.data[key]
-
-    def _check(self, is_right: bool, key: str, expected: str) -> None:
-        if not is_right:
-            got = short_repr(self.data[key])
-            raise ValueError(f"{self.where}: {key}: expected {expected}, got {got}")

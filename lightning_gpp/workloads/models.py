@@ -16,7 +16,7 @@ the defaults of its CANDLE-Uno example). Three things are ours:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from lightning_gpp.common.checks import check_counts, check_whole
 from lightning_gpp.workloads.layers import ModelBuilder
@@ -26,6 +26,18 @@ TRANSFORMERS = "GraphPipe (ASPLOS 2025), appendix A.2"
 RECOMMENDERS = f"{TRANSFORMERS}; FlexFlow pull request 308"
 
 TENSOR_CORES = "float16"
+
+LENGTH, HIDDEN, HEADS, FEED_FORWARD = 256, 1024, 16, 4096
+"""Of Transformers: tokens of a sample, features of a token, heads of the attention, features
+between the two linear operators of a layer."""
+
+WIDTH, BRANCH_LAYERS = 4096, 4
+"""Of recommenders: the width of all layers, layers of a branch."""
+
+DENSE_FEATURES, NUM_ENTRIES, BAG, EMBEDDING_WIDTH, TOP_LAYERS = 2048, 1_000_000, 100, 64, 4
+"""Of DLRM: inputs of a dense branch; rows of a table, indices of a sample in it (their rows are put
+one behind the other) and the width of a row; layers of the common part, before the last one with a
+single output."""
 
 TRANSFORMER_SAMPLES = 16
 """For every device: the paper's figure 7 has a mini-batch of 128 on 8 GPUs."""
@@ -54,159 +66,97 @@ def mmt(
     num_branches: int = 4,
     layers_per_branch: int = 8,
     *,
-    length: int = 256,
-    hidden: int = 1024,
-    num_heads: int = 16,
-    feed_forward: int = 4096,
     samples_per_device: int = TRANSFORMER_SAMPLES,
-    dtype: str = TENSOR_CORES,
 ) -> Workload:
-    """The multi-modal Transformer: equal branches, joined at the end.
+    """The multi-modal Transformer: equal branches, one modality each, joined at the end.
 
     Args:
-        num_branches: parallel branches, one modality each.
+        num_branches: parallel branches.
         layers_per_branch: Transformer layers in each.
-        length: tokens of a sample.
-        hidden: features of a token.
-        num_heads: heads of the attention.
-        feed_forward: features between the two linear operators of a layer.
         samples_per_device: samples of a mini-batch for every device.
-        dtype: what matrix products are computed in.
 
     Raises:
         ValueError: a number is below 1 or not whole.
     """
     check_counts(num_branches=num_branches, layers_per_branch=layers_per_branch)
-    builder, shape = ModelBuilder(dtype), (layers_per_branch, length, hidden, num_heads)
+    builder = ModelBuilder(TENSOR_CORES)
     ends = [
-        _transformer(builder, f"branches.{i}.", f"tokens{i}", *shape, feed_forward)
+        _transformer(builder, f"branches.{i}.", f"tokens{i}", layers_per_branch)
         for i in range(num_branches)
     ]
     joined = builder.concat("concat", ends)
     return builder.workload(f"mmt-{num_branches}", joined, samples_per_device, TRANSFORMERS)
 
 
-def transformer(
-    num_layers: int = 32,
-    *,
-    length: int = 256,
-    hidden: int = 1024,
-    num_heads: int = 16,
-    feed_forward: int = 4096,
-    samples_per_device: int = TRANSFORMER_SAMPLES,
-    dtype: str = TENSOR_CORES,
-) -> Workload:
+def transformer(num_layers: int = 32, *, samples_per_device: int = TRANSFORMER_SAMPLES) -> Workload:
     """A chain of Transformer layers, as many as MMT has (appendix A.3); arguments as there."""
-    builder, shape = ModelBuilder(dtype), (num_layers, length, hidden, num_heads)
-    end = _transformer(builder, "", "tokens", *shape, feed_forward)
+    check_counts(num_layers=num_layers)
+    builder = ModelBuilder(TENSOR_CORES)
+    end = _transformer(builder, "", "tokens", num_layers)
     return builder.workload("transformer", end, samples_per_device, TRANSFORMERS)
 
 
-def _transformer(
-    builder: ModelBuilder,
-    prefix: str,
-    tokens: str,
-    num_layers: int,
-    length: int,
-    hidden: int,
-    num_heads: int,
-    feed_forward: int,
-) -> str:
-    check_counts(num_layers=num_layers, length=length, hidden=hidden)
-    check_counts(num_heads=num_heads, feed_forward=feed_forward)
-    value = builder.indices(tokens, length)
+def _transformer(builder: ModelBuilder, prefix: str, tokens: str, num_layers: int) -> str:
+    value = builder.indices(tokens, LENGTH)
     for layer in range(num_layers):
         name = f"{prefix}layers.{layer}"
-        value = builder.attention(f"{name}.attention", value, length, hidden, num_heads)
-        value = builder.linear(f"{name}.linear1", value, hidden, feed_forward, rows=length)
-        value = builder.linear(f"{name}.linear2", value, feed_forward, hidden, rows=length)
+        value = builder.attention(f"{name}.attention", value, LENGTH, HIDDEN, HEADS)
+        value = builder.linear(f"{name}.linear1", value, HIDDEN, FEED_FORWARD, rows=LENGTH)
+        value = builder.linear(f"{name}.linear2", value, FEED_FORWARD, HIDDEN, rows=LENGTH)
     return value
 
 
 def dlrm(
-    num_dense: int = 7,
-    num_sparse: int = 7,
-    *,
-    layers_per_branch: int = 4,
-    hidden: int = 4096,
-    dense_features: int = 2048,
-    num_entries: int = 1_000_000,
-    bag: int = 100,
-    embedding_width: int = 64,
-    top_layers: int = 4,
-    samples_per_device: int = DLRM_SAMPLES,
-    dtype: str = "float32",
+    num_dense: int = 7, num_sparse: int = 7, *, samples_per_device: int = DLRM_SAMPLES
 ) -> Workload:
     """The recommendation model: dense and sparse features side by side, then a common MLP.
 
     Args:
         num_dense: branches of dense features, each a multi-layer perceptron.
         num_sparse: branches of sparse features, each one table of embeddings.
-        layers_per_branch: layers of a dense branch.
-        hidden: width of all layers.
-        dense_features: inputs of a dense branch.
-        num_entries: rows of a table.
-        bag: indices of a sample in a table; their rows are put one behind the other.
-        embedding_width: width of a row.
-        top_layers: layers of the common part, before the last one with a single output.
         samples_per_device: samples of a mini-batch for every device.
-        dtype: what matrix products are computed in.
 
     Raises:
         ValueError: a number is too small or not whole, or there is no branch at all.
     """
-    for name, count in (("dense", num_dense), ("sparse", num_sparse)):
-        check_whole(f"num_{name}", count, least=0)
-    check_whole("top_layers", top_layers, least=0)
-    check_counts(hidden=hidden, dense_features=dense_features, layers_per_branch=layers_per_branch)
-    check_counts(num_entries=num_entries, bag=bag, embedding_width=embedding_width)
-    builder, layers = ModelBuilder(dtype), [hidden] * layers_per_branch
+    for name, count in (("num_dense", num_dense), ("num_sparse", num_sparse)):
+        check_whole(name, count, least=0)
+    builder, widths = ModelBuilder("float32"), [DENSE_FEATURES, *[WIDTH] * BRANCH_LAYERS]
     ends = []
     for i in range(num_dense):
-        value = builder.floats(f"dense{i}", dense_features)
-        ends.append(_perceptron(builder, f"dense.{i}", value, [dense_features, *layers]))
+        value = builder.floats(f"dense{i}", DENSE_FEATURES)
+        ends.append(_perceptron(builder, f"dense.{i}", value, widths))
     for i in range(num_sparse):
-        value = builder.indices(f"sparse{i}", bag)
-        ends.append(builder.embedding(f"sparse.{i}", value, num_entries, bag, embedding_width))
-    width = num_dense * hidden + num_sparse * bag * embedding_width
+        value = builder.indices(f"sparse{i}", BAG)
+        ends.append(builder.embedding(f"sparse.{i}", value, NUM_ENTRIES, BAG, EMBEDDING_WIDTH))
     joined = builder.concat("concat", ends)
-    top = _perceptron(builder, "top", joined, [width, *[hidden] * top_layers, 1])
+    width = num_dense * WIDTH + num_sparse * BAG * EMBEDDING_WIDTH
+    top = _perceptron(builder, "top", joined, [width, *[WIDTH] * TOP_LAYERS, 1])
     name = f"dlrm-{num_dense}+{num_sparse}"
     return builder.workload(name, top, samples_per_device, RECOMMENDERS)
 
 
-def candle_uno(
-    num_branches: int = 7,
-    *,
-    layers_per_branch: int = 4,
-    hidden: int = 4096,
-    samples_per_device: int = CANDLE_SAMPLES,
-    dtype: str = "float32",
-) -> Workload:
+def candle_uno(num_branches: int = 7, *, samples_per_device: int = CANDLE_SAMPLES) -> Workload:
     """The drug response model: one multi-layer perceptron per feature, joined for one output.
 
     Args:
         num_branches: features; see :data:`CANDLE_FEATURES`.
-        layers_per_branch: layers of each.
-        hidden: width of all layers.
         samples_per_device: samples of a mini-batch for every device.
-        dtype: what matrix products are computed in.
 
     Raises:
         ValueError: a number is below 1 or not whole.
     """
-    check_counts(num_branches=num_branches, layers_per_branch=layers_per_branch, hidden=hidden)
-    builder, features, ends = ModelBuilder(dtype), list(CANDLE_FEATURES.items()), []
+    check_counts(num_branches=num_branches)
+    builder, features, ends = ModelBuilder("float32"), list(CANDLE_FEATURES.items()), []
     for i in range(num_branches):
         name, width = features[i % len(features)]
-        value, widths = builder.floats(f"{name}_{i}", width), [width, *[hidden] * layers_per_branch]
+        value, widths = builder.floats(f"{name}_{i}", width), [width, *[WIDTH] * BRANCH_LAYERS]
         ends.append(_perceptron(builder, f"branches.{i}", value, widths))
-    head = builder.linear("head", builder.concat("concat", ends), num_branches * hidden, 1)
+    head = builder.linear("head", builder.concat("concat", ends), num_branches * WIDTH, 1)
     return builder.workload(f"candle-{num_branches}", head, samples_per_device, RECOMMENDERS)
 
 
-def _perceptron(builder: ModelBuilder, name: str, value: str, widths: Iterable[int]) -> str:
-    widths = list(widths)
+def _perceptron(builder: ModelBuilder, name: str, value: str, widths: Sequence[int]) -> str:
     for layer, sizes in enumerate(zip(widths, widths[1:])):
         value = builder.linear(f"{name}.{layer}", value, *sizes)
     return value

@@ -17,22 +17,17 @@ gnmt.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_gpp.common.checks import check_whole, short_list
+from lightning_gpp.common.checks import LARGEST, check_whole, short_list, short_repr
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter
-from lightning_gpp.workloads.fields import (
-    ITEM_BYTES,
-    batch_value,
-    execution_order,
-    quantity,
-    scope_of,
-)
+from lightning_gpp.workloads.fields import ITEM_BYTES, batch_value, execution_order, scope_of
 from lightning_gpp.workloads.workload import Workload
 
 EXPECTED = "a profile of PipeDream (graph.txt)"
@@ -179,7 +174,9 @@ def parse_profile(text: str, *, source: str) -> dict[str, ProfiledNode]:
 def _edge(line: str, where: str) -> tuple[str, str]:
     ends = [end.strip() for end in line.split("--")]
     if len(ends) != 2 or not all(ends) or ends[0] == ends[1]:
-        raise ValueError(f"{where}: expected an edge 'nodeA -- nodeB', got {_short(line)}")
+        raise ValueError(
+            f"{where}: expected an edge 'nodeA -- nodeB', got {short_repr(line.strip())}"
+        )
     return ends[0], ends[1]
 
 
@@ -189,37 +186,42 @@ def _node(line: str, where: str) -> ProfiledNode:
     if not (description and name.isidentifier()):
         raise ValueError(
             f"{where}: expected 'node -- description -- {'=…, '.join(QUANTITIES)}=…', "
-            f"got {_short(line)}"
+            f"got {short_repr(line.strip())}"
         )
     found: dict[str, str] = {}
     for item in numbers.split(","):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"{where}: expected 'quantity=number', got {_short(item)}")
+            raise ValueError(f"{where}: expected 'quantity=number', got {short_repr(item.strip())}")
         if key.strip() in found:
             raise ValueError(f"{where}: {key.strip()} is there twice; keep one")
         found[key.strip()] = value
     if missing := [key for key in QUANTITIES if key not in found]:
         raise ValueError(f"{where}: {missing[0]} is missing; expected {', '.join(QUANTITIES)}")
     several = re.fullmatch(r"\s*\[(.*)\]\s*", found["activation_size"])
-    sizes = several.group(1).split(";") if several else [found["activation_size"]]
-    forward_ms, backward_ms, parameter_bytes = (
-        quantity(found[key], f"{where}: {key}") for key in QUANTITIES if key != "activation_size"
-    )
+    texts = {key: [found[key]] for key in QUANTITIES}
+    texts["activation_size"] = several[1].split(";") if several else [found["activation_size"]]
+    numbers_of = {
+        key: tuple(_quantity(text, f"{where}: {key}") for text in texts[key]) for key in QUANTITIES
+    }
+    (forward_ms,), (backward_ms,), output_bytes, (parameter_bytes,) = numbers_of.values()
     return ProfiledNode(
         name,
         description,
         forward_ms * SECONDS_PER_MILLISECOND,
         backward_ms * SECONDS_PER_MILLISECOND,
-        tuple(quantity(size, f"{where}: activation_size") for size in sizes),
+        output_bytes,
         round(parameter_bytes),
         [],
     )
 
 
-def _short(line: str) -> str:
-    text = line.strip()
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+def _quantity(text: str, where: str) -> float:
+    """A number that is not negative (and no more than any real quantity)."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= LARGEST:
+            return float(text)
+    raise ValueError(f"{where}: expected a number of at least 0, got {text.strip()!r}")
 
 
 def profiled_samples(nodes: Sequence[ProfiledNode], source: str) -> int:

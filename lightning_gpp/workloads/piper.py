@@ -14,16 +14,20 @@ what memory can do (:data:`PLAUSIBLE_BYTES_PER_S`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from lightning_gpp.common.checks import check_whole, is_number
+from lightning_gpp.common.checks import LARGEST, check_whole, is_number, short_repr
 from lightning_gpp.common.data_file import read_text
+from lightning_gpp.common.strict_json import from_data, parse_json
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
-from lightning_gpp.workloads.fields import JsonObject, batch_value, execution_order, scope_of
+from lightning_gpp.workloads.fields import batch_value, execution_order, scope_of
 from lightning_gpp.workloads.workload import Workload
+
+T = TypeVar("T")
 
 SOURCE = "Piper (NeurIPS 2021), github msr-fiddle/piper"
 
@@ -130,88 +134,127 @@ def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -
     if time_unit_s is not None and not (is_number(time_unit_s) and time_unit_s > 0):
         raise ValueError(f"time_unit_s must be a number above 0 seconds, got {time_unit_s!r}")
     source = Path(path).name
-    document = JsonObject.load(read_text(path, EXPECTED), source)
-    instance = _instance(document, time_unit_s or DEFAULT_TIME_UNIT_S)
+    data = parse_json(read_text(path, EXPECTED), source)
+    _check_amounts(data, source)
+    document = from_data(_File, data, where=source, may_have_more=True)
+    instance = _instance(document, time_unit_s or DEFAULT_TIME_UNIT_S, source)
     if time_unit_s is None:
         _check_unit(instance, source)
     return instance
 
 
-def _instance(document: JsonObject, time_unit_s: float) -> PiperInstance:
-    operators = _operators(document, time_unit_s)
-    edges = tuple(_edges(document, operators))
+@dataclass(frozen=True)
+class _FileWay:
+    """A TMPC as the file has it."""
+
+    id: str
+    timePerSample: float
+    parameterSize: float
+    memoryUsageA: float
+    memoryUsageB: float
+    syncTimeFw: Mapping[str, float]
+    syncTimeBw: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _FileNode:
+    id: int
+    TMPCs: Mapping[str, tuple[_FileWay, ...]]
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class _FileEdge:
+    sourceId: int
+    destId: int
+    communicationCost: float
+
+
+@dataclass(frozen=True)
+class _File:
+    nodes: tuple[_FileNode, ...]
+    edges: tuple[_FileEdge, ...]
+    maxDevices: int
+    maxMemoryPerDevice: float
+    bandwidth: float
+    maxBatchSize: int | None = None
+    mbsInBatch: int | None = None
+
+
+def _check_amounts(data: Any, where: str) -> None:
+    """Refuses negative and implausible numbers, wherever they are; the rest is the form's."""
+    if isinstance(data, (list, Mapping)):
+        for key, item in data.items() if isinstance(data, Mapping) else enumerate(data):
+            _check_amounts(item, f"{where}: {key}" if isinstance(key, str) else f"{where}[{key}]")
+    elif isinstance(data, (int, float)) and not 0 <= data <= LARGEST:
+        raise ValueError(f"{where}: expected a number of at least 0, got {short_repr(data)}")
+
+
+def _instance(document: _File, time_unit_s: float, source: str) -> PiperInstance:
+    if not document.nodes:
+        raise ValueError(f"{source}: nodes: expected at least one, got none")
+    operators: dict[int, PiperOperator] = {}
+    for index, node in enumerate(document.nodes):
+        where = f"{source}: nodes[{index}]"
+        if node.id in operators:
+            raise ValueError(f"{where}: id {node.id} is there twice; ids are unique")
+        ways = {
+            degree: tuple(_tmpc(way, time_unit_s, where) for way in found)
+            for degree, found in _numbered(node.TMPCs, f"{where}: TMPCs").items()
+        }
+        if not any(ways.values()):
+            raise ValueError(f"{where}: TMPCs: expected at least one way to run the operator")
+        operators[node.id] = PiperOperator(node.id, node.name or str(node.id), ways)
     names = unique_names(operators.values())
     readers: dict[str, list[str]] = {name: [] for name in names.values()}
-    for edge in edges:
-        readers[names[edge.source]].append(names[edge.target])
-    place = {name: i for i, name in enumerate(execution_order(readers, document.where))}
-    samples_key = "maxBatchSize" if "maxBatchSize" in document.data else "mbsInBatch"
-    for key in ("maxDevices", samples_key):
-        document.positive(key)
+    edges: dict[tuple[int, int], PiperEdge] = {}
+    for index, edge in enumerate(document.edges):
+        ends, where = (edge.sourceId, edge.destId), f"{source}: edges[{index}]"
+        if unknown := [number for number in ends if number not in operators]:
+            raise ValueError(f"{where}: no node has the id {unknown[0]}")
+        if ends in edges:
+            raise ValueError(f"{where}: the edge {ends[0]}->{ends[1]} is there twice")
+        edges[ends] = PiperEdge(*ends, edge.communicationCost)
+        readers[names[ends[0]]].append(names[ends[1]])
+    samples = document.mbsInBatch if document.maxBatchSize is None else document.maxBatchSize
+    for key, value in (
+        ("maxDevices", document.maxDevices),
+        ("maxMemoryPerDevice", document.maxMemoryPerDevice),
+        ("bandwidth", document.bandwidth),
+        ("mbsInBatch", samples),
+    ):
+        if not value:
+            raise ValueError(f"{source}: {key}: expected a number above 0, got {value}")
+    place = {name: i for i, name in enumerate(execution_order(readers, source))}
     return PiperInstance(
         operators=tuple(sorted(operators.values(), key=lambda found: place[names[found.id]])),
         edges=tuple(
-            sorted(edges, key=lambda edge: (place[names[edge.source]], place[names[edge.target]]))
+            sorted(edges.values(), key=lambda e: (place[names[e.source]], place[names[e.target]]))
         ),
-        num_devices=document.integer("maxDevices"),
-        memory_bytes=document.positive("maxMemoryPerDevice"),
-        bandwidth_bytes_per_s=document.positive("bandwidth"),
-        num_samples=document.integer(samples_key),
+        num_devices=document.maxDevices,
+        memory_bytes=document.maxMemoryPerDevice,
+        bandwidth_bytes_per_s=document.bandwidth,
+        num_samples=samples or 0,
     )
 
 
-def _operators(document: JsonObject, time_unit_s: float) -> dict[int, PiperOperator]:
-    found: dict[int, PiperOperator] = {}
-    for node in document.objects("nodes"):
-        number = node.integer("id")
-        if number in found:
-            raise ValueError(f"{node.where}: id {number} is there twice; ids are unique")
-        name = node.text("name") if "name" in node.data else str(number)
-        ways = node.child("TMPCs")
-        found[number] = PiperOperator(
-            number,
-            name,
-            {
-                degree: tuple(_tmpc(way, time_unit_s) for way in ways.objects(key))
-                for degree, key in ways.numbered_keys()
-            },
-        )
-        if not any(found[number].ways.values()):
-            raise ValueError(f"{ways.where}: expected at least one way to run the operator")
-    if not found:
-        raise ValueError(f"{document.where}: nodes: expected at least one, got none")
-    return found
-
-
-def _tmpc(way: JsonObject, time_unit_s: float) -> Tmpc:
+def _tmpc(way: _FileWay, time_unit_s: float, where: str) -> Tmpc:
     return Tmpc(
-        name=way.text("id"),
-        seconds_per_sample=way.number("timePerSample") * time_unit_s,
-        parameter_bytes=way.number("parameterSize"),
-        memory_bytes_in_flight=way.number("memoryUsageA"),
-        memory_bytes_fixed=way.number("memoryUsageB"),
-        sync_forward_bytes=_by_operator(way.child("syncTimeFw")),
-        sync_backward_bytes=_by_operator(way.child("syncTimeBw")),
+        name=way.id,
+        seconds_per_sample=way.timePerSample * time_unit_s,
+        parameter_bytes=way.parameterSize,
+        memory_bytes_in_flight=way.memoryUsageA,
+        memory_bytes_fixed=way.memoryUsageB,
+        sync_forward_bytes=_numbered(way.syncTimeFw, f"{where}: syncTimeFw"),
+        sync_backward_bytes=_numbered(way.syncTimeBw, f"{where}: syncTimeBw"),
     )
 
 
-def _by_operator(sizes: JsonObject) -> dict[int, float]:
-    return {number: sizes.number(key) for number, key in sizes.numbered_keys()}
-
-
-def _edges(document: JsonObject, operators: Mapping[int, PiperOperator]) -> Iterator[PiperEdge]:
-    seen = set()
-    for item in document.objects("edges"):
-        edge = PiperEdge(
-            item.integer("sourceId"), item.integer("destId"), item.number("communicationCost")
-        )
-        for number in (edge.source, edge.target):
-            if number not in operators:
-                raise ValueError(f"{item.where}: no node has the id {number}")
-        if (edge.source, edge.target) in seen:
-            raise ValueError(f"{item.where}: the edge {edge.source}->{edge.target} is there twice")
-        seen.add((edge.source, edge.target))
-        yield edge
+def _numbered(items: Mapping[str, T], where: str) -> dict[int, T]:
+    """By the whole numbers that the keys spell."""
+    if wrong := [key for key in items if not key.isdecimal()]:
+        raise ValueError(f"{where}: expected whole numbers as keys, got {wrong[0]!r}")
+    return {int(key): item for key, item in items.items()}
 
 
 def _check_unit(instance: PiperInstance, source: str) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import signal
 
-import pytest
 from helpers import heartbeat_ranks
 from helpers.workers import WorkerPool
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_messages_go_both_ways_and_leaving_is_no_loss(pool: WorkerPool) -> None:

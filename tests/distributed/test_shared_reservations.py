@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 from helpers.workers import WorkerPool
 
-from lightning_gpp.emulation.reservations import Meeting, SharedReservations
+from lightning_gpp.emulation.reservations import SharedReservations
 
 NUM_EACH = 3000
 NUM_SUMS = 50
@@ -22,9 +22,9 @@ def reserve(path: Path) -> tuple[list[float], list[float]]:
     dist.barrier()
     starts = [own.reserve(["bus"], 0.0, 1.0) for _ in range(NUM_EACH)]
     for number in range(NUM_SUMS):
-        own.meet(Meeting(PAIR, number), float(number + rank), ["out"], 0.5)
+        own.meet((PAIR, number), float(number + rank), ["out"], 0.5)
     dist.barrier()
-    ends = [own.end_s(Meeting(PAIR, number)) for number in range(NUM_SUMS)]
+    ends = [own.end_s((PAIR, number)) for number in range(NUM_SUMS)]
     own.close()
     return starts, ends
 

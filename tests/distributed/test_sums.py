@@ -13,7 +13,7 @@ from helpers.host_copies import HostCopies
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.sums import ProcessSums
 
 
 def on_threads(check: Callable[..., Any], num_ranks: int) -> list[Any]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.runtime.action_record import ActionRecord
 
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 
 
 class Pause(nn.Module):
@@ -49,7 +49,7 @@ PLAN = [["left"], ["right"], ["head"]]
 def record_towers(num_microbatches: int, schedule: str) -> list[ActionRecord]:
     """Trains one step on three ranks; returns this rank's records."""
     strategy = GraphPipeStrategy(
-        num_microbatches, plan=PLAN, schedule=schedule, leaf_modules=[Pause], timeout=30.0
+        num_microbatches, plan=PLAN, schedule=schedule, leaf_modules=[Pause], timeout=100.0
     )
     records: list[ActionRecord] = []
     strategy.on_record = records.append

@@ -160,7 +160,7 @@ def run_case(case: DrawnCase, num_ranks: int = 1) -> Outcome:
         with pytest.MonkeyPatch.context() as patch:
             _with_drawn_plans(patch, case.plan_seed)
             _noting(patch, lines)
-            strategy = {"num_microbatches": 4, "timeout": 20.0, "cache": False}
+            strategy = {"num_microbatches": 4, "timeout": 100.0, "cache": False}
             result = train(training, strategy | {"schedule": case.schedule}, num_ranks)
     except Exception as error:
         what = "refused" if _is_ours(error) else "broken"
@@ -186,17 +186,19 @@ def _with_drawn_plans(patch: pytest.MonkeyPatch, seed: int) -> None:
     from lightning_gpp.strategy.planning import planning
 
     choose = random.Random(seed)
-    patch.setattr(
-        planning.PlanCache, "plan", lambda _, request, *__: (any_plan(request, choose), ())
-    )
-    patch.setattr(planning, "fullest", lambda _, plan, __: plan)
+    patch.setattr(planning, "answer", lambda request, _: any_plan(request, choose))
+    patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
 
 
 def _noting(patch: pytest.MonkeyPatch, lines: list[str]) -> None:
     from lightning_gpp.strategy import report
-    from lightning_gpp.strategy.step import microbatch_steps, trials
+    from lightning_gpp.strategy.step import cut_checks, microbatch_steps
 
-    shown_by = ((trials, "show"), (microbatch_steps, "rank_zero_warn"), (report, "rank_zero_warn"))
+    shown_by = (
+        (cut_checks, "show"),
+        (microbatch_steps, "rank_zero_warn"),
+        (report, "rank_zero_warn"),
+    )
     for module, name in shown_by:
         patch.setattr(module, name, lambda text, *_, **__: lines.append(str(text)))
 

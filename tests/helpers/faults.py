@@ -280,34 +280,14 @@ ONCE = ("gpipe",)
 
 
 FAULTS = {
-    "plan does not cover the model": Fault(
-        r"(?s)cover.*head",
-        strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]},
-        schedules=ONCE,
-    ),
-    "plan names an unknown module": Fault(
-        "tower",
-        strategy={"plan": [["tower"], ["right"], ["left", "fuse", "norm", "head"]]},
-        schedules=ONCE,
-    ),
     "plan with a cycle": Fault(
         r"(?i)circle|cycle|each other",
         strategy={"plan": [["left", "norm"], ["right"], ["fuse", "head"]]},
         schedules=ONCE,
     ),
-    "plan for more devices": Fault(
-        "device 3.*3 devices",
-        strategy={"plan": [["left"], ["right"], ["fuse"], ["norm", "head"]]},
-        schedules=ONCE,
-    ),
     "module that cannot be captured": Fault(
         r"(?s)faults\.py.*(control flow|leaf|blocks|module)", DataDependentModel
     ),
-    "unknown planner": Fault(
-        r"(?s)'magic'.*balanced", strategy={"planner": "magic"}, schedules=ONCE
-    ),
-    "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b", schedules=("magic",)),
-    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE),
     "forward of an early stage": Fault(
         "the fragile layer got a nan",
         FragileModel,
@@ -403,7 +383,7 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
         loaders.append(data.loader())
     module = fault.build()
     with quiet():
-        strategy = {"num_microbatches": 4, "timeout": 30.0, "schedule": schedule} | fault.strategy
+        strategy = {"num_microbatches": 4, "timeout": 300.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
         trainer.fit(module.double(), *loaders)
 
@@ -417,7 +397,7 @@ def train_on_after_a_fault(folder: str, num_ranks: int) -> None:
     """
     data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
     callbacks = [FailOnRank(1, "raise"), ModelCheckpoint(folder, "left", save_on_exception=True)]
-    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    strategy = {"num_microbatches": 4, "timeout": 300.0}
     with quiet():
         options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
         trainer = make_trainer(strategy, num_ranks, **options)
@@ -444,7 +424,7 @@ def read_after_a_fault(folder: str, num_ranks: int) -> list[str]:
     """
     data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
     callbacks = [FailOnRank(1, "kill"), ModelCheckpoint(folder, save_on_exception=True)]
-    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    strategy = {"num_microbatches": 4, "timeout": 300.0}
     with quiet():
         options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
         trainer = make_trainer(strategy, num_ranks, **options)

@@ -131,7 +131,7 @@ def sent_bytes(
     with quiet(), tempfile.TemporaryDirectory() as folder:
         callback = TimelineCallback([step], dirpath=folder)
         trainer = lp.Trainer(
-            strategy=GNNPipeStrategy(timeout=60.0, **strategy),
+            strategy=GNNPipeStrategy(timeout=100.0, **strategy),
             devices=num_ranks,
             max_epochs=3,
             callbacks=[callback],
@@ -165,7 +165,7 @@ def fit(
     if strategy is not None:
         from lightning_gpp.strategy import GNNPipeStrategy
 
-        chosen = GNNPipeStrategy(**{"timeout": 60.0, **strategy})
+        chosen = GNNPipeStrategy(**{"timeout": 100.0, **strategy})
     module, graph = job.module().double(), random_graph(**job.graph)
     if job.precision is not None:
         module, graph = module.float(), graph.apply(_in_float32)

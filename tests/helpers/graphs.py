@@ -100,30 +100,6 @@ def stage_edges(num_stages: int, edges: str) -> StageGraph:
 
 
 @st.composite
-def branchy_graphs(draw: st.DrawFn) -> ModelGraph:
-    """Branches that may share parameters, what they read from a stem, and the feed.
-
-    x ─> s0, s1 ─┬─> b0.0 ─> … ─┬─> join
-                 ├─> b1.0 ─> … ─┤
-    x ───────────┴─> b2.0 ─> … ─┘
-    """
-    reads = {"s0": "x", "s1": "x"}
-    parameters = {}
-    ends = []
-    for branch in range(draw(st.integers(2, 5))):
-        previous = draw(st.sampled_from(["x", "y", "s0", "s1"]))
-        for layer in range(draw(st.integers(1, 2))):
-            name = f"b{branch}.{layer}"
-            more = draw(st.sampled_from(["", "", "", "x", "s0"]))
-            reads[name] = f"{previous} {more}" if more != previous else previous
-            parameters[name] = [draw(st.sampled_from([f"{name}.w", f"{name}.w", "w0", "w1"]))]
-            previous = name
-        ends.append(previous)
-    reads["join"] = " ".join((*ends, "s0", "s1"))
-    return literal_graph(reads, inputs=("x", "y"), parameters=parameters)
-
-
-@st.composite
 def model_graphs(
     draw: st.DrawFn, min_operators: int = 1, max_operators: int = 9, with_state: bool = True
 ) -> ModelGraph:

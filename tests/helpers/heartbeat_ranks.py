@@ -14,17 +14,17 @@ import torch.distributed as dist
 from lightning_gpp.runtime.processes import heartbeats
 
 SILENCE_S = 2.0
-LIMIT_S = 30.0
+LIMIT_S = 100.0
 
 
 class Heard:
-    """Heartbeats with short limits, and what they said."""
+    """Heartbeats, by default with a limit that no load reaches, and what they said."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = LIMIT_S) -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         self.before = heartbeats.BEAT_S, heartbeats.SILENCE_S
-        heartbeats.BEAT_S, heartbeats.SILENCE_S = 0.1, SILENCE_S
+        heartbeats.BEAT_S, heartbeats.SILENCE_S = 0.1, silence_s
         self.messages: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self.lost: queue.Queue[tuple[int, str]] = queue.Queue()
         self.beats = heartbeats.Heartbeats(
@@ -59,7 +59,7 @@ def exchange() -> tuple[list[Any], list[Any]]:
 
 def stopped() -> tuple[int, str] | None:
     """Rank 1 is stopped, by which its process ends; rank 0 hears of it."""
-    heard = Heard()
+    heard = Heard(SILENCE_S)
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         return None
@@ -71,7 +71,7 @@ def stopped() -> tuple[int, str] | None:
 
 def busy() -> list[tuple[int, str]]:
     """Rank 1 holds Python's lock for twice the limit; who was lost."""
-    heard = Heard()
+    heard = Heard(SILENCE_S)
     if dist.get_rank() == 1:
         ctypes.PyDLL(None).usleep(int(2e6 * SILENCE_S))
     return heard.end()

@@ -44,7 +44,7 @@ def main(folder: Path, pipelines: int, is_lost: bool) -> None:
             accelerator="cpu",
             num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "2")),  # as torchrun says
             devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            strategy=GraphPipeStrategy(pipelines=pipelines, num_microbatches=2, timeout=60),
+            strategy=GraphPipeStrategy(pipelines=pipelines, num_microbatches=2, timeout=250),
             max_steps=NUM_STEPS,
             max_epochs=-1,
             callbacks=[kept, *([LostHost()] if is_lost else [])],

@@ -46,7 +46,7 @@ def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
     result = Result()
     with quiet():
         trainer = make_trainer(
-            {"num_microbatches": 4, "timeout": 30.0},
+            {"num_microbatches": 4, "timeout": 100.0},
             num_ranks,
             max_steps=12,
             callbacks=[Recording(result)],
@@ -129,14 +129,14 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
 
 def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
     """This package's warnings during a fit, and what it says of how batches are cut."""
-    from lightning_gpp.strategy.step import trials
+    from lightning_gpp.strategy.step import cut_checks
 
     shown: list[str] = []
     with warnings.catch_warnings(record=True) as seen, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
-        patch.setattr(trials, "show", shown.append)
+        patch.setattr(cut_checks, "show", shown.append)
         trainer = make_trainer(
-            {"timeout": 30.0} | strategy, num_ranks, max_steps=training.num_steps
+            {"timeout": 100.0} | strategy, num_ranks, max_steps=training.num_steps
         )
         trainer.fit(training.module(), training.data.loader())
     return shown + [str(w.message) for w in seen if "lightning_gpp" in w.filename]
@@ -165,19 +165,3 @@ def actions_of_fit(strategy: dict[str, Any], num_ranks: int) -> list[str]:
         chosen.on_record = lambda record: seen.append(str(record.action))
         trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
     return seen
-
-
-def warned_in_fit(num_ranks: int) -> list[str]:
-    """What is warned of in a fit whose optimizers are told how long training takes."""
-
-    class Scheduled(ExportableModel):
-        def configure_optimizers(self) -> Any:
-            # What torch 2.13 says of Lightning's own code when this loads the data.
-            warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use ...", stacklevel=1)
-            return super().configure_optimizers()
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        trainer = make_trainer({"timeout": 30.0}, num_ranks, max_steps=1)
-        trainer.fit(Scheduled().double(), DataSpec(num_inputs=2).loader())
-    return [str(each.message) for each in said]

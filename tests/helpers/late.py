@@ -47,12 +47,12 @@ def train_late(
 
 
 class LargeModel(lp.LightningModule):
-    """288 MiB of weights.
+    """432 MiB of weights.
 
     Tensors of more than 32 MiB are given back to the system as soon as they are freed.
     """
 
-    num_layers, width = 8, 3072
+    num_layers, width = 12, 3072
 
     def configure_model(self) -> None:
         layers = [nn.Linear(self.width, self.width, bias=False) for _ in range(self.num_layers)]
@@ -77,7 +77,7 @@ def _fit(model: LargeModel, num_ranks: int, *callbacks: lp.Callback) -> None:
     per_stage = model.num_layers // num_ranks
     firsts = range(0, model.num_layers, per_stage)
     stages = [[f"layers.{i}" for i in range(first, first + per_stage)] for first in firsts]
-    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0} if num_ranks > 1 else None
+    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 100.0} if num_ranks > 1 else None
     data = DataLoader(TensorDataset(10 * torch.randn(8, model.width)), batch_size=4)
     with quiet():
         trainer = make_trainer(strategy, num_ranks, max_steps=2, callbacks=[*callbacks])

@@ -9,9 +9,9 @@ from typing import Any
 import lightning.pytorch as lp
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from helpers.models import DataSpec, ExportableModel, targets_of
 from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, SupervisedModule
@@ -67,15 +67,6 @@ def mixing_collate(samples: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor]:
     share = torch.rand(len(samples), 1, dtype=inputs[0].dtype)
     mixed = tuple(share * x + (1 - share) * x[order] for x in inputs)
     return mixed, targets_of(mixed)
-
-
-class ShuffledData(DataSpec):
-    """The usual samples, shuffled by a generator of the loader's own."""
-
-    def loader(self) -> DataLoader[Any]:
-        samples: Any = super().loader().dataset
-        generator = torch.Generator().manual_seed(11)
-        return DataLoader(samples, self.batch_size, shuffle=True, generator=generator)
 
 
 class MetricsModel(ExportableModel):
@@ -148,36 +139,9 @@ class PenaltyModel(ExportableModel):
         return loss + 0.1 * self.head.weight.square().sum(), outputs
 
 
-def decision_callbacks(folder: str) -> list[lp.Callback]:
-    """Checkpointing and early stopping by the validation loss, and what they decided."""
-    checkpoint = ModelCheckpoint(
-        dirpath=folder, filename="{epoch}", monitor="val_loss", save_top_k=1, mode="max"
-    )
-    stopping = EarlyStopping(monitor="val_size", min_delta=0.03, patience=1, mode="min")
-    return [checkpoint, stopping, Decisions()]
-
-
 def epoch_checkpoints(folder: str) -> list[lp.Callback]:
     """Keeps a checkpoint of every epoch."""
     return [ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1, every_n_epochs=1)]
-
-
-class Decisions(lp.Callback):
-    """Records what the other callbacks decided."""
-
-    def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
-
-    def on_fit_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        checkpoint, stopping = trainer.checkpoint_callback, trainer.early_stopping_callback
-        assert isinstance(checkpoint, ModelCheckpoint)
-        assert stopping is not None
-        self.record = {
-            "best": checkpoint.best_model_path.rpartition("/")[2],
-            "best_score": float(checkpoint.best_model_score),  # type: ignore[arg-type]
-            "stopped_epoch": stopping.stopped_epoch,
-            "epochs": trainer.current_epoch,
-        }
 
 
 class ChainModel(SupervisedModule):
@@ -213,50 +177,6 @@ class ChainModel(SupervisedModule):
         return loss
 
 
-class StepRecord(lp.Callback):
-    """Keeps the gradients before the first optimizer step, and a :class:`ChainModel`'s lists."""
-
-    def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
-
-    def on_before_optimizer_step(
-        self, trainer: lp.Trainer, pl_module: lp.LightningModule, optimizer: Any
-    ) -> None:
-        gradients = {
-            name: parameter.grad.clone()
-            for name, parameter in pl_module.named_parameters()
-            if parameter.grad is not None
-        }
-        self.record.setdefault("gradients", gradients)
-
-    def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        assert isinstance(pl_module, ChainModel)
-        self.record |= {"outputs": pl_module.outputs, "losses": pl_module.losses}
-
-
-def step_record() -> list[lp.Callback]:
-    """The callbacks of a training whose first step is looked at."""
-    return [StepRecord()]
-
-
-class SumLossModel(ChainModel):
-    """Its loss grows with the batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * len(batch[-1])
-
-
-class FunctionalF1Model(ChainModel):
-    """Logs a number that is no mean, sum, maximum or minimum over samples, and one that is."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, (output,) = self.step_loss(batch)
-        predicted, target = output[:, 0] > 0, batch[-1][:, 0] > 0
-        hits = (predicted & target).sum()
-        self.log_dict({"f1": 2 * hits / (predicted.sum() + target.sum() + 1), "loss": loss})
-        return loss
-
-
 class ComparingModel(ChainModel):
     """Its forward compares every sample with the others."""
 
@@ -278,11 +198,3 @@ class DroppingComparingModel(DroppingModel):
     def forward(self, x: Tensor) -> Tensor:
         output = super().forward(x)
         return output - output.mean(0, keepdim=True)
-
-
-class InBatchLossModel(ChainModel):
-    """Its loss compares every sample with the others."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        _, (output,) = self.step_loss(batch)
-        return torch.logsumexp(output @ output.T, 0).mean()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import replace
-from typing import Any
 
 from helpers.training import Training
 from lightning_gpp.capture import capture
@@ -123,13 +122,3 @@ def _topological_order(graph: ModelGraph, choose: random.Random) -> list[str]:
         for needs in waiting.values():
             needs.discard(name)
     return order
-
-
-def chain_plan(graph: ModelGraph, *, num_devices: int) -> Plan:
-    """Equal runs of operators, stage ``i`` on device ``i``."""
-    names = [operator.name for operator in graph]
-    bounds = [round(i * len(names) / num_devices) for i in range(num_devices + 1)]
-    stages: list[Any] = [
-        Stage(i, tuple(names[bounds[i] : bounds[i + 1]]), (i,)) for i in range(num_devices)
-    ]
-    return Plan(tuple(stages))

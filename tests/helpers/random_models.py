@@ -58,7 +58,7 @@ class ModelSpec:
         signature: how the forward takes its inputs: ``"positional"``, ``"keyword"``,
             ``"dict"`` or ``"tuple"``.
         result: how it returns its outputs: ``"single"``, ``"tuple"``, ``"dict"``, ``"nested"``.
-        loss: ``"regression"``, ``"classification"`` or one of :data:`WHOLE_BATCH_LOSSES`.
+        loss: ``"regression"`` or ``"classification"``.
         seed: of the initial weights.
     """
 
@@ -152,10 +152,7 @@ class SupervisedModule(lp.LightningModule):
         """The loss of a batch, summed over the outputs; and the outputs."""
         inputs, target = batch
         outputs = flatten(self.call_forward(inputs))
-        losses = [_LOSSES[self.loss.removesuffix(" of two calls")](out, target) for out in outputs]
-        if self.loss.endswith(" of two calls"):
-            others = flatten(self.call_forward(tuple(x.flip(0) for x in inputs)))
-            losses += [(a - b.flip(0).detach()).square().mean() for a, b in zip(others, outputs)]
+        losses = [_LOSSES[self.loss](out, target) for out in outputs]
         return torch.stack(losses).sum(), outputs
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -172,52 +169,10 @@ class SupervisedModule(lp.LightningModule):
         return self.optimizer_spec.configure(list(self.parameters()))
 
 
-def _contrastive(out: Tensor, target: Tensor) -> Tensor:
-    """Every sample against all others of its batch (CLIP, arXiv 2103.00020)."""
-    logits = nn.functional.normalize(out, dim=1) @ nn.functional.normalize(target, dim=1).T
-    wanted = torch.arange(len(out), device=out.device)
-    return (
-        nn.functional.cross_entropy(4 * logits, wanted)
-        + nn.functional.cross_entropy(4 * logits.T, wanted)
-    ) / 2
-
-
-def _class_weights(out: Tensor, target: Tensor) -> Tensor:
-    weights = torch.linspace(0.2, 3.0, out.shape[1], dtype=out.dtype)
-    return nn.functional.cross_entropy(out, target.argmax(1), weights)
-
-
-def _masked(out: Tensor, target: Tensor) -> Tensor:
-    """The mean over entries of which samples have unequally many."""
-    mask = target > 0
-    return (out - target)[mask].square().sum() / mask.sum().clamp(min=1)
-
-
-def _covariance(out: Tensor, target: Tensor) -> Tensor:
-    centred = out - out.mean(0)
-    return nn.functional.mse_loss(out, target) + (centred.T @ centred).square().mean() / len(out)
-
-
 _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "regression": nn.functional.mse_loss,
     "classification": lambda out, target: nn.functional.cross_entropy(out, target.argmax(1)),
-    "contrastive": _contrastive,
-    "class weights": _class_weights,
-    "masked": _masked,
-    "covariance": _covariance,
-    "sum": lambda out, target: 0.01 * (out - target).square().sum(),
 }
-
-WHOLE_BATCH_LOSSES = (
-    "contrastive",
-    "class weights",
-    "masked",
-    "covariance",
-    "sum",
-    "regression of two calls",
-    "contrastive of two calls",
-)
-"""Losses that micro-batches cannot have."""
 
 
 class BranchyModel(SupervisedModule):

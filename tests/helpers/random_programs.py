@@ -29,7 +29,7 @@ def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
         return (Method.DIRECT,)
     if (source.is_shard and target.is_replicated) or target.is_shard:
         return (Method.PADDED, Method.GROUPED)
-    return (Method.NONE,) if source.is_shard else (Method.DIRECT, Method.SCATTER_GATHER)
+    return (Method.NONE,) if source.is_shard else (Method.DIRECT,)
 
 
 class _Drawing:

@@ -8,17 +8,6 @@ import sys
 import threading
 import time
 
-import torch
-import torch.distributed as dist
-
-
-def sum_of_ranks(offset: int) -> tuple[int, int]:
-    """Joins a process group and adds up the ranks."""
-    dist.init_process_group("gloo")
-    total = torch.tensor(dist.get_rank() + offset)
-    dist.all_reduce(total)
-    return dist.get_rank(), int(total)
-
 
 def raise_on(rank: int) -> str:
     """Raises on one rank."""
@@ -43,22 +32,3 @@ def die_on(rank: int) -> None:
 def leave_a_thread() -> None:
     """Starts a thread that outlives the call."""
     threading.Thread(target=time.sleep, args=(6,), name="forgotten", daemon=True).start()
-
-
-def change_process() -> None:
-    """Changes everything that the next call must not see."""
-    os.environ["LEFT_BEHIND"] = "1"
-    torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo")
-
-
-def process_state() -> tuple[bool, str, bool, bool]:
-    """What :func:`change_process` changed, and whether Lightning sees launched processes."""
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment
-
-    return (
-        "LEFT_BEHIND" in os.environ,
-        str(torch.get_default_dtype()),
-        dist.is_initialized(),
-        TorchElasticEnvironment.detect(),
-    )

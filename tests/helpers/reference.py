@@ -12,6 +12,7 @@ import torch
 from standin.switch import one_device
 from torch import Tensor
 
+from helpers.alike import differences
 from helpers.training import Result, Training, train
 from helpers.workers import CALL_LIMIT_S, WorkerPool
 
@@ -76,19 +77,13 @@ def assert_same_training(results: Sequence[Result], expected: Result, dtype: str
     """
     tolerance = RELATIVE_TOLERANCE[dtype]
     assert expected.weights, "the one-device run returned no weights"
-    differences = weight_differences(results[0].weights, expected.weights, tolerance)
+    found = weight_differences(results[0].weights, expected.weights, tolerance)
     for rank, result in enumerate(results):
         for name in ("losses", "learning_rates", "validations", "final_metrics", "global_step"):
-            differences += _metric_differences(
-                f"rank {rank} {name}",
-                getattr(result, name),
-                getattr(expected, name),
-                tolerance,
-            )
-    differences += _metric_differences(
-        "rank 0 logged", results[0].logged, expected.logged, tolerance
-    )
-    assert not differences, _report(differences)
+            got, want = getattr(result, name), getattr(expected, name)
+            found += differences(got, want, f"rank {rank} {name}", tolerance)
+    found += differences(results[0].logged, expected.logged, "rank 0 logged", tolerance)
+    assert not found, _report(found)
 
 
 def weight_differences(
@@ -117,27 +112,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float(difference / expected.double().abs().max().clamp(min=1.0))
 
 
-def _metric_differences(where: str, actual: Any, expected: Any, tolerance: float) -> list[str]:
-    """Compares nested lists and dicts of numbers."""
-    if isinstance(expected, Mapping):
-        if set(actual) != set(expected):
-            return [f"{where}: got names {sorted(actual)}, expected {sorted(expected)}"]
-        pairs = [(f"{where}[{name}]", actual[name], expected[name]) for name in expected]
-    elif isinstance(expected, list):
-        if len(actual) != len(expected):
-            return [f"{where}: got {len(actual)} entries, expected {len(expected)}"]
-        pairs = [(f"{where}[{i}]", actual[i], expected[i]) for i in range(len(expected))]
-    else:
-        got, want = torch.tensor([float(actual), float(expected)], dtype=torch.float64)
-        if torch.equal(got.isnan(), want.isnan()) and (
-            bool(want.isnan()) or relative_error(got, want) <= tolerance
-        ):
-            return []
-        return [f"{where}: got {float(actual)!r}, expected {float(expected)!r}"]
-    return [line for pair in pairs for line in _metric_differences(*pair, tolerance)]
-
-
-def _report(differences: Sequence[str]) -> str:
-    shown = "\n  ".join(differences[:25])
-    rest = f"\n  … and {len(differences) - 25} more" if len(differences) > 25 else ""
-    return f"{len(differences)} differences from one device:\n  {shown}{rest}"
+def _report(found: Sequence[str]) -> str:
+    shown = "\n  ".join(found[:25])
+    rest = f"\n  … and {len(found) - 25} more" if len(found) > 25 else ""
+    return f"{len(found)} differences from one device:\n  {shown}{rest}"

@@ -16,9 +16,9 @@ from torch import Tensor
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import Training, make_trainer, quiet, real_tensors
 from lightning_gpp.strategy.state import sharded_checkpoint
-from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO
+from lightning_gpp.strategy.state.sharded_checkpoint import ReplacingCheckpointIO
 
-SHARDED = {"num_microbatches": 2, "timeout": 30.0, "state_dict_type": "sharded"}
+SHARDED = {"num_microbatches": 2, "timeout": 100.0, "state_dict_type": "sharded"}
 
 
 class _Saves(lp.Callback):

@@ -18,11 +18,9 @@ from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, measured_speeds
 from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement
+from lightning_gpp.spmd.placement import R_SAME, R_SUMMED
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.obtain import can_convert
-
-Held = tuple[tuple[str, Placement], ...]
 
 
 def brute_force_s(

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def on_threads(num_ranks: int, rank_function: Callable[[ThreadCollectives], T]) -> list[T]:
     """What a function returns on each of some threads that have collectives; the first error."""
-    hub = ThreadCollectiveHub(num_ranks, timeout_s=20.0)
+    hub = ThreadCollectiveHub(num_ranks, timeout_s=100.0)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 

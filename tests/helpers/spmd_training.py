@@ -54,7 +54,7 @@ def train_divided(
 
     def run(group: ThreadCollectives) -> dict[str, Tensor]:
         stored = stored_parts(module, exported, program, group.rank)
-        interpreter = Interpreter(exported.graph, exported.calls, program, group)
+        interpreter = Interpreter(exported.graph, program, group)
         trained = [part for part in stored.values() if part.requires_grad]
         optimizer = optimize(trained)
         for batch in batches:

@@ -16,7 +16,7 @@ from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
@@ -159,7 +159,7 @@ def comparing_loss(output: Tensor) -> Tensor:
 
 def in_two_parts(executor: Executor, *arguments: Any, boundary: Any, num_backwards: int) -> None:
     """Runs a program's forwards, takes the loss, and runs its backwards, the last ones counting."""
-    run = executor.begin(*arguments, training=True, boundary=boundary)
+    run = Run(executor, *arguments, training=True, boundary=boundary)
     run.forward_half()
     if boundary is not None:
         boundary.take_loss()
@@ -213,7 +213,7 @@ def run_on_threads(
             cutter=Cutter({name: (0,) for edge in program.edges for name in edge.values}),
             shared=own.weights,
             sums=sums[device],
-            timeout_s=20,
+            timeout_s=100,
             on_record=None if on_record is None else lambda record: on_record(device, record),
         )
         mine = boundary if device == program.devices[-1] else None
@@ -222,7 +222,7 @@ def run_on_threads(
                 arguments = (program, unit_sizes)
                 in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
             else:
-                executor.begin(program, unit_sizes, training=True, boundary=mine).whole()
+                Run(executor, program, unit_sizes, training=True, boundary=mine).whole()
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:

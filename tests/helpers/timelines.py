@@ -64,7 +64,7 @@ def fit_with_timeline(
         trainer = make_trainer(
             {
                 "num_microbatches": 4,
-                "timeout": 30.0,
+                "timeout": 100.0,
                 "plan": plan,
                 "costs": costs,
                 "schedule": schedule,

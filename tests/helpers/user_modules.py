@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -108,68 +107,6 @@ class FreezingInStepsModel(ExportableModel):
                 parameter.requires_grad = is_trained
             else:
                 parameter.requires_grad_(is_trained)
-
-
-class Gate(nn.Module):
-    """A sub-module with an attribute that hooks change and other hooks read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 1.0
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-class AttributeModel(ExportableModel):
-    """Plain attributes, changed where the data is, scale every rank's optimizer step."""
-
-    def __init__(self) -> None:
-        super().__init__(optimizer_name="sgd", scheduler=None)
-        self.norm = Gate()  # type: ignore[assignment]
-        self.epoch_scale = 1.0
-        self.count = 0
-
-    def on_train_epoch_end(self) -> None:
-        self.epoch_scale *= 0.5
-        self.norm.scale = 0.25 + self.current_epoch  # type: ignore[assignment]
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.count += len(batch[1])
-        self.note = f"new attribute {self.count}"
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
-    ) -> None:
-        assert self.count == 0 or self.note == f"new attribute {self.count}"
-        for group in optimizer.param_groups:
-            scale = float(self.norm.scale) / (1 + self.count)  # type: ignore[arg-type]
-            group["lr"] = 0.02 * self.epoch_scale * scale
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-
-
-class StoppingModel(ExportableModel):
-    """Stops the training by itself.
-
-    Args:
-        where: ``"training_step"`` or ``"on_train_batch_end"``.
-        step: after how many optimizer steps.
-    """
-
-    def __init__(self, where: str, step: int) -> None:
-        super().__init__(optimizer_name="sgd")
-        self.where = where
-        self.stop_step = step
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.where == "training_step" and self.global_step == self.stop_step:
-            self.trainer.should_stop = True
-        return super().training_step(batch, batch_idx)
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.where == "on_train_batch_end" and self.global_step == self.stop_step + 1:
-            self.trainer.should_stop = True
 
 
 class ClampingModel(ExportableModel):
@@ -280,73 +217,6 @@ class DetachedLossModel(ExportableModel):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx).detach()
-
-
-class NotedData(DataSpec):
-    """Samples with lists of numbers and dicts of plain values and tensors, as collate left them."""
-
-    def loader(self) -> DataLoader[Any]:
-        (x, *_), target = self.tensors()
-        samples = [
-            {
-                "x": x[i],
-                "target": target[i],
-                "tags": list(range(i % 4)),
-                "note": {"weight": 0.5 + i % 3, "bias": x[i][:1].repeat(2) * 0.1, "name": str(i)},
-            }
-            for i in range(self.num_samples)
-        ]
-        return DataLoader(samples, self.batch_size, collate_fn=noted_collate)  # type: ignore[arg-type]
-
-
-def noted_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stacks the tensors, leaves the rest in lists."""
-    return {
-        "x": torch.stack([sample["x"] for sample in samples]),
-        "target": torch.stack([sample["target"] for sample in samples]),
-        "tags": [sample["tags"] for sample in samples],
-        "note": [sample["note"] for sample in samples],
-    }
-
-
-class NotedModel(SupervisedModule):
-    """Its loss reads the lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(9)
-        self.layers = nn.Sequential(
-            nn.Linear(INPUT_WIDTHS[0], WIDTH), nn.Tanh(), nn.Linear(WIDTH, NUM_TARGETS)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
-        output = self(batch["x"])
-        losses = []
-        rows = zip(output, batch["target"], batch["tags"], batch["note"], strict=True)
-        for row, target, tags, note in rows:
-            shifted = row + 0.1 * sum(tags) + note["bias"].sum() + 0.01 * int(note["name"])
-            losses.append(note["weight"] * (shifted - target).square().mean())
-        return torch.stack(losses).mean(), [output]
-
-
-class TokenLogModel(ExportableModel):
-    """Logs one-element tensors, numpy numbers, and a mean over tokens with their number."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, (output,) = self.step_loss(batch)
-        inputs, _ = batch
-        self.log("train_loss", loss)
-        self.log("one_element", output.mean().reshape(1), on_step=True, on_epoch=True)
-        mean = output.detach().mean().numpy()
-        self.log("numpy64", np.float64(mean), on_step=True, on_epoch=True)
-        self.log("numpy32", np.float32(mean), on_step=False, on_epoch=True)
-        tokens = 1 + (inputs[0][:, 0] > 0).long() * 3
-        per_token = (output.detach().mean(1) * tokens).sum() / tokens.sum()
-        self.log("per_token", per_token, batch_size=int(tokens.sum()), on_step=True, on_epoch=True)
-        return loss
 
 
 class BatchNormModel(SupervisedModule):
@@ -461,45 +331,3 @@ class MeanModel(SumModel):
         inputs, target = batch
         output = self(*inputs)
         return (output - target).square().sum() / max(1, len(target)), [output]
-
-
-class SequenceData(DataSpec):
-    """Sequences whose length is another one in every batch."""
-
-    def loader(self) -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (self.num_samples, 9, INPUT_WIDTHS[0])
-        x = torch.randn(shape, generator=generator, dtype=getattr(torch, self.dtype))
-        return DataLoader(list(x), self.batch_size, collate_fn=sequence_collate)  # type: ignore[arg-type]
-
-
-def sequence_collate(samples: list[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Cuts the batch to a length that its first number decides."""
-    x = torch.stack(samples)
-    x = x[:, : 2 + int(x[0, 0, 0].abs() * 100) % 8]
-    total = x.sin().sum((1, 2)) / x.shape[1]
-    return (x,), torch.stack([total, total.cos(), total.tanh()], dim=-1)
-
-
-class SequenceModel(SupervisedModule):
-    """Positions, attention in two heads with a mask of the sequence's length, and a mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(11)
-        self.embed = nn.Linear(INPUT_WIDTHS[0], WIDTH)
-        self.position = nn.Parameter(torch.randn(1, 9, WIDTH) * 0.1)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, NUM_TARGETS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        size, length, _ = x.shape
-        hidden = self.embed(x) + self.position[:, :length]
-        split = self.qkv(hidden).reshape(size, length, 3, 2, WIDTH // 2)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        scores = (query @ key.transpose(-1, -2)).masked_fill(later, -1e9).softmax(-1)
-        mixed = (scores @ value).transpose(1, 2).reshape(size, length, -1)
-        return self.head(self.norm(hidden + self.mix(mixed)).sum(1) / length)

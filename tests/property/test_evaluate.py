@@ -113,29 +113,3 @@ def test_replicas_share_a_micro_batch_and_sum_their_gradients():
     assert stage.reduce_s == pytest.approx(2 * (1000 / 1000.0))  # two rounds of half of 2000 bytes
     assert stage.in_flight == 2  # the outputs of both come together for the loss
     assert found.step_s >= 4 * 3.0 + stage.reduce_s
-
-
-def test_recomputation_costs_a_forward_and_keeps_inputs():
-    kept = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,))), num_microbatches=4)
-    again = Plan((Stage(0, ("a",), (0,), recompute=True), kept.stages[1]), num_microbatches=4)
-    found = evaluate_plan(again, chain_request()).stages[0]
-    assert (found.forward_s, found.backward_s) == (1.0, 3.0)
-    assert found.memory.activation_bytes == 2 * 4 * 16 * 4 + 100  # two inputs, one set of both
-
-
-def test_a_device_without_enough_memory_is_named():
-    plan = Plan((Stage(0, ("a", "b"), (0,)),), num_microbatches=4)
-    found = evaluate_plan(plan, chain_request())
-    assert found.devices[0].fits
-    cluster = uniform_cluster(1)
-    small = type(cluster)((type(cluster.devices[0])("cpu:0", memory_bytes=9700),))
-    found = evaluate_plan(plan, chain_request(cluster=small))
-    step_bytes = 64 * 16 + 2 * 64 * 4  # the batch, outputs and gradients of a micro-batch
-    device = found.devices[0]
-    assert (device.step_bytes, device.memory_bytes) == (step_bytes, 8200 + step_bytes)
-    assert not found.is_feasible
-
-
-def test_a_plan_without_micro_batches_is_refused():
-    with pytest.raises(ValueError, match="does not say how many micro-batches"):
-        evaluate_plan(Plan((Stage(0, ("a", "b"), (0,)),)), chain_request())

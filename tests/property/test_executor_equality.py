@@ -13,7 +13,7 @@ from helpers.stage_dags import (
     run_on_threads,
     stage_graphs,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import StageGraph
@@ -59,7 +59,6 @@ def placed(toy: ToyStages, homes: list, shares: list) -> tuple[StageGraph, list,
     num_microbatches=st.sampled_from([1, 2, 4, 8]),
     is_chain=st.booleans(),
 )
-@settings(deadline=None)
 def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is_chain):
     schedule, num_backwards = mode
     count = stages.num_stages
@@ -103,7 +102,6 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
     schedule=st.sampled_from(sorted(SCHEDULES)),
     num_microbatches=st.sampled_from([6, 12, 24]),
 )
-@settings(deadline=None)
 def test_programs_with_replicas_complete(stages, data, schedule, num_microbatches):
     """No deadlock, every unit once forward and once backward, in flight as the plan counts."""
     homes, shares = [], []
@@ -146,7 +144,6 @@ def test_programs_with_replicas_complete(stages, data, schedule, num_microbatche
 
 
 @given(stages=stage_graphs(), num_microbatches=st.integers(1, 9))
-@settings(deadline=None)
 def test_in_flight_follows_depth(stages, num_microbatches):
     program = build_program(
         stages, devices=range(stages.num_stages), num_microbatches=num_microbatches

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from helpers.graphs import model_graphs, profiles
 from helpers.plan_bounds import least_step_s
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, ClusterLayout, HostGroup, Link
@@ -67,10 +67,10 @@ def planned(planner: str, request: PlanRequest) -> Plan | None:
         return None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", [*sorted(SCHEDULES), GPIPE_REVERSED.name, ASYNC])
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
 @given(st.data())
-@settings(max_examples=15)
 def test_the_judge_finds_the_step_of_the_simulator(planner, schedule, data):
     graph = data.draw(model_graphs(min_operators=3))
     request = data.draw(requests(schedule, graph))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from helpers.graphs import literal_graph, model_graphs, profile_of, profiles, stage_dags
+from helpers.graphs import model_graphs, profiles
 from helpers.planning import balanced_plan, evaluated
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.step_time.evaluate import device_times
-from lightning_gpp.planner.units.units import build_units, coarse_units, indivisible_groups
-from lightning_gpp.reports.plan.describe import describe_graph, describe_plan
+from lightning_gpp.planner.units.units import build_units, indivisible_groups
+from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.schedule import SCHEDULES
 
 num_devices_st = st.integers(1, 4)
@@ -98,28 +98,6 @@ def all_plans(graph: ModelGraph, num_stages: int) -> list[Plan]:
     return plans
 
 
-@given(st.integers(1, 5), st.integers(2, 4), num_microbatches_st)
-def test_equal_branches_land_on_different_devices(length, num_branches, num_microbatches):
-    """One device per branch and one for the equally heavy head: parallel stages."""
-    operators = {
-        f"branch{b}.{i}": f"branch{b}.{i - 1}" if i else "x"
-        for b in range(num_branches)
-        for i in range(length)
-    }
-    ends = " ".join(f"branch{b}.{length - 1}" for b in range(num_branches))
-    graph = literal_graph(operators | {"head": ends})
-    profile = profile_of(graph, {o.name: 1e-3 * (length if o.name == "head" else 1) for o in graph})
-    plan = balanced_plan(
-        graph,
-        num_devices=num_branches + 1,
-        profile=profile,
-        num_microbatches=num_microbatches + 3,
-    )
-    stages = validate_plan(plan, graph, num_branches + 1).stages
-    assert list(stages.depths.values()) == [2] * num_branches + [1]
-    assert {len(stage.operators) for stage in plan.stages[:-1]} == {length}
-
-
 @given(st.data(), num_devices_st)
 def test_naming_every_operator_gives_the_plan_back(data, num_devices):
     graph = data.draw(model_graphs(with_state=False))
@@ -153,34 +131,12 @@ def test_unnamed_functions_never_break_a_plan_of_modules(data):
         validate_plan(plan, graph, len(stages))
 
 
-@given(st.data(), st.integers(1, 4))
-def test_coarser_units_still_make_a_model(data, num_stages):
-    graph = data.draw(model_graphs(min_operators=4))
-    profile = data.draw(profiles(graph))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_gpp.planner.units.units.MAX_UNITS", 3)
-        units = coarse_units(graph, profile, num_stages)
-    fine = build_units(graph, profile, indivisible_groups(graph))
-    assert len(units) >= min(num_stages, len(fine))
-    assert sorted(n for names in units.operators for n in names) == sorted(o.name for o in graph)
-    assert all(
-        source < unit for unit, sources in enumerate(units.predecessors) for source in sources
-    )
-
-
 @given(st.data())
 def test_graphs_and_profiles_survive_json(data):
     graph = data.draw(model_graphs())
     profile = data.draw(profiles(graph))
     assert graph_from_json(graph_to_json(graph)) == graph
     assert profile_from_json(profile_to_json(profile)) == profile
-
-
-@given(stage_dags(), st.sampled_from([40, 80, 100]))
-def test_tables_of_stage_graphs_fit_and_show_every_edge(stages, max_width):
-    text = describe_graph(stages, stages.num_stages, max_width=max_width)
-    assert max(map(len, text.split("\n"))) <= max_width
-    assert text.count("(") == sum(edge.source >= 0 for edge in stages.edges)
 
 
 @given(st.data(), num_devices_st, st.sampled_from([80, 100]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.refits import STEP, Question, questions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cost import Costs
@@ -18,7 +18,6 @@ from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
 
 @given(questions(), st.sampled_from([StepCosts(), STEP]))
-@settings(max_examples=60, deadline=None)
 def test_stages_take_what_was_recorded(question: Question, step: StepCosts) -> None:
     asked = question.request
     step = replace(

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from helpers.simulations import Case, random_simulations, send_seconds
 from helpers.stage_dags import compute_actions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link
@@ -59,7 +59,6 @@ def dependencies(program: Program, action: Action) -> Iterator[Action]:
 
 
 @given(random_simulations(with_replicas=False))
-@settings(max_examples=50, deadline=None)
 def test_without_sums_it_is_the_dry_run(case):
     def action_s(action):
         if action.kind.is_compute:
@@ -74,7 +73,6 @@ def test_without_sums_it_is_the_dry_run(case):
 
 
 @given(simulations())
-@settings(max_examples=60, deadline=None)
 def test_the_critical_path_has_no_gap(found):
     path = critical_path(found)
     end_s = max(task.end_s for task in found.tasks)
@@ -88,7 +86,6 @@ def test_the_critical_path_has_no_gap(found):
 
 
 @given(simulations())
-@settings(max_examples=60, deadline=None)
 def test_nothing_does_two_things_at_a_time_and_no_work_is_lost(found):
     _check_exclusive(found)
     _check_complete(found)
@@ -162,7 +159,6 @@ _COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED)
 
 
 @given(random_simulations(with_replicas=False, step=STEPS), st.data())
-@settings(max_examples=60, deadline=None)
 def test_on_private_channels_more_speed_never_costs_time(case, data):
     """Every device and every port has a fixed order then.
 

@@ -64,43 +64,6 @@ def test_work_is_in_proportion_to_speed(kinds):
         assert all(-2.25 < number / SPEED[kind] - share < 1.25 for number in numbers), numbers
 
 
-@pytest.mark.parametrize(
-    ("kinds", "memory", "layers"),
-    [
-        # 4000 bytes for each layer's weights, gradients and optimizer; b has the user's step, too
-        ("aab", {"b": 40_000 + 64 * 64 + 2 * 64}, {"a": [13, 13], "b": [10]}),
-        ("abc", {"c": 24_000}, {"a": [10], "b": [20], "c": [6]}),
-        ("aabb", {"a": 20_000, "b": 80_000}, {"a": [4, 4], "b": [14, 14]}),
-    ],
-)
-def test_a_fast_device_of_little_memory_gets_what_fits(kinds, memory, layers):
-    request = chain_request(kinds, memory)
-    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
-    assert found.is_feasible
-    for kind, numbers in layers_on(found, request).items():
-        assert numbers == pytest.approx(layers[kind], abs=1), kind
-        assert all(4000 * number <= memory.get(kind, 10**9) for number in numbers)
-
-
-def test_replicas_are_of_several_kinds_where_these_differ_little():
-    """Four equal layers: one stage on all devices has nothing to fill, whatever their kinds."""
-    names = [f"layer{index}" for index in range(4)]
-    graph = literal_graph(dict(zip(names, ["x", *names])), parameters={name: [] for name in names})
-    profiles = [
-        Profile({name: OpProfile(size * seconds, 2 * size * seconds) for name in names}, size, kind)
-        for kind, seconds in {"a": 1.0, "b": 0.99}.items()
-        for size in (1, 2)
-    ]
-    devices = tuple(Device(str(index), kind) for index, kind in enumerate("abab"))
-    request = plan_request(
-        graph, Cluster(devices, FREE), minibatch_size=4, costs=Costs(tuple(profiles))
-    )
-    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
-    (stage,) = found.plan.stages
-    assert len(stage.devices) == 4
-    assert found.step_s == pytest.approx(4 * 3 * 1.0)
-
-
 def as_if_equal(request: PlanRequest) -> PlanRequest:
     """All devices as slow as the slowest and as small as the smallest."""
 

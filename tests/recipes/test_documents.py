@@ -162,6 +162,8 @@ def test_snippets_run(
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """What pages take as known from what they said before."""
+    import lightning
+    import torch
     from torch.utils.data import DataLoader
 
     from lightning_gpp import make_plan
@@ -179,14 +181,19 @@ def names() -> dict[str, Any]:
     return {
         "DataLoader": DataLoader,
         "EmulatedAccelerator": EmulatedAccelerator,
+        "F": torch.nn.functional,
         "GNNPipeStrategy": GNNPipeStrategy,
         "GraphPipeStrategy": GraphPipeStrategy,
         "HAPStrategy": HAPStrategy,
+        "L": lightning,
         "TimelineCallback": TimelineCallback,
         "Trainer": Fitted,
         "cluster": cluster,
         "data": data,
+        "mlp": torch.nn.Linear,
         "module": MultimodalClassifier.for_data(data),
+        "nn": torch.nn,
         "plan": plan,
+        "torch": torch,
         "workload": workload,
     }

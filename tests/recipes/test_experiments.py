@@ -113,7 +113,6 @@ def test_one_device_to_compare_with(name: str) -> None:
     assert config.callbacks.timeline is None
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:The ``declarative_base")  # sqlalchemy below optuna
 @pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +187,7 @@ def call_graphpipe(overrides: list[str]) -> str:
         [sys.executable, "-m", "lightning_gpp.cli", *overrides],
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=250,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

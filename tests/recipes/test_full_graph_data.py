@@ -12,9 +12,7 @@ import torch
 from node_files import (
     NUM_CLASSES,
     NUM_FEATURES,
-    NUM_PUBLIC,
     write_all_node_files,
-    write_citations,
     write_coauthors,
 )
 
@@ -30,7 +28,7 @@ from lightning_gpp.recipes.gnn import (
     Reddit,
     Squirrel,
 )
-from lightning_gpp.recipes.gnn.full_graph import MASKS, checked
+from lightning_gpp.recipes.gnn.full_graph import MASKS
 
 PLANETOID = Path(os.environ.get("LIGHTNING_GPP_DATA", "absent"), "planetoid")
 
@@ -69,24 +67,6 @@ def test_blocks_are_as_asked() -> None:
     source, target = graph.y[graph.edge_index]
     expected = 0.7 + 0.3 / 4  # an edge that leads anywhere stays by chance
     assert float((source == target).double().mean()) == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("shown", [0.05, 0.4, 1.0])
-def test_nobody_guesses_better_from_features(shown: float) -> None:
-    """The best guess for each visible class, made with all classes known."""
-    data = BlockModel(20000, 1, num_classes=4, shown=shown)
-    graph = data.graph
-    seen = torch.zeros(4, 4).index_put_((graph.x.argmax(1), graph.y), torch.ones(1), True)
-    found = float(seen.max(dim=1).values.sum()) / 20000
-    assert found == pytest.approx(data.best_accuracy_of_features, abs=0.02)
-
-
-def test_smaller_exponents_are_less_even() -> None:
-    largest = [
-        int(torch.bincount(BlockModel(500, 5000, exponent=e).graph.edge_index[0]).max())
-        for e in (2.0, 3.0, 20.0)
-    ]
-    assert largest == sorted(largest, reverse=True) and largest[0] > 2 * largest[2]
 
 
 @pytest.mark.parametrize(
@@ -142,32 +122,6 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
         path.write_bytes(content)
 
 
-def test_public_split_and_scaled_features(tmp_path: Path) -> None:
-    write_citations(tmp_path, num_test=12)
-    graph = Planetoid(tmp_path).graph
-    assert mask_sizes(graph) == [6, NUM_PUBLIC, 12]
-    assert torch.allclose(graph.x.sum(1), torch.ones(len(graph.x)))
-
-
-def test_splits_of_squirrel(tmp_path: Path) -> None:
-    write_all_node_files(tmp_path)
-    first, second = (Squirrel(tmp_path / "wikipedia", split).graph for split in (0, 1))
-    assert torch.equal(second.test_mask, first.val_mask)
-    with pytest.raises(ValueError, match="split is 0 to 9, got 10"):
-        Squirrel(tmp_path, 10)
-
-
-def test_coauthors_get_a_split(tmp_path: Path) -> None:
-    """As many of every class, the same for the same seed."""
-    write_coauthors(tmp_path)
-    graph, again, other = (Coauthor(tmp_path, split_seed=seed).graph for seed in (0, 0, 1))
-    assert mask_sizes(graph) == [60, 500, 1000]
-    assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 3
-    for name in MASKS:
-        assert torch.equal(graph[name], again[name])
-        assert not torch.equal(graph[name], other[name])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -180,11 +134,6 @@ def test_splits_that_make_no_sense(options: dict[str, int], message: str, tmp_pa
     write_coauthors(tmp_path)
     with pytest.raises(ValueError, match=message):
         Coauthor(tmp_path, **options).graph  # noqa: B018
-
-
-def test_unknown_coauthors() -> None:
-    with pytest.raises(ValueError, match="name is 'Biology'; expected Physics or CS"):
-        Coauthor("data", "Biology")
 
 
 @pytest.mark.skipif(not PLANETOID.is_dir(), reason="no planetoid below LIGHTNING_GPP_DATA")
@@ -210,23 +159,6 @@ def test_real_citations(
 def small() -> Data:
     masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(MASKS)}
     return Data(x=torch.ones(6, 2), edge_index=torch.zeros(2, 1).long(), y=torch.arange(6), **masks)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("y", torch.arange(5), r"y has shape \(5,\), the features are of 6 vertices"),
-        ("val_mask", torch.ones(6, 2).bool(), r"val_mask has shape \(6, 2\)"),
-        ("test_mask", torch.zeros(6).bool(), "test_mask has to be true for a vertex"),
-        ("train_mask", torch.ones(6), "train_mask has to be true"),
-    ],
-)
-def test_parts_that_do_not_fit(name: str, value: torch.Tensor, message: str) -> None:
-    graph = small()
-    assert checked(graph) is graph
-    graph[name] = value
-    with pytest.raises(ValueError, match=message):
-        checked(graph)
 
 
 def test_the_graph_is_the_only_batch() -> None:

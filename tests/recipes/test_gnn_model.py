@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch
@@ -36,25 +37,6 @@ def test_shapes_and_gradients(motifs: Motifs, layer: str, pool: str) -> None:
     assert not without
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_other_graphs_of_the_batch_do_not_matter(motifs: Motifs, layer: str) -> None:
-    model = GraphNetwork.for_data(motifs, layer=layer, width=8).double()
-    whole = batch(motifs).apply(lambda t: t.double() if t.is_floating_point() else t)
-    alone = [model(Batch.from_data_list([graph])) for graph in whole.to_data_list()]
-    assert torch.allclose(model(whole), torch.cat(alone), rtol=1e-12)
-
-
-def test_a_number_per_graph() -> None:
-    data = Motifs(num_graphs=16, target="degree_product")
-    model = GraphNetwork.for_data(data, depth=2, width=8)
-    graphs = batch(data)
-    out = model(graphs).detach()
-    assert out.shape == (5,)
-    assert model.loss(out, graphs.y).item() == pytest.approx(
-        sum((float(a) - float(b)) ** 2 for a, b in zip(out, graphs.y)) / 5
-    )
-
-
 def test_options_are_checked(motifs: Motifs) -> None:
     with pytest.raises(ValueError, match="layer is 'gnc'; expected one of gcn, sage"):
         GraphNetwork.for_data(motifs, layer="gnc")
@@ -68,16 +50,8 @@ def test_options_are_checked(motifs: Motifs) -> None:
 
 def trained(data: GraphData, folder: Path, max_epochs: int) -> dict[str, float]:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        precision="64-true",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
+    trainer = make_trainer(
+        None, max_epochs=max_epochs, precision="64-true", default_root_dir=folder
     )
     module = GraphNetwork.for_data(data, width=32, learning_rate=0.005)
     trainer.fit(module, datamodule=data)

@@ -41,11 +41,12 @@ def metrics_of_an_epoch(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_the_metric_of_one_device(pool: WorkerPool, name: str) -> None:
     *_, metric, least = RECIPES[name]
     expected = metrics_of_an_epoch(name, DATA_ROOT, None)
-    strategy = {"kind": "HAPStrategy", "shares": [0.7, 0.3], "timeout": 60.0}
+    strategy = {"kind": "HAPStrategy", "shares": [0.7, 0.3], "timeout": 100.0}
     for found in pool.run(metrics_of_an_epoch, name, DATA_ROOT, strategy, 2, num_ranks=2):
         assert found == pytest.approx(expected, rel=1e-3)
         assert found[metric] > least

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 from lightning_gpp.recipes.multimodal import (
     Digits,
@@ -21,16 +22,7 @@ DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
 
 def trained_accuracy(data: MultiViewData, folder: Path, *, max_epochs: int) -> float:
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = make_trainer(None, max_epochs=max_epochs, default_root_dir=folder)
     trainer.fit(MultimodalClassifier.for_data(data), datamodule=data)
     return float(trainer.callback_metrics["val_acc"])
 
@@ -54,15 +46,3 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     whole = model(views)
     parts = [model({name: view[i : i + 2] for name, view in views.items()}) for i in (0, 2, 4)]
     assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
-
-
-def test_every_view_matters() -> None:
-    model = MultimodalClassifier({"a": 5, "b": 3}, num_classes=4)
-    views = {"a": torch.randn(6, 5, requires_grad=True), "b": torch.randn(6, 3, requires_grad=True)}
-    model(views).sum().backward()
-    assert all(view.grad is not None and view.grad.abs().sum() > 0 for view in views.values())
-
-
-def test_needs_a_view() -> None:
-    with pytest.raises(ValueError, match="at least one view"):
-        MultimodalClassifier({}, num_classes=4)

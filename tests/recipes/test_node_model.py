@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer, seed_everything
+from helpers.training import make_trainer
+from lightning.pytorch import seed_everything
 
 pytest.importorskip("torch_geometric")
 
@@ -29,44 +30,6 @@ def test_shapes_and_gradients(blocks: BlockModel, layer: str) -> None:
     assert not without
 
 
-def test_residual_layers_add_to_what_goes_in(blocks: BlockModel) -> None:
-    """With layers that give nothing, the head sees the stem; and they see LayerNorm and ReLU."""
-    model = NodeNetwork.for_data(blocks, layer="resgcn", depth=3, width=8).eval()
-    x, edges = blocks.graph.x, blocks.graph.edge_index
-    seen = []
-    model.convs[0].register_forward_hook(lambda _, args, out: seen.append(args[0]))
-    model(x, edges)
-    torch.testing.assert_close(seen[0], model.norms[0](model.stem(x).relu()).relu())
-    for parameter in model.convs.parameters():
-        torch.nn.init.zeros_(parameter)
-    torch.testing.assert_close(model(x, edges), model.head(model.stem(x).relu()))
-
-
-def test_plain_layers_add_nothing(blocks: BlockModel) -> None:
-    model = NodeNetwork.for_data(blocks, layer="sage", depth=1, width=8).eval()
-    for parameter in model.convs.parameters():
-        torch.nn.init.zeros_(parameter)
-    found = model(blocks.graph.x, blocks.graph.edge_index)
-    torch.testing.assert_close(found, model.head.bias.expand_as(found))
-    assert not model.norms
-
-
-def test_gcn2_takes_the_first_features_into_every_layer(blocks: BlockModel) -> None:
-    model = NodeNetwork.for_data(blocks, layer="gcn2", depth=4, width=8).eval()
-    x, edges = blocks.graph.x, blocks.graph.edge_index
-    firsts = []
-    for conv in model.convs:
-        conv.register_forward_hook(lambda _, args, out: firsts.append(args[1]))
-        assert (conv.alpha, conv.weight2) == (0.1, None)
-    model(x, edges)
-    assert len(firsts) == 4
-    for first in firsts:
-        torch.testing.assert_close(first, model.stem(x).relu())
-    betas = [conv.beta for conv in model.convs]
-    expected = [float(torch.tensor(0.5 / number + 1).log()) for number in (1, 2, 3, 4)]
-    assert betas == pytest.approx(expected)
-
-
 def test_steps_see_their_vertices_alone(blocks: BlockModel) -> None:
     """The loss is that of the vertices to train on; metrics are those of theirs."""
     data = BlockModel(120, 600, num_classes=3)
@@ -76,14 +39,7 @@ def test_steps_see_their_vertices_alone(blocks: BlockModel) -> None:
     scores = model(graph.x, graph.edge_index).detach()
     mask = graph.train_mask
     expected = float(F.cross_entropy(scores[mask], graph.y[mask]))
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(None, max_epochs=1)
     trainer.fit(model, data)
     metrics = trainer.callback_metrics
     assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
@@ -100,14 +56,7 @@ def test_neighbours_tell_more_than_features() -> None:
     seed_everything(0)
     data = BlockModel(600, 3000, num_classes=3, train_fraction=0.3)
     model = NodeNetwork.for_data(data, depth=4, width=32, learning_rate=0.01)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=80,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(None, max_epochs=80)
     trainer.fit(model, data)
     assert float(trainer.callback_metrics["test_acc"]) > data.best_accuracy_of_features + 0.1
 

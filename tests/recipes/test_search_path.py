@@ -129,20 +129,19 @@ class Environment:
 
     def call(self, command: list[str]) -> str:
         done = subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=self.folder, capture_output=True, text=True, timeout=250, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
+@pytest.fixture(scope="module", params=["wheel", pytest.param("editable", marks=pytest.mark.extra)])
 def environment(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Environment:
     needs_build_tools()
     options = ["--editable"] if request.param == "editable" else []
     return Environment(tmp_path_factory.mktemp(request.param), options)
 
 
-@pytest.mark.timeout(200)
 def test_foreign_application_composes(environment: Environment) -> None:
     found = environment.found()
     # The plug-in of this installation, not one that the borrowed packages bring along.
@@ -159,7 +158,6 @@ def test_foreign_application_composes(environment: Environment) -> None:
     assert "lightning-gpp://lightning_gpp.configs" in path
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("environment", ["wheel"], indirect=True)
 def test_foreign_application_trains_what_it_composed(environment: Environment) -> None:
     options = [
@@ -178,7 +176,6 @@ def test_foreign_application_trains_what_it_composed(environment: Environment) -
     assert 0 < found["metrics"]["val_loss"] < 5
 
 
-@pytest.mark.timeout(200)
 def test_short_names_on_request(environment: Environment) -> None:
     environment.write("short.yaml", SHORT)
     environment.write("strategy/graphpipe.yaml", OWN_STRATEGY)
@@ -193,7 +190,7 @@ def test_our_own_application_has_the_groups_once(tmp_path: Path) -> None:
     code += "from lightning_gpp.cli import main; main()"
     command = [sys.executable, "-c", code]
     # Not beside the checkout, whose folders would hide the installed package.
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert "pkg://lightning_gpp.configs" in done.stdout
     assert "lightning-gpp://" not in done.stdout

@@ -64,13 +64,6 @@ class TestSimulate:
         assert set(speedup) == {"graphpipe", "naive", "pre-fetch", "wait-free", "merged"}
         assert speedup["naive"]["1"] == pytest.approx(1.0)
 
-    def test_draws_mini_batches_that_overlap(self, graphpipe: Run, run_folder: Path) -> None:
-        """Whoever did not choose a policy of weights has the default one."""
-        options = ("schedule=1f1b-async", "cluster.num_devices=2", "job.picture=true")
-        graphpipe(*SIMULATE, *QUICK, *options)
-        page = (run_folder / "run" / "timeline.html").read_text()
-        assert "12 that overlap" in page and "weights pipeoptim" in page
-
     def test_shows_a_step_before_and_after_a_change(self, graphpipe: Run, run_folder: Path) -> None:
         options = ("what_if.compute=2", "cluster.num_devices=1", "job.picture=true")
         printed = graphpipe(*SIMULATE, *QUICK, *options)
@@ -187,11 +180,3 @@ def test_simulating_a_published_workload_imports_neither_torch_nor_lightning(
     )
     assert printed.startswith("mmt-4: 97 operators for 4 devices")
     assert (run_folder / "run" / "timeline.png").exists()
-
-
-@pytest.mark.usefixtures("run_folder")
-def test_simulating_imports_matplotlib_for_pictures_alone() -> None:
-    printed_without_heavy_imports(
-        *("graph=mmt", "cluster=summit", "job=simulate", "hydra.run.dir=run", *QUICK),
-        also=("matplotlib", "numpy", "PIL"),
-    )

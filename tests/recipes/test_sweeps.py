@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import csv
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,11 +15,9 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import wait_until_ended
-from hydra.core.hydra_config import HydraConfig
 
 from lightning_gpp import cli
 from lightning_gpp.jobs import sweep
-from lightning_gpp.jobs.job_scope import is_sweep, job_scope
 
 FAST = [
     "trainer.max_epochs=1",
@@ -74,17 +70,6 @@ class TestInThisProcess:
         assert "sweep of 2 jobs; all with trainer.max_epochs=1" in printed
         assert printed.count("final metrics") == 2
 
-    def test_policies_of_weights(
-        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """On one stage every policy is ordinary training."""
-        options = ["trainer.devices=1", "strategy.schedule=1f1b-async", *FOLDER, *FAST[:-1]]
-        graphpipe("-m", "strategy.weights=flush,pipeoptim", *options, monkeypatch=monkeypatch)
-        flush, predicted = rows(run_folder / "sweep")
-        assert predicted["strategy.weights"] == "pipeoptim"
-        assert predicted["val_loss"] == flush["val_loss"]
-        assert "sweep of 2 jobs" in capsys.readouterr().out
-
     def test_a_failing_job_does_not_stop_the_others(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -136,33 +121,6 @@ class TestObjective:
         assert cli.objective_value("b", {"a": 1.0, "b": 2.0}) == 2.0
         assert cli.objective_value(None, {"a": 1.0}) is None
 
-    def test_unknown_metric_lists_the_known(self) -> None:
-        with pytest.raises(ValueError, match=r"objective=c is no final metric.*\['a', 'b'\]"):
-            cli.objective_value("c", {"a": 1.0, "b": 2.0})
-
-
-class TestJobScope:
-    def test_environment_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("KEPT", "as it was")
-        monkeypatch.delenv("MASTER_PORT", raising=False)
-        with contextlib.suppress(KeyError), job_scope("."):
-            os.environ["MASTER_PORT"] = "1"
-            del os.environ["KEPT"]
-            raise KeyError
-        assert os.environ["KEPT"] == "as it was"
-        assert "MASTER_PORT" not in os.environ
-
-    def test_children_know_the_start_method(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a worker of joblib the start method is one that only joblib knows."""
-        methods = ["loky"]
-        monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: methods[-1])
-        monkeypatch.setattr(
-            multiprocessing, "set_start_method", lambda method, force: methods.append(method)
-        )
-        with job_scope("."):
-            assert methods[-1] == "spawn"
-        assert methods[-1] == "loky"
-
 
 class TestReport:
     def test_job_that_did_not_end(self, tmp_path: Path) -> None:
@@ -178,16 +136,7 @@ class TestReport:
         sweep.report(tmp_path)
         assert [row["seconds"] for row in rows(tmp_path)] == ["0.0", ""]
 
-    def test_nothing_to_report(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        sweep.report(tmp_path)
-        assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
 
-    def test_single_runs_have_no_report(self) -> None:
-        assert not HydraConfig.initialized()
-        assert not is_sweep()
-
-
-@pytest.mark.timeout(200)
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_all_processes_and_reports(run_folder: Path) -> None:
     """Ctrl-C in the middle of a job with two ranks: the sweep ends, with its report."""

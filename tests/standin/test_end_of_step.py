@@ -12,22 +12,15 @@ import torch.distributed as dist
 from helpers.workers import WorkerPool
 from torch import nn
 
-from lightning_gpp.common.host_copies import KnownNumbers, to_device, to_host
-from lightning_gpp.graph import Variation
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientBucket
-from lightning_gpp.strategy.cutting.cutting import join_values
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.state.precision import Precision
+from lightning_gpp.strategy.state.precision import AgreedScaler
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.weights.last_steps import LastSteps
-
-NUM_TENSORS = 5
 
 
 def on_gpu(*values: float) -> list[torch.Tensor]:
@@ -58,54 +51,11 @@ def expect(*values: float) -> Callable[[Any], None]:
     return check
 
 
-def copies_to_the_host() -> Piece:
-    return lambda: on_gpu(*range(NUM_TENSORS)), to_host, expect(*range(NUM_TENSORS))
-
-
-def copies_to_the_device() -> Piece:
-    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [to_device(tensor, torch.device("cuda")) * 2 for tensor in tensors]
-
-    return lambda: [torch.ones(2), torch.tensor(3.0)], run, expect(2, 6)
-
-
-def learning_rates() -> Piece:
-    numbers, rate = KnownNumbers(), torch.tensor(0.5, device="cuda")
-    numbers.of("lr", rate)
-
-    def run(_: Any) -> list[float]:
-        return [numbers.of("lr", rate) for _ in range(3)]
-
-    def check(found: list[float]) -> None:
-        assert found == [0.5] * 3 and numbers.of("lr", rate.mul_(2)) == 1.0
-
-    return lambda: None, run, check
-
-
-class _Strategy:
-    is_shape_only = clips_alone = False
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.counted_parameters = lambda: parameters
-        self.total = lambda number: number
-
-
 def trained(*gradients: float) -> list[nn.Parameter]:
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in on_gpu(*gradients)]
     for parameter, gradient in zip(parameters, on_gpu(*gradients), strict=True):
         parameter.grad = gradient
     return parameters
-
-
-def clipping() -> Piece:
-    def run(parameters: list[nn.Parameter]) -> list[Any]:
-        plugin = Precision()
-        plugin.pipeline_strategy = _Strategy(parameters)  # type: ignore[assignment]
-        plugin.clip_grad_by_norm(torch.optim.SGD(parameters), 1.0)
-        return [parameter.grad for parameter in parameters]
-
-    norm = (3 * (9 + 16)) ** 0.5
-    return lambda: trained(3, 4), run, expect(3 / norm, 4 / norm)
 
 
 def loss_scale() -> Piece:
@@ -129,7 +79,7 @@ def summed_buckets() -> Piece:
             tensor *= 2
             return self
 
-        def wait(self, timeout_s: float, purpose: str) -> None:
+        def __call__(self, timeout_s: float, purpose: str) -> None:
             """Done at once."""
 
     def run(parameters: list[nn.Parameter]) -> list[Any]:
@@ -137,7 +87,7 @@ def summed_buckets() -> Piece:
             bucket = GradientBucket(0, (0, 1), {str(index): parameter})
             bucket.start(Sum())  # type: ignore[arg-type]
             bucket.wait(1.0, "a stage")
-            assert not bucket.lacks_some
+            assert all(bucket.had_gradient)
         return [parameter.grad for parameter in parameters]
 
     return lambda: trained(1, 2, 3), run, expect(2, 4, 6)
@@ -165,33 +115,6 @@ def results_of_microbatches() -> Piece:
         return [*combined.values(), joined([tensor[0] for tensor in tensors], [1, 2, 1], "mean")]
 
     return lambda: on_gpu(1, 2, 3), run, expect(2, 0, 2)
-
-
-def outputs_that_are_the_same() -> Piece:
-    def run(tensors: list[torch.Tensor]) -> list[Any]:
-        values = [{"table": tensor} for tensor in tensors]
-        return list(join_values(values, {"table": (None,)}, [1, 1, 1]).values())
-
-    return lambda: on_gpu(2, 2, 2), run, expect(2)
-
-
-def joined_messages() -> Piece:
-    cutter = Cutter({"table": (None,)}, {"table": Variation.SAME})
-
-    def run(tensors: list[torch.Tensor]) -> list[Any]:
-        joined = [
-            cutter.join(("table",), [pack([tensors[0]]), pack([other])], [1, 1], backward=False)
-            for other in tensors
-        ]
-        return [payload.tensors[0] for payload in joined]
-
-    def check(found: list[torch.Tensor]) -> None:
-        expect(2, 2, 2)(found)
-        with pytest.raises(ValueError, match="'table' depended on no samples"):
-            cutter.check()
-        cutter.check()  # said once
-
-    return lambda: on_gpu(2, 2, 3), run, check
 
 
 def batches_of_graphs() -> Piece:
@@ -223,17 +146,11 @@ def recalled_updates() -> Piece:
 PIECES: dict[str, Callable[[], Piece]] = {
     piece.__name__: piece
     for piece in (
-        *(copies_to_the_host, copies_to_the_device, learning_rates, clipping, loss_scale),
-        *(summed_buckets, staying_inputs, results_of_microbatches, outputs_that_are_the_same),
-        *(joined_messages, batches_of_graphs, recalled_updates),
+        *(loss_scale, summed_buckets, staying_inputs, results_of_microbatches),
+        *(batches_of_graphs, recalled_updates),
     )
 }
-NO_WAIT = {
-    "copies_to_the_device",
-    "learning_rates",
-    "summed_buckets",
-    "results_of_microbatches",
-} | {"joined_messages"}
+NO_WAIT = {"summed_buckets", "results_of_microbatches"}
 
 
 @pytest.mark.parametrize("piece", PIECES)

@@ -23,7 +23,7 @@ BIG = 100_000
 
 
 def opened() -> tuple[ProcessTransport, torch.device]:
-    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=60))
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=100))
     device = torch.device("cuda", dist.get_rank())
     torch.cuda.set_device(device)
     transport = ProcessTransport.between(device, 30.0)

@@ -12,6 +12,7 @@ from helpers.workers import WorkerPool
 TRAINING = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_pipeline_of_gpus(gpus: WorkerPool, num_ranks: int, schedule: str) -> None:

@@ -18,7 +18,7 @@ BACKEND = "cpu:gloo,cuda:nccl"
 
 
 def opened(devices: list[str]) -> tuple[ProcessTransport, torch.device]:
-    dist.init_process_group(BACKEND, timeout=timedelta(seconds=60))
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=100))
     device = torch.device(devices[dist.get_rank()])
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -64,6 +64,7 @@ def run_planes(devices: list[str]) -> None:
 WIRES = [["cuda:0", "cuda:1"], ["cuda:0", "cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", WIRES, ids=" ".join)
 def test_the_contract(gpus: WorkerPool, devices: list[str]) -> None:
     gpus.run(run_contract, devices, num_ranks=2)

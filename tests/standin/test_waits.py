@@ -81,6 +81,7 @@ def note_waits(strategy: dict[str, Any], num_ranks: int, **trainer: Any) -> Coun
     return notes.found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("num_microbatches", [2, 8])
 @pytest.mark.parametrize(
     ("trainer", "schedule"),

@@ -18,8 +18,3 @@ def fail(place: Any, case: Any, folder: Path) -> dict[str, Any]:
         raise ValueError("out of memory\nmore of it")
     time.sleep(600)
     return {}
-
-
-def hang(place: Any, case: Any, folder: Path) -> dict[str, Any]:
-    time.sleep(600)
-    return {}

@@ -13,9 +13,8 @@ from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
 
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize(
     ("build", "data", "strategy"),

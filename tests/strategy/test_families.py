@@ -10,8 +10,6 @@ from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # one device uses them
 @pytest.mark.parametrize("index", range(len(FAMILIES)), ids=FAMILIES)

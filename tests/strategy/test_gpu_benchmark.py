@@ -37,7 +37,7 @@ def test_without_a_gpu(
     ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.extra
 def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes train, are compared with plain Lightning, and with their prediction."""
     only = "(difference|recorded step), two stages, staged, float32"
@@ -51,15 +51,6 @@ def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str])
     assert max(weights, losses) < 1e-5
     assert recorded.startswith("recorded step, two stages, staged, float32")
     assert "predicted: " in recorded
-
-
-def test_every_row_has_its_cases(benchmark: ModuleType) -> None:
-    known = benchmark.cases((64, 64), (16, 16))
-    table = list(benchmark.rows(is_gpu=True))
-    assert {key for row in table for key in row.needs} == known.keys()
-    assert {place for place, _ in known} == benchmark.places(is_gpu=True).keys()
-    names = [row.name for row in benchmark.rows(is_gpu=False)]
-    assert set(names) < {row.name for row in table}
 
 
 RANK = {
@@ -84,28 +75,6 @@ RANK = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "cells"),
-    [
-        ("largest difference, one stage, bf16", "weights 2.0e-07, losses 1.0e+00"),
-        ("step, small, two stages, staged", "300 ms (1.50 ×)"),
-        ("messages of 4.1 kB, NCCL", "1,000 per second | 4.1 MB per second"),
-        ("a send waits for compute before it, staged", "0.50 × | rank 0 computes for 1.00 s"),
-        ("other work waits for a late message, NCCL", "0.25 × | rank 0 computes"),
-        ("a message waits for its receiver's work, NCCL", "0.12 × | rank 1 computes"),
-        ("memory, two stages, staged, bf16, rank 1", "2.0 MB | predicted: 1.0 MB (0.50 ×)"),
-        ("memory, two stages, NCCL, rank 0 until its first", "900 kB | the whole model: 800 kB"),
-        ("memory, two stages, NCCL, rank 0 while", "10.0 kB more | than 1.5 MB before it"),
-        ("recorded step, two stages, NCCL, bf16", "400 ms | predicted: 200 ms (0.50 ×)"),
-    ],
-)
-def test_what_rows_say(benchmark: ModuleType, name: str, cells: str) -> None:
-    (row,) = (row for row in benchmark.rows(is_gpu=True) if row.name.startswith(name))
-    plain = {**RANK, "step_s": 0.2, "losses": [1.0, 1.5], "difference": None}
-    found = {key: [plain if key[0] == benchmark.PLAIN else RANK] * 2 for key in row.needs}
-    assert " | ".join(benchmark.filled(row, found)[1:]).startswith(cells)
-
-
 def place_and_cases(benchmark: ModuleType, *names: str) -> tuple[Any, list[Any]]:
     given = [benchmark.Case(f"{n} {i}", f"{OURS}:{n}", {"asked": i}) for i, n in enumerate(names)]
     return benchmark.Place("two", ("cpu", "cpu"), "cpu"), given
@@ -126,36 +95,3 @@ def test_others_go_on_where_a_case_fails(
     assert one[0]["process"] != last[0]["process"]
     assert failed.summary == "rank 1: ValueError: out of memory"
     assert "more of it" in failed.text
-
-
-def test_a_case_that_hangs_is_ended(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys.modules["gpu_processes"], "LIMIT_S", 3.0)
-    place, cases = place_and_cases(benchmark, "hang", "rank")
-    (_, hung), (_, found) = benchmark.outcomes(place, cases, tmp_path, time.monotonic() + 100)
-    assert hung.summary == "no end after 3 s"
-    assert found[1]["rank"] == 1
-
-
-def test_nothing_begins_when_the_time_is_up(benchmark: ModuleType, tmp_path: Path) -> None:
-    place, cases = place_and_cases(benchmark, "rank", "rank")
-    ended = [outcome for _, outcome in benchmark.outcomes(place, cases, tmp_path, 0.0)]
-    assert [each.summary for each in ended] == ["not begun: the time was up"] * 2
-
-
-def test_a_failure_has_its_row_and_its_text(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = [row for row in benchmark.rows(is_gpu=False) if row.name.startswith("messages of 4")]
-    failure = benchmark.Failure("rank 1: RuntimeError: NCCL error", "the traceback")
-    found = {table[0].needs[0]: [RANK, RANK], table[1].needs[0]: failure}
-    assert not benchmark.report(table, found, "a card", "one GPU")
-    text = capsys.readouterr().out
-    why = "== between ranks, NCCL, messages: rank 1: RuntimeError: NCCL error\nthe traceback\n"
-    assert text.startswith(f"{why}\na card\n")
-    staged, nccl, left_out = text.splitlines()[-3:]
-    assert "1,000 per second" in staged
-    assert "failed" in nccl and "NCCL error" in nccl
-    assert "not measured" in left_out and "one GPU" in left_out
-    assert benchmark.report(table[:1], found | {table[1].needs[0]: [RANK]}, "a card", "")

@@ -12,7 +12,7 @@ from helpers.workers import WorkerPool
 OURS = [
     "--trainer.strategy=lightning_gpp.strategy.GraphPipeStrategy",
     "--trainer.strategy.num_microbatches=4",
-    "--trainer.strategy.timeout=30",
+    "--trainer.strategy.timeout=100",
     "--trainer.strategy.planner=balanced",
     "--trainer.devices=2",
 ]

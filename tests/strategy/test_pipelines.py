@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -41,9 +40,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
-from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
-
-pytestmark = pytest.mark.timeout(180)
 
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 PLAN = [["left", "right"], ["fuse", "norm", "head"]]
@@ -78,35 +74,6 @@ def test_as_many_replicas_of_ddp(pool: WorkerPool, schedule: str) -> None:
         Training(BUILD, DATA), trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     )
     assert_as_ddp(pool, training, 2, schedule=schedule, plan=PLAN, num_microbatches=2)
-
-
-def early_averages(
-    training: Training, strategy: dict[str, Any], num_ranks: int
-) -> list[tuple[int, int]]:
-    """Trains; before every average of this rank: how many buckets it has begun, of how many."""
-    seen, finish = [], AveragedGradients.finish
-
-    def noting(self: AveragedGradients, **kwargs: Any) -> bool:
-        means = self._means(None) if self._begun is None else self._begun[0]
-        seen.append((means._started, len(means._buckets)))
-        return finish(self, **kwargs)
-
-    with mock.patch.object(AveragedGradients, "finish", noting):
-        train(training, strategy, num_ranks)
-    return seen
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_averages_begin_in_the_backward(pool: WorkerPool, schedule: str) -> None:
-    """Of all buckets of every rank in all steps but the first; not of accumulated gradients."""
-    training = Training(BUILD, DATA, num_steps=4, validate=False)
-    strategy = {"pipelines": 2, "schedule": schedule, "plan": PLAN, "num_microbatches": 2}
-    for seen in pool.run(early_averages, training, strategy, 4, num_ranks=4):
-        count = seen[0][1]
-        assert count > 0 and seen == [(0, count), *[(count, count)] * 3]
-    training = replace(training, trainer={"accumulate_grad_batches": 2})
-    for seen in pool.run(early_averages, training, strategy, 4, num_ranks=4):
-        assert [begun for begun, _ in seen] == [0, 0, count, 0]  # an epoch's fifth batch is alone
 
 
 # Shrinking would train hundreds of pipelines; the models are small enough to read as they are.
@@ -199,7 +166,7 @@ def test_a_checkpoint_is_that_of_one_device(pool: WorkerPool, tmp_path: Path) ->
 def test_an_error_in_one_pipeline_ends_all(pool: WorkerPool) -> None:
     training = Training(FailsInSecondPipeline, replace(DATA, num_inputs=2))
     outcomes = pool.outcomes(
-        train, training, {"pipelines": 2, "plan": PLAN, "timeout": 30}, 4, num_ranks=4
+        train, training, {"pipelines": 2, "plan": PLAN, "timeout": 100}, 4, num_ranks=4
     )
     assert all(outcome.failed and not outcome.hung for outcome in outcomes)
     for outcome in outcomes:

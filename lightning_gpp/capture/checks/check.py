@@ -1,8 +1,9 @@
-"""Are two results of a forward and its backward the same?"""
+"""Are two results of a forward and its backward the same, and are parameters what they were?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture.checks.rounding import COARSE, relative_tolerance
 from lightning_gpp.capture.checks.tape import Tape
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.mapped_tensor import is_mapped, mapped
+from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.torch_device import types_in_use, widened
 
+COARSE = 2e-2
+"""In half precision (a unit in the last place of bfloat16 is 0.8 %)."""
+
+_TF32 = 5e-3
+"""In TF32 (a unit in the last place is 0.1 %)."""
+
+_OTHER_SIZES = 1e-4
 _OF_FLOAT32 = 1e-5
 
 
@@ -79,14 +88,14 @@ def compare(expected: Result, got: Result, what: str) -> None:
 
 
 def _compare_leaf(expected: Any, got: Any, what: str) -> None:
-    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
-        if type(expected) is not type(got) or (expected is not got and expected != got):
-            raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
-        return
-    if expected.shape != got.shape or expected.dtype != got.dtype:
+    if isinstance(expected, Tensor) and isinstance(got, Tensor):
+        is_alike = expected.shape == got.shape and expected.dtype == got.dtype
+    else:
+        is_alike = type(expected) is type(got) and (expected is got or expected == got)
+    if not is_alike:
         raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
-    if expected.is_meta:
-        return  # shapes are all there is; ``capture`` says so
+    if not isinstance(expected, Tensor) or expected.is_meta:
+        return  # of meta tensors shapes are all there is; ``capture`` says so
     if expected.layout is not torch.strided:
         expected, got = expected.to_dense(), got.to_dense()
     if torch.equal(expected, got):  # as it is nearly always
@@ -134,3 +143,104 @@ def sample_in_float64(sample: Sample) -> Sample:
 def _as_float64(tensor: Tensor) -> Tensor:
     double = tensor.double() if tensor.is_floating_point() else tensor
     return mapped(double) if is_mapped(tensor) else double
+
+
+# Rounding: how far results may be apart that are the same otherwise ------------------------------
+
+
+def relative_tolerance(dtype: torch.dtype, *, of_float32: float) -> float:
+    """The largest difference, relative to the largest element, that rounding explains.
+
+    Under autocast a result may be of float32 and have been rounded to half precision before.
+
+    Args:
+        dtype: of the results.
+        of_float32: what is taken for rounding in float32, which depends on what is compared.
+
+    >>> relative_tolerance(torch.float64, of_float32=1e-5)
+    1e-09
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     relative_tolerance(torch.float32, of_float32=1e-5)
+    0.02
+    """
+    if dtype in (torch.float64, torch.complex128):
+        return 1e-9  # not cast by autocast
+    return of_float32 if dtype is torch.float32 and not is_autocast() else COARSE
+
+
+def of_other_sizes(device: torch.device) -> float:
+    """What is rounding in float32 between results of the same samples in batches of other sizes.
+
+    Other sizes are computed by other kernels. GPUs that can compute convolutions in TF32 unless
+    told otherwise, and products of matrices if told.
+
+    Args:
+        device: that computed them.
+
+    >>> of_other_sizes(torch.device("cpu"))
+    0.0001
+    """
+    return _TF32 if is_tf32(device) else _OTHER_SIZES
+
+
+def is_tf32(device: torch.device) -> bool:
+    """Whether a device may compute in TF32 what is in float32."""
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    if torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    cudnn: Any = torch.backends.cudnn
+    switches = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    return any(switch.fp32_precision == "tf32" for switch in switches)
+
+
+def is_autocast() -> bool:
+    """Whether computations are cast on any type of device."""
+    return any(torch.is_autocast_enabled(kind) for kind in types_in_use())
+
+
+# Parameters: a stage would repeat a change of them out of the optimizer's sight -----------------
+
+
+def parameter_state(parameter: Tensor) -> str:
+    """Another text after any change of a parameter, through ``.data`` too, or of another one."""
+    with torch.no_grad():
+        total = math.nan if parameter.is_meta else _total(parameter.detach())
+    return repr((id(parameter), num_changes(parameter), parameter.data_ptr(), total))
+
+
+def _total(tensor: Tensor) -> float:
+    """A sum of all of a tensor: of its bits as whole numbers, which is exact and quick, if it can.
+
+    It wraps around.
+    """
+    if tensor.layout is torch.strided and tensor.is_contiguous():
+        size_bytes = tensor.numel() * tensor.element_size()
+        if not size_bytes % 8 and not tensor.data_ptr() % 8:
+            return int(tensor.view(-1).view(torch.int64).sum())
+    return float(widened(tensor.abs()).sum())
+
+
+@contextmanager
+def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> Iterator[None]:
+    """Checks that the body leaves all parameters of a module as they are.
+
+    Args:
+        module: whose.
+        changed_copies: names of those of which the body changed a copy on a device.
+
+    Raises:
+        CaptureError: the body changed or replaced one.
+    """
+    before = {name: parameter_state(item) for name, item in module.named_parameters()}
+    yield
+    after = {name: parameter_state(item) for name, item in module.named_parameters()}
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    changed |= set(changed_copies)
+    if changed:
+        raise CaptureError(
+            f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: every stage and "
+            "micro-batch would do so anew. Make what forward updates a buffer (register_buffer), "
+            "and bound parameters (clamp, normalize, max_norm) where every rank does: in "
+            "on_train_batch_start of a callback, or in optimizer_step after the step"
+        )

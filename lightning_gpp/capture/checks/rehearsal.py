@@ -17,23 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.checks.check import Result
-from lightning_gpp.capture.checks.generators import Generators
+from lightning_gpp.capture.checks.check import Result, unchanged_parameters
 from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
-from lightning_gpp.capture.checks.rollback import Changes, rollback, seeded, training_flags
+from lightning_gpp.capture.checks.rollback import (
+    Changes,
+    Generators,
+    rollback,
+    seeded,
+    training_flags,
+)
 from lightning_gpp.capture.checks.tape import Tape, can_be_taped
-from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
-from lightning_gpp.capture.tracing.modes import mode_flags
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
-from lightning_gpp.capture.tracing.trace import Trace
-from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.host_weights import HostWeights
+from lightning_gpp.capture.tracing.trace import Trace, mode_flags
+from lightning_gpp.capture.values.arguments import Arguments, withhold
+from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
-from lightning_gpp.capture.values.structure import flatten, map_tensors
-from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped
 
 _logger = logging.getLogger(__name__)
@@ -113,7 +115,6 @@ class Rehearsal:
     def _take(self, sample: Sample) -> None:
         self.sample = sample
         self._results: dict[CheckedPass, Result | None] = {}
-        self._runs: list[tuple[CheckedPass, Result]] = []
         self._unrecorded = CheckedPass(sample, False, is_recorded=False)
 
     def take_samples(self, count: int) -> None:
@@ -154,30 +155,25 @@ class Rehearsal:
         with rollback(self.module) as changes, training_flags(self.module, flags), seeded(seed):
             yield changes
 
-    def traced(self, training: bool, trace: Callable[[Observer], Trace]) -> tuple[Trace, Observer]:
-        """What a tracer makes of the module in a mode."""
-        observer = Observer(self.module, self.weights.source)
+    @contextmanager
+    def watching(self, training: bool) -> Iterator[Observer]:
+        """Watches calls in a mode, and forgets whatever they change."""
         with self.in_mode(training), self.weights.visiting():
-            return trace(observer), observer
+            yield Observer(self.module, self.weights.source)
 
-    def observed(
-        self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
-    ) -> dict[fx.Node, Observation]:
+    def observed(self, trace: Trace, sample: Sample, training: bool) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
-        with self.in_mode(training), self.weights.visiting():
-            observer = observer or Observer(self.module, self.weights.source)
+        with self.watching(training) as observer:
             return observe(trace.graph, sample.fresh(), observer)
 
     def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
-        if run.is_recorded and not run.backward:
-            found = self._results.get(replace(run, backward=True))
-            if found is not None:  # it has the values, too
-                return replace(found, gradients={})
+        with_gradients = self._results.get(replace(run, backward=True))
+        if with_gradients is not None and run.is_recorded:
+            return with_gradients if run.backward else replace(with_gradients, gradients={})
         found = self._results.get(run)
         if found is None:
             found = self._results[run] = self.again(run)
-            self._runs.append((run, found))
         return found
 
     def again(self, run: CheckedPass) -> Result:
@@ -235,18 +231,18 @@ class Rehearsal:
     def meetings(self) -> dict[bool, SampleMeeting]:
         """Where samples meet in each mode, or in the other where only that was seen."""
         num, found = self.sample.num_samples, dict[bool, SampleMeeting]()
+        is_of_graphs = self.sample.graphs is not None
         for mode in MODES:
             tapes = [
                 (run.sample, result.tape)
-                for run, result in self._runs
-                if run.training is mode and result.tape is not None
+                for run, result in self._results.items()
+                if result is not None and result.tape is not None and run.training is mode
             ]
             met = [
-                meeting(one, other, num, sample.num_samples, of_graphs=given.graphs is not None)
+                meeting(one, other, num, sample.num_samples, of_graphs=is_of_graphs)
                 for sample, other in tapes
-                if sample.num_samples != num
                 for given, one in tapes
-                if given is self.sample
+                if sample.num_samples != num and given is self.sample
             ]
             if met:
                 found[mode] = next((each for each in met if each.outputs), met[-1])
@@ -315,8 +311,8 @@ def _any_loss(output: Any) -> Tensor | None:
     """A scalar that depends on every element of the output in a different way."""
     generator = torch.Generator().manual_seed(0)
     loss = None
-    for leaf in flatten(output)[0]:
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
+    for leaf in tensors_of(output):
+        if leaf.requires_grad:
             weights = torch.empty_like(leaf)
             if not leaf.is_meta:
                 weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
@@ -356,10 +352,9 @@ def _condensed_gradients(module: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
 def _weighted_sums(tensor: Tensor) -> Tensor:
     """Sums of pieces of a tensor, in which every element of a piece counts differently."""
     flat = tensor.reshape(-1)
-    length = -(-len(flat) // _NUM_SUMS)
     generator = torch.Generator().manual_seed(0)
+    length = -(-len(flat) // _NUM_SUMS)
     weights = (torch.rand(length, generator=generator) + 0.5).to(flat)
-    num_whole = len(flat) // length
-    rest = flat[num_whole * length :]
-    whole = flat[: num_whole * length].view(num_whole, length) @ weights
-    return torch.cat([whole, (rest @ weights[: len(rest)]).reshape(1)])
+    cut = len(flat) // length * length
+    rest = flat[cut:] @ weights[: len(flat) - cut]
+    return torch.cat([flat[:cut].view(-1, length) @ weights, rest.reshape(1)])

@@ -1,4 +1,4 @@
-"""Running a model without leaving traces on it."""
+"""Running a model without leaving traces on it, and what its runs change."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import collections
 import copy
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import (
     accelerator_random_states,
     set_accelerator_random_states,
@@ -80,6 +82,28 @@ class ModuleState:
         self._random.restore()
 
 
+class Generators:
+    """Tells whether code draws random numbers from torch, on the CPU or on a device.
+
+    Args:
+        device: that has a default generator beside the CPU's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._states = self._now()
+
+    def have_drawn(self) -> bool:
+        """Whether a state is another now."""
+        return not all(map(torch.equal, self._states, self._now()))
+
+    def _now(self) -> list[Tensor]:
+        states = [torch.random.get_rng_state()]
+        if self._device.type not in ("cpu", "meta"):
+            states.append(torch.get_device_module(self._device).get_rng_state(self._device))
+        return states
+
+
 class _RandomStates:
     """The states of all random generators (torch, numpy, random) at one moment."""
 
@@ -135,32 +159,25 @@ class _Part:
     def __init__(self, name: str, module: nn.Module) -> None:
         self._prefix, self._module, self._training = name and f"{name}.", module, module.training
         self._attributes = dict(vars(module))
+        values = [
+            *self._attributes.items(),
+            *(("_buffers", each) for each in module.buffers(False)),
+        ]
         self._held = [
             (key, thing, content)
-            for key, value in self._attributes.items()
+            for key, value in values
             for thing, content in _contents(value, set())
-        ]
-        self._held += [
-            ("_buffers", buffer, buffer.detach().clone())
-            for buffer in module._buffers.values()
-            if buffer is not None
         ]
 
     def restore(self, changes: Changes) -> None:
         _set_flag(self._module, self._training)
         now, before = vars(self._module), self._attributes
-        changed = [key for key in now if key not in before]
-        changed += [key for key, value in before.items() if now.get(key, _MISSING) is not value]
-        changes.kept += [
-            f"{self._prefix}{key}"
-            for key in changed
-            if isinstance(value := now.get(key), Tensor) and value.requires_grad
-        ]
+        changed = [k for k in now | before if now.get(k, _MISSING) is not before.get(k, _MISSING)]
         for key in changed:
-            if key in before:
-                now[key] = before[key]
-            else:
-                del now[key]
+            value = now.pop(key, None)
+            if isinstance(value, Tensor) and value.requires_grad:
+                changes.kept.append(f"{self._prefix}{key}")
+        now.update({key: before[key] for key in changed if key in before})
         changed += [key for key, thing, content in self._held if _put_back(thing, content)]
         plain = (key for key in dict.fromkeys(changed) if key not in _OWN)
         changes.attributes += [f"{self._prefix}{key}" for key in plain]
@@ -198,3 +215,77 @@ def _put_back(thing: Any, content: Any) -> bool:
 def _item_ids(container: Any) -> list[Any]:
     items = container.items() if isinstance(container, dict) else ((None, v) for v in container)
     return [(key, id(value)) for key, value in items]
+
+
+# Buffers that a forward changes alike whatever its arguments are ---------------------------------
+#
+# A counter of calls, or the vectors of a spectral norm's power iteration, change once per call. Of
+# a mini-batch that is cut, every micro-batch is a call: put back before each of them but the first,
+# such buffers end up as after one call with the whole mini-batch, and every micro-batch sees what
+# that call would see. Buffers that depend on the samples (statistics) cannot be had like this.
+
+
+def steady_names(
+    module: nn.Module,
+    changing: Iterable[str],
+    after: Mapping[str, Tensor],
+    after_other: Mapping[str, Tensor],
+) -> frozenset[str]:
+    """Which of the buffers that a forward changes are the same after it on other arguments.
+
+    Not the count of a BatchNorm without momentum: it weighs the statistics, which are taken per
+    micro-batch.
+
+    Args:
+        module: whose forward.
+        changing: canonical names of the buffers that it changes.
+        after: the buffers after a call, by name.
+        after_other: after a call with other arguments.
+    """
+    return frozenset(
+        name
+        for name in changing
+        if not after[name].is_meta
+        and torch.equal(after[name], after_other[name])
+        and getattr(owner_of(module, name), "momentum", 0) is not None
+    )
+
+
+def unsteady_names(module: nn.Module, changing: Iterable[str], steady: frozenset[str]) -> list[str]:
+    """The other ones, without those of BatchNorm, whose statistics are known to be so."""
+    return sorted(
+        name
+        for name in frozenset(changing) - steady
+        if not isinstance(owner_of(module, name), _BatchNorm)
+    )
+
+
+def owner_of(module: nn.Module, name: str) -> nn.Module:
+    """The sub-module that has a buffer."""
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+def keep(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """What puts buffers back to what they are now.
+
+    Unchanged ones are left alone, as autograd may have saved them.
+    """
+    kept = []
+    for name in names:
+        owner, key = owner_of(module, name), name.rpartition(".")[2]
+        tensor = owner._buffers[key]
+        assert tensor is not None, f"the buffer {name} was there at capture"
+        kept.append((owner, key, tensor, tensor.detach().clone(), num_changes(tensor)))
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for owner, key, tensor, content, before in kept:
+                # Comparing waits for a GPU: only what ``.data`` may have changed is compared.
+                now = num_changes(tensor)
+                is_written = now is not None and now != before
+                may_be = now is None or owner.training
+                if is_written or (may_be and not torch.equal(tensor, content)):
+                    tensor.copy_(content)
+                owner._buffers[key] = tensor
+
+    return put_back

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_gpp.capture.errors import is_foreign, user_location
-from lightning_gpp.capture.values.structure import leaves_of
+from lightning_gpp.capture.values.structure import leaves_of, tensors_of
 
 _LIBRARIES = ("torch_geometric", "transformers")
 """What they decide by the data (whether a mask masks anything, how many graphs there are) does not
@@ -128,7 +128,7 @@ class Tape(TorchFunctionMode):
         is_by_library = _is_by_library()
         if name == "_pad_packed_sequence" and _pads_to_longest():
             name, is_by_library = "pad_packed_sequence", False
-        results = _tensors(result)
+        results = tensors_of(result)
         if name == "__setitem__":
             results.append(operands[0])
         self.calls.append(
@@ -201,7 +201,3 @@ def _pads_to_longest() -> bool:
 
 def _parts(item: slice) -> tuple[Any, ...]:
     return item.start, item.stop, item.step
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]

@@ -17,14 +17,13 @@ Joining can close a cycle over nodes in between; then these join too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from torch import fx
 
 from lightning_gpp.capture.operators.normalize import observation
-from lightning_gpp.capture.operators.observe import Observation
-from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.tracing.trace import Trace, closure
 from lightning_gpp.capture.values.structure import LOOK_UPS
 
 
@@ -42,9 +41,13 @@ def group_nodes(
     groups = NodeGroups(work)
     for trace in traces.values():
         seen = [observation(node) for node in trace.graph.nodes if node.op != "output"]
-        _join_memory(groups, nodes, seen)
-        changed = frozenset().union(*(item.changed_buffers for item in seen))
-        for buffer in sorted(changed):
+        users: dict[int, list[fx.Node]] = {}
+        for node, item in zip(nodes, seen, strict=True):
+            for storage in item.touched:
+                users.setdefault(storage, []).append(node)
+            for storage in item.changed:
+                groups.join(users[storage])
+        for buffer in sorted(frozenset().union(*(item.changed_buffers for item in seen))):
             groups.join(node for node in work if buffer in buffers_of[node.name])
     _join_look_ups(groups, work)
     groups.close_cycles()
@@ -95,13 +98,12 @@ class NodeGroups:
     def reachable(self, group: fx.Node) -> set[fx.Node]:
         """The groups that wait for ``group``, itself included."""
         members = self.members()
-        found, stack = {group}, [group]
-        while stack:
-            users = {user for node in members[stack.pop()] for user in node.users}
-            fresh = {self.find(user) for user in users if user in self.parent} - found
-            found |= fresh
-            stack += fresh
-        return found
+
+        def readers(of: fx.Node) -> Iterator[fx.Node]:
+            users = (user for node in members[of] for user in node.users)
+            return (self.find(user) for user in users if user in self.parent)
+
+        return closure([group], readers)
 
     def close_cycles(self) -> None:
         """Joins the groups that wait for each other."""
@@ -133,17 +135,6 @@ def find_cycle(predecessors: Mapping[fx.Node, Iterable[fx.Node]]) -> list[fx.Nod
     return []
 
 
-def _join_memory(
-    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Sequence[Observation]
-) -> None:
-    seen: dict[int, list[fx.Node]] = {}
-    for node, item in zip(nodes, observations, strict=True):
-        for storage in item.touched:
-            seen.setdefault(storage, []).append(node)
-        for storage in item.changed:
-            groups.join(seen[storage])
-
-
 def _join_look_ups(groups: NodeGroups, nodes: Sequence[fx.Node]) -> None:
     """Item look-ups, sizes, arithmetic on sizes and guards join the one group they read."""
     for node in nodes:
@@ -159,14 +150,14 @@ def _join_look_ups(groups: NodeGroups, nodes: Sequence[fx.Node]) -> None:
 
 def _join_generators(groups: NodeGroups) -> None:
     """What waits for no other operator and is no work joins one that is in its way anyway."""
-    is_finished = False
-    while not is_finished:
-        is_finished = True
+    has_joined = True
+    while has_joined:
+        has_joined = False
         for members in groups.members().values():
             target = _host_of_generator(groups, members)
             if target is not None:
                 groups.join([target, members[0]])
-                is_finished = False
+                has_joined = True
 
 
 def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> fx.Node | None:
@@ -175,20 +166,15 @@ def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> fx.Nod
     For sizes of an input that is an operator which reads the input and leads to all readers of
     the size: so the input need not travel to where only its size is wanted.
     """
-    group = groups.find(members[0])
-    if set(groups.inputs(members)) - {group}:
-        return None
+    group, users = groups.find(members[0]), {user for node in members for user in node.users}
     inputs = {arg for node in members for arg in node.all_input_nodes if arg.op == "placeholder"}
-    users = [user for node in members for user in node.users]
+    if set(groups.inputs(members)) - {group} or any(user.op == "output" for user in users):
+        return None
     if inputs and any(observation(node).has_tensors for node in members):
         return None
-    if any(user.op == "output" for user in users):
-        return None
-    readers = {groups.find(user) for user in users} - {group}
-    hosts = (
-        groups.find(user) for tensor in inputs for user in tensor.users if user in groups.parent
-    )
-    for host in dict.fromkeys(hosts):
+    readers = set(map(groups.find, users)) - {group}
+    near = (user for tensor in inputs for user in tensor.users if user in groups.parent)
+    for host in dict.fromkeys(map(groups.find, near)):
         if host is not group and readers <= groups.reachable(host):
             return host
     return readers.pop() if len(readers) == 1 else None

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.tracing.trace import Names, assign_buffer, context_of
-from lightning_gpp.capture.values.structure import flatten, leaves_of
+from lightning_gpp.capture.values.structure import flatten, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Observer:
     ) -> Any:
         """``run(*args, **kwargs)``, which is what ``node`` does."""
         owned = _owned_tensors(node, self.module)
-        operands = [*_tensors((args, kwargs)), *owned.values()]
+        operands = [*tensors_of((args, kwargs)), *owned.values()]
         versions = [tensor._version for tensor in operands]
         contents = {name: tensor.clone() for name, tensor in owned.items()}
         value = run(*args, **kwargs)
@@ -86,13 +86,12 @@ class Observer:
             self._values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
-        changed_names = [
-            name for name in owned if self._is_changed(name, owned[name], contents[name], written)
-        ]
-        changed = frozenset(
-            map(self._storage, [*written, *(owned[name] for name in changed_names)])
-        )
-        in_buffers = frozenset(self._buffer_of[item] for item in changed & self._buffer_of.keys())
+        changed_names = assigned_buffers(node, self._names)
+        for name, tensor in owned.items():
+            if self._is_changed(name, tensor, contents[name], written):
+                changed_names |= {name}
+                written.append(tensor)
+        changed = frozenset(map(self._storage, written))
         self.observations[node] = Observation(
             value=None if results else kept,
             shapes=tuple(tuple(item.shape) for item in results),
@@ -101,7 +100,9 @@ class Observer:
             requires_grad=any(item.requires_grad for item in results),
             touched=frozenset(map(self._storage, [*operands, *results])),
             changed=changed,
-            changed_buffers=in_buffers.union(changed_names, assigned_buffers(node, self._names)),
+            changed_buffers=changed_names.union(
+                self._buffer_of[item] for item in changed & self._buffer_of.keys()
+            ),
         )
         return value
 
@@ -119,30 +120,12 @@ class Observer:
         A copy of a parameter on the device has the storage of the parameter.
         """
         tensor = self._source(tensor)
-        if tensor.layout is torch.strided:
-            key = ("storage", tensor.untyped_storage()._cdata)
-        else:
-            key = ("object", id(tensor))
+        is_plain = tensor.layout is torch.strided
+        key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
         return self._storages.setdefault(key, len(self._storages))
 
-    def run(self, node: fx.Node, tensors: Mapping[str, Tensor]) -> None:
-        """Runs a node after those that it reads, unless it ran.
-
-        Raises:
-            GuardError: a decision comes out differently; ``name`` tells which.
-        """
-        if node in self.observations:
-            return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
-        try:
-            self.watch(
-                node, args, kwargs, lambda *a, **k: run_node(node, self.module, a, k, tensors)
-            )
-        except GuardError as error:
-            error.name = node.name
-            raise
-
-    def _value(self, node: fx.Node) -> Any:
+    def value(self, node: fx.Node) -> Any:
+        """The value of a node that ran."""
         if node.op == "get_attr":
             return attrgetter(str(node.target))(self.module)
         return self._values[node]
@@ -163,7 +146,19 @@ def observe(
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
     for node in nodes:
-        observer.run(node, tensors)
+        if node in observer.observations:
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.value)
+        try:
+            observer.watch(
+                node,
+                args,
+                kwargs,
+                lambda *a, n=node, **k: run_node(n, observer.module, a, k, tensors),
+            )
+        except GuardError as error:
+            error.name = node.name
+            raise
     return {node: observer.observations[node] for node in nodes}
 
 
@@ -200,11 +195,7 @@ def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
     """The buffers that a node may change beside its operands."""
     if node.op == "call_module":
         target = str(node.target)
-        prefix = f"{target}." if target else ""
-        return {
-            f"{prefix}{name}": buffer
-            for name, buffer in module.get_submodule(target).named_buffers()
-        }
+        return dict(module.get_submodule(target).named_buffers(prefix=target))
     found = (str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr")
     buffers = {name: _buffer(module, name) for name in found}
     return {name: buffer for name, buffer in buffers.items() if buffer is not None}
@@ -214,7 +205,3 @@ def _buffer(module: nn.Module, name: str) -> Tensor | None:
     """A buffer by qualified name; None for a parameter."""
     path, _, attribute = name.rpartition(".")
     return module.get_submodule(path)._buffers.get(attribute)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]

@@ -7,21 +7,14 @@ from collections.abc import Container, Mapping, Sequence
 
 from torch import fx, nn
 
-from lightning_gpp.capture.operators.cuts import Cuts
-from lightning_gpp.capture.operators.granularity import Group, coarsen
+from lightning_gpp.capture.operators.granularity import coarsen
 from lightning_gpp.capture.operators.grouping import group_nodes
 from lightning_gpp.capture.operators.normalize import function_name, module_identifier, observation
 from lightning_gpp.capture.operators.observe import assigned_buffers
+from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
-from lightning_gpp.graph import (
-    GraphInput,
-    ModelGraph,
-    OpNode,
-    Parameter,
-    TensorSpec,
-    Value,
-)
+from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 
 
 def model_graph(
@@ -35,39 +28,43 @@ def model_graph(
         cuts: of every value.
     """
     nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
-    owned = _owned(module, nodes)
-    parameters = dict(module.named_parameters())
+    table = Names.of(module)
+    canonical, parameters = table.canonical(module), dict(module.named_parameters())
+    owned = {n.name: read_names(n, canonical) | assigned_buffers(n, table) for n in nodes}
     buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
-    groups = coarsen(group_nodes(traces, buffers), module)
-    names = _names(groups, nodes)
-    operators = tuple(
-        _operator(group, name, owned, list(parameters), cuts)
-        for group, name in zip(groups, names, strict=True)
-    )
-    read = {name for operator in operators for name in operator.parameters}
+    operators, members, taken = [], dict[str, tuple[str, ...]](), {node.name for node in nodes}
+    for group, call in coarsen(group_nodes(traces, buffers), module):
+        principal = _principal(group)
+        name = principal.name if call is None else _unused(module_identifier(call.name), taken)
+        taken.add(name)
+        inside = set(group)
+        inputs = (arg for node in group for arg in node.all_input_nodes if arg not in inside)
+        read = frozenset().union(*(owned[node.name] for node in group))
+        changed = frozenset().union(*(observation(node).changed_buffers for node in group))
+        operator = OpNode(
+            name=name,
+            target=function_name(principal) if call is None else call.name,
+            scope=principal.meta["scope"] if call is None else call.name,
+            inputs=tuple(dict.fromkeys(arg.name for arg in inputs if arg.op != "get_attr")),
+            outputs=tuple(_value(node, cuts) for node in group if set(node.users) - inside),
+            parameters=tuple(name for name in parameters if name in read),
+            state=tuple(sorted(changed)),
+        )
+        operators.append(operator)
+        members[name] = tuple(node.name for node in group)
+    read = frozenset().union(*(operator.parameters for operator in operators))
+    outputs = (leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
     graph = ModelGraph(
         inputs=tuple(_graph_input(node, cuts) for node in nodes if node.op == "placeholder"),
-        operators=operators,
-        outputs=tuple(
-            dict.fromkeys(leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
-        ),
+        operators=tuple(operators),
+        outputs=tuple(dict.fromkeys(outputs)),
         parameters=tuple(
             Parameter(name, parameter.numel() * parameter.element_size(), parameter.requires_grad)
             for name, parameter in parameters.items()
             if name in read
         ),
     )
-    members = [tuple(node.name for node in group.nodes) for group in groups]
-    return graph, dict(zip(names, members, strict=True))
-
-
-def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[str]]:
-    """Node name -> canonical names of the parameters and buffers that it reads."""
-    names = Names.of(module)
-    canonical = names.canonical(module)
-    return {
-        node.name: read_names(node, canonical) | assigned_buffers(node, names) for node in nodes
-    }
+    return graph, members
 
 
 def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
@@ -84,48 +81,6 @@ def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _operator(
-    group: Group,
-    name: str,
-    owned: Mapping[str, frozenset[str]],
-    parameters: Sequence[str],
-    cuts: Cuts,
-) -> OpNode:
-    nodes, members = group.nodes, set(group.nodes)
-    principal = _principal(nodes)
-    inputs = (
-        arg.name
-        for node in nodes
-        for arg in node.all_input_nodes
-        if arg not in members and arg.op != "get_attr"
-    )
-    read = frozenset().union(*(owned[node.name] for node in nodes))
-    return OpNode(
-        name=name,
-        target=function_name(principal) if group.call is None else group.call.name,
-        scope=principal.meta["scope"] if group.call is None else group.call.name,
-        inputs=tuple(dict.fromkeys(inputs)),
-        outputs=tuple(_value(node, cuts) for node in nodes if set(node.users) - members),
-        parameters=tuple(name for name in parameters if name in read),
-        state=tuple(
-            sorted(frozenset().union(*(observation(node).changed_buffers for node in nodes)))
-        ),
-    )
-
-
-def _names(groups: Sequence[Group], nodes: Sequence[fx.Node]) -> list[str]:
-    """A name per operator: of the call of a module that it is, else of its principal node."""
-    taken = {node.name for node in nodes}
-    names = []
-    for group in groups:
-        name = _principal(group.nodes).name
-        if group.call is not None:
-            name = _unused(module_identifier(group.call.name), taken)
-            taken.add(name)
-        names.append(name)
-    return names
-
-
 def _unused(name: str, taken: Container[str]) -> str:
     """``name``, with a number if it is taken."""
     numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -134,13 +89,13 @@ def _unused(name: str, taken: Container[str]) -> str:
 
 def _principal(group: Sequence[fx.Node]) -> fx.Node:
     """The node that gives a group its name: a module, else the first real computation."""
-    for node in group:
-        if node.op == "call_module":
-            return node
-    for node in group:
-        if observation(node).has_tensors and node.target not in LOOK_UPS and node.all_input_nodes:
-            return node
-    return group[0]
+    modules = (node for node in group if node.op == "call_module")
+    computations = (
+        node
+        for node in group
+        if observation(node).has_tensors and node.target not in LOOK_UPS and node.all_input_nodes
+    )
+    return next(itertools.chain(modules, computations, group))
 
 
 def _graph_input(node: fx.Node, cuts: Cuts) -> GraphInput:

@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.values.structure import flatten, map_tensors
+from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
@@ -46,19 +46,13 @@ class OperatorProbe:
     """
 
     def __init__(
-        self,
-        captured: CapturedModel,
-        operator: OpNode,
-        device: torch.device,
-        stage: Any = None,
+        self, captured: CapturedModel, operator: OpNode, device: torch.device, stage: Any = None
     ) -> None:
-        self.name = operator.name
+        self.name, self.device = operator.name, device
         self.outputs = tuple(value.name for value in operator.outputs)
         self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
         self.training = captured.module.training
-        self.device = device
-        self.module = captured.module
-        self.own_storages: set[Any] = set()
+        self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
         self.results: dict[str, Any] = {}
 
     def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
@@ -72,18 +66,16 @@ class OperatorProbe:
             repeats: least measured runs.
             deadline_s: on the monotonic clock; past it a single run has to do.
         """
-        inputs = [values[name] for name in self.stage.inputs]
-        parameters = [self.module.get_parameter(name) for name in self.stage.parameter_names]
-        for parameter in parameters:
+        for parameter in self.parameters:
             parameter.grad = None  # rollback puts it back
-        runs = [self._run(inputs)]
+        runs = [self._run(values)]
         if time.monotonic() < deadline_s:
-            runs = [self._run(inputs)]  # the first one warmed up
+            runs = [self._run(values)]  # the first one warmed up
         while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
             if time.monotonic() > deadline_s:
                 break
-            runs.append(self._run(inputs))
-        for parameter in parameters:
+            runs.append(self._run(values))
+        for parameter in self.parameters:
             parameter.grad = None  # those of all operators together are the whole model's
         return OpProfile(
             statistics.median(run.forward_s for run in runs),
@@ -96,57 +88,43 @@ class OperatorProbe:
         Args:
             values: value name -> value; has its inputs.
         """
-        inputs = [values[name] for name in self.stage.inputs]
-        parameters = [self.module.get_parameter(name) for name in self.stage.parameter_names]
-        self.own_storages = {_storage(parameter) for parameter in parameters}
-        counter = FlopCounterMode(display=False)
+        own = {_stored(parameter)[0] for parameter in self.parameters}
+        saved: dict[Any, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            key, size_bytes = _stored(tensor)
+            if key not in own:
+                saved[key] = size_bytes
+            return tensor.detach()  # an output that is saved would keep its own graph
+
+        counter, flops = FlopCounterMode(display=False), 0.0
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         try:
-            with counter:
-                kept_bytes = self._kept_bytes(inputs)
+            with counter, hooks:
+                self._forward(values)
             flops = float(counter.get_total_flops())
         except Exception as error:  # the counter looks into every call, and may not know one
-            kept_bytes, flops = self._kept_bytes(inputs), 0.0
+            saved.clear()
+            with hooks:
+                self._forward(values)
             _logger.info("the flops of %s cannot be counted: %s", self.name, error)
-        return OpProfile(0.0, activation_bytes=kept_bytes, forward_flops=flops)
+        return OpProfile(0.0, activation_bytes=sum(saved.values()), forward_flops=flops)
 
-    def _kept_bytes(self, values: Sequence[Any]) -> int:
-        """Runs the forward; the bytes of the tensors that it keeps for the backward."""
-        saved: dict[Any, int] = {}
-        inputs = map_tensors(list(values), _detached_copy)
-        with torch.autograd.graph.saved_tensors_hooks(
-            partial(self._note_saved, saved), lambda tensor: tensor
-        ):
-            self._keep(self.stage(inputs, training=self.training))
-        return sum(saved.values())
-
-    def _keep(self, outputs: Sequence[Any]) -> None:
-        """Keeps what it made without the graph: that holds more than what a backward frees."""
-        free = map_tensors(
-            list(outputs), lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad)
-        )
-        self.results = dict(zip(self.outputs, free, strict=True))
-
-    def _run(self, values: Sequence[Any]) -> OpProfile:
-        inputs = map_tensors(list(values), _detached_copy)
+    def _forward(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], float]:
+        """What the operator makes, and seconds; its results are kept without their graph."""
+        inputs = map_tensors([values[name] for name in self.stage.inputs], _detached_copy)
         start_s = self._now_s()
         outputs = self.stage(inputs, training=self.training)
         forward_s = self._now_s() - start_s
-        backward_s = self._backward_s(outputs)
-        self._keep(outputs)
-        return OpProfile(forward_s, backward_s)
+        free = map_tensors(list(outputs), lambda t: t.detach().requires_grad_(t.requires_grad))
+        self.results = dict(zip(self.outputs, free, strict=True))
+        return outputs, forward_s
 
-    def _note_saved(self, saved: dict[Any, int], tensor: Tensor) -> Tensor:
-        """A tensor is saved for the backward; noting that takes time, so no timed run does."""
-        key = _storage(tensor)
-        if key not in self.own_storages:
-            saved[key] = _stored_bytes(tensor)
-        return tensor.detach()  # an output that is saved would keep its own graph
-
-    def _backward_s(self, outputs: Sequence[Any]) -> float:
-        leaves = flatten(outputs)[0]
-        roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    def _run(self, values: Mapping[str, Any]) -> OpProfile:
+        outputs, forward_s = self._forward(values)
+        roots = [tensor for tensor in tensors_of(outputs) if tensor.requires_grad]
         if not roots:
-            return 0.0
+            return OpProfile(forward_s)
         seeds = [torch.ones_like(root) for root in roots]
         start_s = self._now_s()
         try:
@@ -155,10 +133,11 @@ class OperatorProbe:
             if self.training:
                 raise
             _logger.info("%s has no backward in evaluation mode: %s", self.name, error)
-            return 0.0
+            return OpProfile(forward_s)
         taken_s = self._now_s() - start_s
         # A stage starts the engine once for all of its operators.
-        return max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
+        own_s = max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
+        return OpProfile(forward_s, own_s)
 
     def _now_s(self) -> float:
         synchronize(self.device)
@@ -195,13 +174,9 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
 
 
-def _storage(tensor: Tensor) -> Any:
+def _stored(tensor: Tensor) -> tuple[Any, int]:
+    """What tells the memory of a tensor from others', and its bytes."""
     if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage()._cdata
-
-
-def _stored_bytes(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return tensor.numel() * tensor.element_size()
-    return tensor.untyped_storage().nbytes()
+        return id(tensor), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes()

@@ -1,10 +1,23 @@
-"""Measures what the operators of a captured model cost, at several micro-batch sizes."""
+"""Measures what the operators of a captured model cost, at several micro-batch sizes.
+
+Operators are measured in turn, those that do the same work once for all. Measured one by one, equal
+layers seem to differ by what the machine did meanwhile, and a planner would cut where the
+differences tell it to. Every operator runs once, forward and untimed, since what a module computes
+is not all in its settings: operators that make the same calls, but keep other numbers of bytes or
+need other numbers of floating-point operations, do not do the same work. Of those that do, the
+first few are timed. At other micro-batch sizes the rest do not run at all: values of the same
+shapes stand in for theirs.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import re
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +26,15 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operators.fingerprint import constant_text, module_content
+from lightning_gpp.capture.operators.normalize import function_name
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
-from lightning_gpp.capture.profiling.shared_work import SharedWork
+from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.capture.values.samples import Sample, first_sample, resized
-from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.capture.values.structure import leaves_of
+from lightning_gpp.common.torch_device import device_name
+from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.graph import OpNode
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
@@ -47,7 +65,7 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
-    Operators that do the same work share the repeats (:mod:`.shared_work`): at most ``repeats`` of
+    Operators that do the same work share the repeats: at most ``repeats`` of
     them are timed, and the median of theirs is what all of them cost. When all sizes are done, each
     is measured again, since what else ran on the machine may have slowed many operators of one; the
     quicker time counts.
@@ -65,17 +83,20 @@ def profile_costs(
     """
     tensors = captured.inputs(args, kwargs or {})
     sample = first_sample(tensors)
-    size = sample.num_samples
-    device = next(iter(tensors.values())).device
+    size, device = sample.num_samples, sample.device
     deadline_s = time.monotonic() + budget_s
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
-    work = SharedWork(captured, probes, device, deadline_s)
+    work = _SharedWork(captured, probes, device, deadline_s)
+
+    def profile(other: int, repeats: int) -> Profile:
+        inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
+        return work.profile(inputs, other, repeats)
+
     profiles: list[Profile] = []
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, sample, num_sizes):
-            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
             try:
-                profiles.append(work.profile(inputs, other, repeats))
+                profiles.append(profile(other, repeats))
             except Exception as error:  # the model itself may not take another size
                 if not profiles:
                     raise
@@ -89,11 +110,8 @@ def profile_costs(
                 )
                 break
         for place, first in enumerate(profiles):
-            if time.monotonic() > deadline_s:
-                break
-            other = round(first.microbatch_size)
-            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
-            profiles[place] = _quicker(first, work.profile(inputs, other, 1))
+            if time.monotonic() <= deadline_s:
+                profiles[place] = _quicker(first, profile(round(first.microbatch_size), 1))
     return Costs(tuple(profiles))
 
 
@@ -112,7 +130,7 @@ def profile_probes(
         size: samples that they stand for.
     """
     device = next(iter(tensors.values())).device
-    work = SharedWork(captured, probes, device, time.monotonic() + DEFAULT_BUDGET_S)
+    work = _SharedWork(captured, probes, device, time.monotonic() + DEFAULT_BUDGET_S)
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         return _quicker(*(work.profile(tensors, size, count) for count in (REPEATS, 1)))
 
@@ -138,3 +156,124 @@ def _quicker(one: Profile, other: Profile) -> Profile:
         for name, cost in one.operators.items()
     }
     return replace(one, operators=operators)
+
+
+_Timed = list[tuple[OpProfile, list[Any]]]
+"""The costs of operators that do the same work, and the values that they made."""
+
+
+class _SharedWork:
+    """Measures operators as often as it is asked to.
+
+    Args:
+        captured: the model.
+        probes: of its operators, in the order in which they run.
+        device: which is measured.
+        deadline_s: on the monotonic clock; past it an operator runs once.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedModel,
+        probes: Sequence[OperatorProbe],
+        device: torch.device,
+        deadline_s: float,
+    ) -> None:
+        self._probes, self._deadline_s = probes, deadline_s
+        self._module, self._device = captured.module, device
+        operators = captured.graph.operator
+        self._works = {each.name: work_of(operators[each.name], captured) for each in probes}
+        self._num_alike = Counter(self._works.values())
+        # by the name of an operator: equal for those that do the same work, found when they ran
+        self._groups: dict[str, Hashable] = {}
+
+    def profile(self, tensors: Mapping[str, Tensor], size: float, repeats: int) -> Profile:
+        """The costs of every operator; those that do the same work have the same.
+
+        Args:
+            tensors: the inputs of the model.
+            size: samples that they stand for.
+            repeats: least measured runs of an operator, which those that do the same work share.
+        """
+        values: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        timed: dict[Hashable, _Timed] = {}
+        for probe in self._probes:
+            read = map(self._module.get_parameter, probe.stage.parameter_names)
+            buffers = map(self._module.get_buffer, probe.stage.buffer_names)
+            with on_device([*read, *buffers], self._device):
+                results = self._run(probe, values, timed, repeats)
+            values |= zip(probe.outputs, results, strict=True)
+        found = {group: _middle([cost for cost, _ in timed[group]]) for group in timed}
+        costs = {probe.name: found[self._groups[probe.name]] for probe in self._probes}
+        return Profile(costs, float(size), device_name(self._device))
+
+    def _run(
+        self,
+        probe: OperatorProbe,
+        values: Mapping[str, Any],
+        timed: dict[Hashable, _Timed],
+        repeats: int,
+    ) -> Sequence[Any]:
+        """Times an operator, or not; returns the values that it makes."""
+        group, work = self._groups.get(probe.name), self._works[probe.name]
+        members = timed.get(group, [])
+        if len(members) >= repeats and all(map(_may_stand_in, leaves_of(members[0][1]))):
+            return members[0][1]
+        seen = members[0][0] if 0 < len(members) < repeats else probe.look(values)
+        if group is None:
+            read = [values[name] for name in probe.stage.inputs]
+            forms = tuple(map(_form, leaves_of([read, list(probe.results.values())])))
+            group = work, seen.activation_bytes, seen.forward_flops, forms
+            self._groups[probe.name] = group
+        members = timed.setdefault(group, [])
+        if len(members) < repeats:
+            least = math.ceil(repeats / self._num_alike[work])
+            cost = probe.measure(values, least, self._deadline_s)
+            cost = replace(seen, forward_s=cost.forward_s, backward_s=cost.backward_s)
+            members.append((cost, list(probe.results.values())))
+        return list(probe.results.values())
+
+
+def _form(leaf: Any) -> Hashable:
+    if not isinstance(leaf, Tensor):
+        return type(leaf).__qualname__
+    return leaf.shape, leaf.dtype, leaf.layout, leaf.requires_grad
+
+
+def _may_stand_in(leaf: Any) -> bool:
+    """Whether a value of another operator does: numbers may be indices, and more than values."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
+
+
+def _middle(costs: Sequence[OpProfile]) -> OpProfile:
+    """The costs of operators that do the same work: the median of theirs."""
+    return replace(
+        costs[0],
+        forward_s=statistics.median(each.forward_s for each in costs),
+        backward_s=statistics.median(each.backward_s for each in costs),
+    )
+
+
+def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
+    """Equal for operators that do the same work.
+
+    They make the same calls with the same settings, on inputs and parameters of the same shapes.
+    """
+    graph, module = captured.graph, captured.module
+    given = {item.value.name: item.requires_grad for item in graph.inputs}
+    read = tuple((graph.values[name].tensors, given.get(name)) for name in operator.inputs)
+    parameters = [module.get_parameter(name) for name in operator.parameters]
+    held = tuple((tuple(p.shape), str(p.dtype), p.requires_grad) for p in parameters)
+    calls, numbers = list[str](), dict[str, int]()
+    for node in captured.nodes(operator.name):
+        called = f"{node.op} {function_name(node)}"
+        if node.op == "call_module":
+            called = module_content(module.get_submodule(str(node.target)))
+        calls.append(f"{called} %{node.name} {constant_text([node.args, node.kwargs])}")
+
+    def numbered(match: re.Match[str]) -> str:
+        return f"%{numbers.setdefault(match[0], len(numbers))}"
+
+    return re.sub(r"%\w+", numbered, "\n".join(calls)), read, held

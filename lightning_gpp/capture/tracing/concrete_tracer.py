@@ -8,29 +8,26 @@ and loops need no support; sizes are numbers that remember their node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.errors import REMEDY, CaptureError, describe, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError
-from lightning_gpp.capture.tracing.leaves import LeafPolicy
-from lightning_gpp.capture.tracing.nested_padding import clear_padding, clears_padding
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
 from lightning_gpp.capture.tracing.recording import Recording, run_plain
-from lightning_gpp.capture.tracing.switches import switched
+from lightning_gpp.capture.tracing.stand_ins import recorded, stand_ins
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
-from lightning_gpp.capture.tracing.traced_names import traced_names
-from lightning_gpp.capture.tracing.whole_functions import whole_functions
 from lightning_gpp.capture.values.adjacency import in_edges
-from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.common.instance_attribute import replaced
 
 # fmt: off
@@ -40,9 +37,10 @@ _METADATA = frozenset({
     "is_complex", "is_signed", "is_contiguous", "stride", "storage_offset", "is_cuda", "is_cpu",
     "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn",
     "is_inference", "is_conj", "is_neg", "_version", "data_ptr", "output_nr", "untyped_storage",
-    "is_same_size", "result_type", "__hash__", "__repr__", "__format__", "__str__", "__dir__",
+    "is_same_size", "result_type", "__hash__", "__dir__",
 })
 # fmt: on
+_TEXTS = frozenset({"__repr__", "__format__", "__str__"})
 _REFUSED = frozenset({"backward", "grad", "__set__"})
 
 
@@ -69,40 +67,38 @@ def trace_concretely(
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    observer = observer or Observer(module)
-    return _CallTracer(module, policy, whole_methods, observer).trace(arguments, tensors)
+    recording = Recording(module, observer or Observer(module))
+    recorder = recording.recorder
+    inputs = {}
+    for name, tensor in tensors.items():
+        inputs[name] = tensor.detach().requires_grad_(tensor.requires_grad)
+        if tensor.requires_grad:  # an in-place change of it must be as legal as the caller's
+            inputs[name] = inputs[name].view_as(inputs[name])
+        recording.add_input(name, inputs[name])
+    args, kwargs = arguments.rebuild(inputs)
+    try:
+        with _switched(), _CallTracer(module, policy, recording).patches(whole_methods):
+            result = module.forward(*args, **kwargs)
+            recording.assigned_buffers(module)
+        recorder.draws.check("")
+    except CaptureError:
+        raise
+    except Exception as error:  # the user's code is given sizes that are no plain numbers
+        recorder.draws.check("")
+        scope = vars(error).get("scope", "")
+        text = (
+            f"{describe(error)}, while it is traced with numbers that stand for those of any call"
+        )
+        raise KeepWholeError(f"{text}: {REMEDY}", scope) from error
+    return recording.finish(withhold(result))
 
 
 class _CallTracer(TorchFunctionMode):
     """Records calls; see the module's docstring."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        policy: LeafPolicy,
-        whole_methods: Mapping[str, Callable[..., Any]],
-        observer: Observer,
-    ) -> None:
+    def __init__(self, module: nn.Module, policy: LeafPolicy, recording: Recording) -> None:
         super().__init__()
-        self.module, self.policy, self.whole_methods = module, policy, whole_methods
-        self.recording = Recording(module, observer)
-
-    def trace(self, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
-        """Runs the forward and returns what was recorded."""
-        inputs = {}
-        for name, tensor in tensors.items():
-            inputs[name] = tensor.detach().requires_grad_(tensor.requires_grad)
-            if tensor.requires_grad:  # an in-place change of it must be as legal as the caller's
-                inputs[name] = inputs[name].view_as(inputs[name])
-            self.recording.add_input(name, inputs[name])
-        args, kwargs = arguments.rebuild(inputs)
-        drawing = self.recording.recorder.draws.checked("")
-        with self._patches(), switched(is_recording), self, drawing:
-            result = self.module.forward(*args, **kwargs)
-            self.recording.assigned_buffers(self.module)
-        return self.recording.finish(withhold(result))
-
-    # What is intercepted
+        self.module, self.policy, self.recording = module, policy, recording
 
     def __torch_function__(
         self,
@@ -118,7 +114,9 @@ class _CallTracer(TorchFunctionMode):
             target, args = getattr, (args[0], name)
         elif getattr(torch.Tensor, name, None) is func:
             op, target = "call_method", name
-        if name in _METADATA:
+        if name in _TEXTS:
+            self.recording.check_shown(args[0])
+        if name in _TEXTS or name in _METADATA:
             return run_plain(op, target, args, kwargs or {})
         if name in _REFUSED:
             raise KeepWholeError(
@@ -130,7 +128,7 @@ class _CallTracer(TorchFunctionMode):
     def _module_call(
         self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
-        name = self.recording.names.modules.get(id(module))
+        recorder, name = self.recording.recorder, self.recording.names.modules.get(id(module))
         is_foreign = name is None and next(module.parameters(), None) is not None
         if is_foreign and self.policy.is_leaf(module, ""):
             raise CaptureError(
@@ -139,101 +137,163 @@ class _CallTracer(TorchFunctionMode):
                 "an nn.ModuleDict or an attribute"
             )
         if name is not None and self.policy.is_leaf(module, name):
-            self.recording.recorder.draws.check(self.recording.recorder.scope)
-            self.recording.recorder.enter(name)
+            recorder.enter(name)
             with torch._C.DisableTorchFunction():
                 args, kwargs = in_edges(module, args, kwargs)
-            with self.recording.recorder.draws.allowed():
-                return self.recording.record("call_module", name, args, kwargs, run=module)
-        padding = clears_padding(module, args, kwargs)
-        scope = self.recording.recorder.scope if name is None else name
-        with self.recording.recorder.inside(scope):
+            result = self.recording.record("call_module", name, args, kwargs, run=module)
+            recorder.draws.allow()
+            return result
+        padding = _padding_of(module, args, kwargs)
+        with recorder.inside(recorder.scope if name is None else name):
             if padding is None:
                 return original(module, *args, **kwargs)
-            return self._encode(original, module, padding, args, kwargs)
+            encoder: Any = module
+            training = encoder.layers[0].training
+            with replaced([(encoder._modules, "norm", None)]):
+                output = original(encoder, *args, **kwargs)
+            cleared = self.recording.call(clear_padding, output, padding, training)
+            return cleared if encoder.norm is None else encoder.norm(cleared)
 
-    def _encode(
-        self, original: Callable[..., Any], encoder: Any, padding: Tensor, args: Any, kwargs: Any
-    ) -> Any:
-        """Calls a transformer encoder; see :mod:`lightning_gpp.capture.tracing.nested_padding`."""
-        training = encoder.layers[0].training
-        with replaced([(encoder._modules, "norm", None)]):
-            output = original(encoder, *args, **kwargs)
-        cleared = self.recording.call(clear_padding, output, padding, training)
-        return cleared if encoder.norm is None else encoder.norm(cleared)
-
-    def _apply(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
-        if function is CheckpointFunction:
-            return args[0](*args[2:])
-        return self.recording.record(
-            "call_function",
-            apply_function,
-            (function, *args),
-            {},
-            run=lambda _, *rest: original(function, *rest),
-        )
-
-    def _whole(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A library function that becomes one node."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not is_recording():
-                return function(*args, **kwargs)
-            return self.recording.record("call_function", function, args, kwargs)
-
-        return call
-
-    def _own_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A leaf module whose class calls it in its own way is recorded with what that does."""
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            name = self.recording.names.modules.get(id(module), "")
-            if name and is_recording() and self.policy.is_leaf(module, name):
-                return self._module_call(original, module, args, kwargs)
-            return original(module, *args, **kwargs)
-
-        return call
-
-    def _patches(self) -> AbstractContextManager[None]:
-        tracer = self
+    @contextmanager
+    def patches(self, whole_methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+        """Calls are recorded while the body runs."""
+        tracer, record = self, self.recording.call
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
-        script_call = torch._C.ScriptFunction.__call__
 
         def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not is_recording():
                 return call(module, *args, **kwargs)
             return tracer._module_call(call, module, args, kwargs)
 
+        def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
+            """A leaf module whose class calls it in its own way is recorded with what that does."""
+
+            def leaf_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                name = tracer.recording.names.modules.get(id(module), "")
+                if name and is_recording() and tracer.policy.is_leaf(module, name):
+                    return tracer._module_call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+
+            return leaf_call
+
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
                 return apply(function, *args, **kwargs)
-            return tracer._apply(apply, function, args)
+            if function is CheckpointFunction:
+                return args[0](*args[2:])
+            run: Callable[..., Any] = lambda _, *rest: apply(function, *rest)  # noqa: E731
+            called = (function, *args)
+            return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
-        def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_recording():
-                return script_call(function, *args, **kwargs)
-            return tracer.recording.record("call_function", function, args, kwargs)
-
-        own = vars(self.module)
         kinds = {
             kind
             for module in self.module.modules()
             for kind in type(module).__mro__
             if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
         }
-        return replaced(
-            [
-                *((kind, "__call__", self._own_call(vars(kind)["__call__"])) for kind in kinds),
-                (nn.Module, "__call__", module_call),
-                (torch._C.ScriptFunction, "__call__", scripted),
-                (torch.autograd.Function, "apply", classmethod(function_apply)),
-                *traced_names(self.module, self.recording, is_recording),
-                *whole_functions(self.module, self._whole),
-                *((own, name, self._whole(run)) for name, run in self.whole_methods.items()),
-            ]
-        )
+        own, script_call = vars(self.module), torch._C.ScriptFunction.__call__
+
+        def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return (record if is_recording() else script_call)(function, *args, **kwargs)
+
+        places: list[tuple[Any, str, Any]] = [
+            *((kind, "__call__", own_call(vars(kind)["__call__"])) for kind in kinds),
+            (nn.Module, "__call__", module_call),
+            (torch._C.ScriptFunction, "__call__", scripted),
+            (torch.autograd.Function, "apply", classmethod(function_apply)),
+            *stand_ins(self.module, record, is_recording),
+            *(
+                (own, name, recorded(run, record, is_recording))
+                for name, run in whole_methods.items()
+            ),
+        ]
+        with replaced(places), self:
+            yield
 
 
 def is_recording() -> bool:
     """Whether calls are recorded right now, and not those inside of a recorded one."""
     return torch._C._is_torch_function_mode_enabled()
+
+
+# What libraries do otherwise meanwhile ----------------------------------------------------------
+
+
+@contextmanager
+def _switched() -> Iterator[None]:
+    """Libraries compute step by step, and the same for every batch, while the body is traced.
+
+    ``transformers`` leaves an attention mask away when no token of the batch is padding. That
+    decision reads the data; for tracers (``is_tracing``) it always builds the mask, which computes
+    the same. Transformer modules of torch go by their fast path in evaluation, and look into a
+    mask to find out whether it is causal; both is faster only. And no forward may seed torch's
+    generator, which no stage would do again.
+    """
+    names = ("transformers.masking_utils", "transformers.modeling_utils")
+    loaded: list[Any] = [sys.modules.get(name) for name in names]
+    places: list[tuple[Any, str, Any]] = [
+        (module, "is_tracing", lambda *args, **kwargs: True)
+        for module in loaded
+        if hasattr(module, "is_tracing")
+    ]
+    places += [
+        (place, name, recorded(getattr(place, name), _refused, is_recording))
+        for place in (torch, torch.random)
+        for name in ("manual_seed", "seed", "set_rng_state")
+    ]
+    detected: Any = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with replaced([*places, (transformer, "_detect_is_causal_mask", detected)]):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        f"{user_location()} calls torch.{function.__name__} inside of forward, which would "
+        f"change what other stages draw: {REMEDY}"
+    )
+
+
+# ``nn.TransformerEncoder`` without gradients ----------------------------------------------------
+#
+# With a padding mask, in eval mode and without gradients, torch's encoder goes over to nested
+# tensors, which leave padding away, and fills it with zeros after its last layer. With gradients
+# padded positions are computed like others. The captured layers are called one by one, so what the
+# detour does to the result is done by a node of its own; everything else about it is only faster.
+# Source: ``TransformerEncoder.forward`` of torch 2.13 (its conditions are repeated here).
+
+
+def clear_padding(output: Tensor, padding: Tensor, training: bool) -> Tensor:
+    """Node function: zeros at padded positions where torch's encoder would use nested tensors.
+
+    Args:
+        output: of the encoder's last layer.
+        padding: the key padding mask: ``True`` or ``-inf`` where a position is padding.
+        training: whether the layers are in training mode.
+
+    Shapes:
+        - output: ``(batch, length, features)``
+        - padding: ``(batch, length)``
+    """
+    is_slow = training or output.requires_grad or torch.is_autocast_enabled()
+    if is_slow or not torch.backends.mha.get_fastpath_enabled():
+        return output
+    is_padding = padding.bool()
+    if not torch._nested_tensor_from_mask_left_aligned(output, ~is_padding):
+        return output
+    return output.masked_fill(is_padding.unsqueeze(-1), 0.0)
+
+
+def _padding_of(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The padding mask of a call of an encoder that may use nested tensors; else None."""
+    if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
+        return None
+    names = ("src", "mask", "src_key_padding_mask", "is_causal")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if given.get("mask") is not None or given["src"].dim() != 3:
+        return None
+    return given.get("src_key_padding_mask")

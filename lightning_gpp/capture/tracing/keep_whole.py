@@ -1,5 +1,6 @@
-"""Modules that must stay whole because their own Python decides what they compute.
+"""Modules that stay whole: one operator each, not looked into.
 
+Torch's own do, those that the user names, and those whose own Python decides what they compute.
 Tracing freezes what Python decides. Where a decision can come out differently the next time (a
 random number drawn by ``random`` or numpy, a number read out of a tensor, a branch on the data or
 on the mode), the innermost module that takes it is kept as one operator, which decides anew at
@@ -13,11 +14,75 @@ import functools
 import linecache
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lightning_gpp.capture.errors import REMEDY, CaptureError
+from torch import nn
+
+from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+
+_WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
+_GRAPH_LAYERS = "torch_geometric.nn."
+_GRAPH_STACKS = ("models.", "sequential.", "module_dict.", "to_hetero_module.")
+"""Modules of torch_geometric that are made of layers: one looks into them for operators."""
+_OPENED: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer),
+)
+_SHOW = frozenset({"print", "debug", "info", "warning", "warning_once", "error", "warn"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPolicy:
+    """Decides whether a module is a leaf.
+
+    Modules of torch are leaves, apart from containers and the transformer stacks, whose layers are
+    the operators one wants to place. Layers of ``torch_geometric`` (message passing, norms,
+    pooling) are leaves: they look at their callers and read sizes out of index tensors. Its
+    ready-made models are opened like stacks.
+
+    Attributes:
+        types: further leaf types.
+        names: further leaves by qualified name.
+    """
+
+    types: tuple[type, ...] = ()
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, module: nn.Module, leaf_modules: Sequence[type | str]) -> LeafPolicy:
+        """The policy for the user's list of leaf types and qualified names.
+
+        Raises:
+            ValueError: a name is not one of a sub-module.
+        """
+        types = tuple(item for item in leaf_modules if isinstance(item, type))
+        names = frozenset(item for item in leaf_modules if isinstance(item, str))
+        known = dict(module.named_modules(remove_duplicate=False))
+        if unknown := sorted(names - known.keys()):
+            raise ValueError(
+                f"leaf_modules names {unknown}, which are no sub-modules of "
+                f"{type(module).__name__}; its sub-modules are {sorted(known)[1:]}"
+            )
+        return cls(types, names)
+
+    def is_leaf(self, module: nn.Module, name: str) -> bool:
+        """Whether ``module``, found under the qualified ``name``, stays whole."""
+        if isinstance(module, self.types) or name in self.names:
+            return True
+        if module._backward_hooks or module._backward_pre_hooks:  # they see the module as a whole
+            return True
+        if module._compiled_call_impl is not None:  # so does ``module.compile()``
+            return True
+        if isinstance(module, _OPENED):
+            return False
+        package = f"{type(module).__module__}."
+        if package.startswith(_GRAPH_LAYERS):
+            return not package.removeprefix(_GRAPH_LAYERS).startswith(_GRAPH_STACKS)
+        kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__)
+        is_message_passing = f"{_GRAPH_LAYERS}conv.message_passing.MessagePassing" in kinds
+        return is_message_passing or package.startswith(_WHOLE_PACKAGES)
 
 
 class KeepWholeError(CaptureError):
@@ -37,6 +102,10 @@ class HostDraws:
     """Notices random numbers that Python code draws with ``random`` or numpy while it is traced."""
 
     def __init__(self) -> None:
+        self.allow()
+
+    def allow(self) -> None:
+        """What was drawn so far was drawn by a leaf module, which will draw anew."""
         self._state = _host_state()
 
     def check(self, scope: str) -> None:
@@ -47,37 +116,19 @@ class HostDraws:
         """
         if _host_state() != self._state:
             raise KeepWholeError(
-                "forward draws a random number outside of torch (random, numpy), which would be "
-                "frozen into the graph: draw it with torch.rand(...) and compute with the tensor, "
-                f"or {REMEDY}",
+                f"{user_location()}, or what runs before it, draws a random number outside of "
+                "torch (random, numpy), which would be frozen into the graph: draw it with "
+                f"torch.rand(...) and compute with the tensor, or {REMEDY}",
                 scope,
             )
 
-    @contextmanager
-    def checked(self, scope: str) -> Iterator[None]:
-        """Checks at the end, and where the body fails: what was drawn may be why.
 
-        A size that was replaced for the trace is nothing that numpy could take, for example.
-
-        Raises:
-            KeepWholeError: something was drawn, by the module ``scope``.
-        """
-        try:
-            yield
-        except KeepWholeError:
-            raise
-        except Exception:
-            self.check(scope)
-            raise
-        self.check(scope)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """What runs meanwhile (a leaf module) may draw."""
-        try:
-            yield
-        finally:
-            self._state = _host_state()
+def _host_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate()
+    kind, keys, *rest = numpy.random.get_state()
+    return random.getstate(), kind, keys.tobytes(), tuple(rest)
 
 
 @functools.cache
@@ -112,9 +163,6 @@ def only_shows(location: str) -> bool:
     )
 
 
-_SHOW = frozenset({"print", "debug", "info", "warning", "error", "warn"})
-
-
 def _nodes_of(location: str) -> Iterator[tuple[int, ast.AST]]:
     """The line of a ``file:line``, with every node of the file."""
     filename, _, line = location.rpartition(":")
@@ -128,11 +176,3 @@ def _nodes_of(location: str) -> Iterator[tuple[int, ast.AST]]:
 
 def _is_at(node: ast.expr | ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _host_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return random.getstate()
-    kind, keys, *rest = numpy.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), tuple(rest)

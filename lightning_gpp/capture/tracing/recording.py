@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.checks.generators import Generators
+from lightning_gpp.capture.checks.rollback import Generators
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises, only_shows
@@ -25,23 +25,18 @@ from lightning_gpp.capture.tracing.trace import (
     Recorder,
     Trace,
     assign_buffer,
+    closure,
     guard,
     rebuild,
 )
 from lightning_gpp.capture.values.adjacency import refuse_matrix
-from lightning_gpp.capture.values.structure import (
-    Step,
-    Structure,
-    flatten,
-    leaves_of,
-    map_leaves,
-)
+from lightning_gpp.capture.values.structure import Step, Structure, flatten, leaves_of, map_leaves
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _READS = frozenset({"item", "tolist"})
-_CUTTERS = frozenset(
-    {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "__iter__", "tolist"}
+_PIECES = frozenset(
+    {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "__iter__"}
     | {"unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "dsplit"}
 )
 """Calls whose result Python may take apart into as many pieces as there happen to be."""
@@ -91,9 +86,9 @@ class Recording:
         self.graph.output(tuple(self.argument(leaf) for leaf in leaves))
         return Trace(self.graph, structure, tuple(self.recorder.entered))
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Records a call outside of torch (arithmetic on sizes)."""
-        return self.record("call_function", function, args, {})
+        return self.record("call_function", function, args, kwargs)
 
     def guard(self, node: fx.Node, value: Any) -> None:
         """Records that ``node`` must be ``value`` at run time too.
@@ -103,20 +98,33 @@ class Recording:
         """
         if (node, value) not in self._guarded:
             self._guarded.add((node, value))
-            location, on_data = user_location(), not is_of_sizes(node)
+            location, on_data = user_location(), not node.meta["of_sizes"]
             if on_data and not only_raises(location):
-                of_inputs = bool(_placeholders_of(node))
-                by_what = "what is in the data" if of_inputs else "a random number"
-                raise KeepWholeError(
-                    f"{location} decides by {by_what}: {REMEDY}",
-                    self.recorder.scope,
-                    on_data=of_inputs,
-                )
+                raise self._decides(node)
             self._node("call_function", guard, (node, value, on_data, location), {})
+
+    def _decides(self, node: fx.Node) -> KeepWholeError:
+        kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}
+        on_data = "placeholder" in kinds
+        by_weights = bool(kinds & {"get_attr", "call_module"})
+        by = "what is in the data" if on_data else "weights" if by_weights else "a random number"
+        text = f"{user_location()} decides by {by}: {REMEDY}"
+        return KeepWholeError(text, self.recorder.scope, on_data=on_data)
 
     def may_show(self, node: fx.Node) -> bool:
         """Whether a number may become text: it is of sizes alone, or is printed or logged."""
-        return is_of_sizes(node) or only_shows(user_location())
+        return bool(node.meta["of_sizes"]) or only_shows(user_location())
+
+    def check_shown(self, tensor: Tensor) -> None:
+        """Checks that a text made of a tensor is printed or logged: others may choose something.
+
+        Raises:
+            KeepWholeError: it is not.
+        """
+        if not only_shows(user_location()):
+            node = self.argument(tensor)
+            if _depends_on_data(node):
+                raise self._decides(node)
 
     def record(
         self,
@@ -140,7 +148,7 @@ class Recording:
         Returns:
             The result, with tensors that are known and numbers that remember their node.
         """
-        node_args = tuple(self.argument(arg) for arg in args)
+        node_args = tuple(map(self.argument, args))
         node_kwargs = {key: self.argument(value) for key, value in kwargs.items()}
         is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
         node = self._node(op, target, node_args, node_kwargs)
@@ -151,22 +159,15 @@ class Recording:
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
             if generators is not None:
                 is_constant = not generators.have_drawn()
-        node.meta["is_constant"] = is_constant
-        node.meta["selected"] = _selects(name, args) or any(map(_is_selected, node.all_input_nodes))
-        node.meta["of_sizes"] = not node.meta["selected"] and (
-            name in _SIZES
-            or name in _CUTTERS - {"tolist"}
-            or (
-                name is None
-                and op == "call_function"
-                and all(map(is_of_sizes, node.all_input_nodes))
-            )
+        selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
+        is_arithmetic = name is None and op == "call_function"
+        of_sizes = is_arithmetic and all(arg.meta["of_sizes"] for arg in node.all_input_nodes)
+        of_sizes = of_sizes or name in _SIZES or name in _PIECES
+        node.meta.update(
+            is_constant=is_constant, selected=selected, of_sizes=of_sizes and not selected
         )
-        if (
-            not node.all_input_nodes
-            and not any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
-            and op != "call_module"
-        ):
+        has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
+        if not node.all_input_nodes and not has_tensors and op != "call_module":
             self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
             return result
         return self._traced(result, node, name)
@@ -179,7 +180,7 @@ class Recording:
         if isinstance(result, torch.Size) and name in _SIZES:
             sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
             return torch.Size(sizes)
-        if name in _CUTTERS and not node.meta["is_constant"]:
+        if (name in _PIECES or name == "tolist") and not node.meta["is_constant"]:
             self.guard(self._item(node, None, _length), _length(result))
         leaves, structure = flatten(result)
         traced = [
@@ -195,21 +196,20 @@ class Recording:
                     leaf = leaf.view_as(leaf)  # so that one object has one origin
             self.know(leaf, origin)
             return leaf
+        is_data = not origin.node.meta["is_constant"]
         if isinstance(leaf, bool) or not isinstance(leaf, int | float | complex | str):
-            is_data = not origin.node.meta["is_constant"]
             is_read = name is None or (name in _READS and is_data)
             if (name in _DECISIONS and is_data) or (isinstance(leaf, bool) and is_read):
                 self.guard(self._node_at(origin), leaf)
-            if name in _ARRAYS and not origin.node.meta["is_constant"]:
+            if name in _ARRAYS and is_data:
                 raise self._frozen(name)
             return leaf
-        if origin.node.meta["is_constant"]:
+        if not is_data:
             return leaf
-        is_number = name in _SIZES or name is None or name in _READS or origin.path
-        if is_number and isinstance(leaf, int):
-            return TracedInt(self, self._node_at(origin), leaf)
-        if is_number and isinstance(leaf, float):
-            return TracedFloat(self, self._node_at(origin), leaf)
+        is_number = name is None or name in _SIZES | _READS or origin.path
+        kind = TracedInt if isinstance(leaf, int) else TracedFloat
+        if is_number and isinstance(leaf, int | float):
+            return kind(self, self._node_at(origin), leaf)
         raise self._frozen(name)
 
     def _frozen(self, name: str | None) -> KeepWholeError:
@@ -285,17 +285,16 @@ class Recording:
     def _item(
         self, node: fx.Node, key: Any, look_up: Callable[..., Any] = operator.getitem
     ) -> fx.Node:
-        cache = node.meta.setdefault("items", {})
-        if key not in cache:
-            item = self._node("call_function", look_up, (node, key), {})
-            item.meta["is_constant"] = node.meta.get("is_constant", False)
-            item.meta["selected"] = _is_selected(node)
-            item.meta["of_sizes"] = is_of_sizes(node) or (
-                look_up is _length and not _is_selected(node)
+        items: dict[Any, fx.Node] = node.meta.setdefault("items", {})
+        if key not in items:
+            selected, of_sizes = node.meta["selected"], node.meta["of_sizes"]
+            items[key] = self._node("call_function", look_up, (node, key), {})
+            items[key].meta.update(
+                is_constant=node.meta["is_constant"],
+                selected=selected,
+                of_sizes=of_sizes or (look_up is _length and not selected),
             )
-            cache[key] = item
-        found: fx.Node = cache[key]
-        return found
+        return items[key]
 
 
 class Origin(NamedTuple):
@@ -332,32 +331,12 @@ def _length(pieces: Any, _: None = None) -> int:
     return len(pieces) if hasattr(pieces, "__len__") else -1
 
 
-def is_of_sizes(node: fx.Node) -> bool:
-    """Whether a number depends on sizes only, and not on the values in tensors."""
-    return bool(node.meta.get("of_sizes", False))
-
-
 def _selects(name: str | None, args: tuple[Any, ...]) -> bool:
     """Whether a call of torch returns as much as the data say."""
     if name in _SELECTORS or (name == "where" and len(args) == 1):
         return True
     indices = flatten(args[1:])[0] if name == "__getitem__" else []
     return any(isinstance(item, Tensor) and item.dtype is torch.bool for item in indices)
-
-
-def _is_selected(node: fx.Node) -> bool:
-    """Whether the data decide how large the value of a node is."""
-    return bool(node.meta.get("selected", False))
-
-
-def _placeholders_of(node: fx.Node) -> set[fx.Node]:
-    """The inputs of the graph that a node depends on."""
-    seen, stack = {node}, [node]
-    while stack:
-        fresh = set(stack.pop().all_input_nodes) - seen
-        seen |= fresh
-        stack += fresh
-    return {item for item in seen if item.op == "placeholder"}
 
 
 def _is_plain(structure: Structure) -> bool:
@@ -370,4 +349,4 @@ def _is_plain(structure: Structure) -> bool:
 def _depends_on_data(value: Any) -> bool:
     nodes: list[fx.Node] = []
     fx.node.map_arg(value, nodes.append)
-    return not all(node.meta.get("is_constant", False) for node in nodes)
+    return not all(node.meta["is_constant"] for node in nodes)

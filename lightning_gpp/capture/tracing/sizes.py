@@ -14,29 +14,22 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 
-class NumberTracer(Protocol):
-    """What the numbers need of their tracer."""
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Records a call and returns its (traced) result; a decision is guarded."""
-
-    def guard(self, node: fx.Node, value: Any) -> None:
-        """Records that ``node`` must be ``value`` at run time too."""
-
-    def may_show(self, node: fx.Node) -> bool:
-        """Whether a number may become text: it is of sizes alone, or is printed or logged."""
-
-
 class _TracedNumber:
-    """Operators shared by the integer and the real kind; ``value`` is what the trace saw."""
+    """Operators shared by the integer and the real kind.
 
-    def __init__(self, tracer: NumberTracer, node: fx.Node, value: Any) -> None:
+    Args:
+        tracer: the :class:`~lightning_gpp.capture.tracing.recording.Recording`.
+        node: that it comes from.
+        value: what the trace saw.
+    """
+
+    def __init__(self, tracer: Any, node: fx.Node, value: Any) -> None:
         self.tracer, self.fx_node, self.value = tracer, node, value
         self.node: Any = None  # torch's own
 
@@ -75,17 +68,11 @@ class _TracedNumber:
     def __round__(self, digits: int | None = None) -> Any:
         return self.tracer.call(round, self) if digits is None else round(self._frozen(), digits)
 
-    def __ceil__(self) -> Any:
-        return self.tracer.call(math.ceil, self)
-
-    def __floor__(self) -> Any:
-        return self.tracer.call(math.floor, self)
-
-    def __trunc__(self) -> Any:
-        return self.tracer.call(math.trunc, self)
-
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
         return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
 
 
 def _binary(function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
@@ -97,11 +84,8 @@ def _binary(function: Callable[[Any, Any], Any], *, reflected: bool = False) -> 
     return method
 
 
-def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(self: _TracedNumber) -> Any:
-        return self.tracer.call(function, self)
-
-    return method
+def _unary(function: Callable[[Any], Any]) -> Any:
+    return lambda self: self.tracer.call(function, self)
 
 
 for _name in (
@@ -115,6 +99,8 @@ for _name in ("sqrt", "log", "exp"):  # numpy's functions of these names look fo
     setattr(_TracedNumber, _name, _unary(getattr(math, _name)))
 for _name in ("neg", "pos", "abs"):
     setattr(_TracedNumber, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in ("ceil", "floor", "trunc"):
+    setattr(_TracedNumber, f"__{_name}__", _unary(getattr(math, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(_TracedNumber, f"__{_name}__", _binary(getattr(operator, _name)))
 

@@ -8,22 +8,25 @@ holds the flat leaves of what forward returned.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_gpp.capture.errors import GuardError, user_location
-from lightning_gpp.capture.tracing.keep_whole import HostDraws
-from lightning_gpp.capture.values.host_weights import original
+from lightning_gpp.capture.tracing.keep_whole import HostDraws, KeepWholeError
+from lightning_gpp.capture.values.placed import original
 from lightning_gpp.capture.values.structure import Structure
 from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.common.torch_device import types_in_use
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,18 @@ class Recorder:
     """Creates nodes that know where they come from.
 
     Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
-    (the user's line), ``calls`` (the calls of modules that were running, outermost first) and
-    ``switches`` (the context managers under which the forward makes the call, with arguments).
+    (the user's line), ``calls`` (the calls of modules that were running, outermost first),
+    ``switches`` (the context managers under which the forward makes the call, with arguments), and
+    what a value is: ``is_constant`` (no tensor of the user plays a part), ``selected`` (the data
+    decide how large it is), ``of_sizes`` (it is a number of sizes only).
     """
 
     autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
     attention: tuple[SDPBackend, ...] = field(default_factory=lambda: attention_kernels())
     draws: HostDraws = field(default_factory=HostDraws)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
-    counts: Counter[str] = field(default_factory=Counter)
     entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def scope(self) -> str:
@@ -95,7 +100,7 @@ class Recorder:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Nodes made meanwhile belong to the module ``name``.
+        """Nodes made meanwhile belong to the module ``name``, and so do errors (``scope``).
 
         Raises:
             KeepWholeError: a module drew random numbers outside of torch.
@@ -103,8 +108,15 @@ class Recorder:
         self.draws.check(self.scope)
         self.calls.append(self.enter(name))
         try:
-            with self.draws.checked(name):
-                yield
+            yield
+        except KeepWholeError:
+            raise
+        except Exception as error:
+            self.draws.check(name)  # which may be why
+            vars(error).setdefault("scope", name)
+            raise
+        else:
+            self.draws.check(name)
         finally:
             self.calls.pop()
 
@@ -115,28 +127,33 @@ class Recorder:
         return self.entered[-1]
 
     def mark(self, node: fx.Node) -> fx.Node:
-        """Fills in the node's ``meta``."""
+        """Fills in the node's ``meta``.
+
+        Raises:
+            KeepWholeError: a module drew random numbers outside of torch.
+        """
+        self.draws.check(self.scope)
         is_module = node.op == "call_module"
-        node.meta["scope"] = str(node.target) if is_module else self.scope
         is_own_call = is_module and self.scope == node.target
-        node.meta["calls"] = tuple(self.calls[:-1] if is_own_call else self.calls)
-        node.meta["location"] = user_location()
         states = [state for state in autocast_state() if state not in self.autocast]
         switches: list[Switch] = [] if torch.is_grad_enabled() else [(torch.no_grad, ())]
         switches += [(torch.autocast, tuple(state)) for state in states]
         kernels = attention_kernels()
-        if kernels != self.attention and _may_attend(node):
+        may_attend = is_module or "attention" in getattr(node.target, "__name__", "")
+        if kernels != self.attention and may_attend:
             switches.append((sdpa_kernel, (list(kernels),)))
-        node.meta["switches"] = switches
+        node.meta.update(
+            scope=str(node.target) if is_module else self.scope,
+            calls=tuple(self.calls[:-1] if is_own_call else self.calls),
+            location=user_location(),
+            switches=switches,
+            **dict.fromkeys(("is_constant", "selected", "of_sizes"), False),  # for all one knows
+        )
         return node
 
 
 Switch = tuple[Callable[..., Any], tuple[Any, ...]]
 """A context manager and its arguments."""
-
-
-def _may_attend(node: fx.Node) -> bool:
-    return node.op == "call_module" or "attention" in getattr(node.target, "__name__", "")
 
 
 _ATTENTION: dict[SDPBackend, Callable[[], bool]] = {
@@ -184,6 +201,17 @@ def context_of(node: fx.Node) -> Iterator[None]:
         yield
 
 
+def closure(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """What is reached from some nodes of a graph, themselves included."""
+    found = set(start)
+    stack = list(found)
+    while stack:
+        fresh = set(following(stack.pop())) - found
+        found |= fresh
+        stack += fresh
+    return found
+
+
 def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
     """Node function: checks at run time a decision that the trace followed.
 
@@ -221,3 +249,60 @@ def identity(value: Any) -> Any:
 def rebuild(structure: Structure, *leaves: Any) -> Any:
     """Node function: puts a container together."""
     return structure.unflatten(leaves)
+
+
+# Train and eval mode: two traces that must be one graph ------------------------------------------
+
+
+def mode_flags(
+    module: nn.Module, train_modes: Mapping[str, bool] | None
+) -> dict[bool, dict[str, bool]]:
+    """The training flag of every sub-module, by qualified name, for train and for eval mode.
+
+    Args:
+        module: whose flags are taken for train mode if it is in train mode; else all are True.
+        train_modes: flags in train mode that the user gives instead; names that are missing train.
+    """
+    if train_modes is None:
+        parts = module.named_modules() if module.training else ()
+        train_modes = {name: item.training for name, item in parts}
+    train = {name: train_modes.get(name, True) for name, _ in module.named_modules()}
+    return {True: train, False: dict.fromkeys(train, False)}
+
+
+def check_same_graph(train: Trace, evaluation: Trace) -> None:
+    """Checks that two normalized traces differ in constants at most.
+
+    Raises:
+        KeepWholeError: they do not; names the first place where they part.
+    """
+    pairs = list(zip(train.graph.nodes, evaluation.graph.nodes))
+    parted = [(node, other) for node, other in pairs if _skeleton(node) != _skeleton(other)]
+    if train.output != evaluation.output:
+        parted.append(pairs[-1])
+    if not parted:
+        return
+    places = [item.meta for item in parted[0] if "scope" in item.meta]
+    both = itertools.takewhile(
+        lambda calls: calls[0] == calls[1], zip(train.calls, evaluation.calls)
+    )
+    entered = {call for call, _ in both}
+    # A branch is taken by the innermost running module that both modes have entered.
+    stacks = [[call for call in meta["calls"] if call in entered] for meta in places]
+    scope = max(stacks, key=len)[-1].name if stacks else ""
+    lines = " and ".join(dict.fromkeys(meta["location"] for meta in places))
+    raise KeepWholeError(
+        f"forward runs different operators in train and in eval mode, first at {lines or 'the end'}"
+        f" (in module {scope!r}): keep the difference inside of one sub-module, which then is one "
+        "operator",
+        scope,
+    )
+
+
+def _skeleton(node: fx.Node) -> Any:
+    """What must be the same in both modes: everything but the constants."""
+    target = "output" if node.op == "output" else node.target
+    arguments = fx.node.map_aggregate(
+        (node.args, node.kwargs), lambda arg: arg.name if isinstance(arg, fx.Node) else None
+    )
+    return node.op, target, node.name, arguments, node.meta.get("switches")

@@ -1,7 +1,7 @@
-"""The arguments of the captured forward: which are tensors, what they are called, what is frozen.
+"""What goes into the captured forward, and what of its output a pipeline does not hand out.
 
-Tensors become the inputs of the graph. Everything else (flags, None, numbers) is frozen at
-capture and must be the same at every later call.
+Tensors among the arguments become the inputs of the graph. Everything else (flags, None, numbers)
+is frozen at capture and must be the same at every later call.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.values.graph_containers import is_opaque_graph
-from lightning_gpp.capture.values.structure import Step, Structure, flatten, path_text
-from lightning_gpp.capture.values.withheld import hides_tensors
+from lightning_gpp.capture.values.structure import (
+    Step,
+    Structure,
+    flatten,
+    is_opaque_graph,
+    path_text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +62,29 @@ class Arguments:
         bound = _bind(signature, args, kwargs, fills_defaults=not is_decorated)
         leaves, structure = flatten(bound, opens_sparse=True)
         paths = _paths(signature, structure)
-        for path, leaf in zip(paths, leaves, strict=True):
-            _refuse_hidden_tensors(path, leaf)
         namer = fx.Graph()  # makes names that graphs accept: unique, no built-in, no keyword
-        names = tuple(
-            namer.placeholder(path).name if isinstance(leaf, Tensor) else None
-            for path, leaf in zip(paths, leaves, strict=True)
-        )
-        if not any(names):
+        names, frozen, dtypes = list[str | None](), dict[int, Any](), dict[str, torch.dtype]()
+        for position, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+            if isinstance(leaf, Tensor):
+                name = namer.placeholder(path).name
+                names.append(name)
+                dtypes[name] = leaf.dtype
+                continue
+            if hides_tensors(leaf) or is_opaque_graph(leaf):
+                raise CaptureError(
+                    f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside "
+                    "that is no container: pass its tensors as arguments of their own (forward(x, "
+                    "edge_index)), or in a dict or dataclass"
+                )
+            names.append(None)
+            frozen[position] = leaf
+        if not dtypes:
             raise CaptureError(
                 f"{type(module).__name__}.forward was called without a tensor argument; a "
                 "pipeline needs at least one"
             )
-        return cls(
-            signature=signature,
-            form=_with_positions(signature, args),
-            fills_defaults=not is_decorated,
-            structure=structure,
-            paths=paths,
-            names=names,
-            frozen={i: leaf for i, leaf in enumerate(leaves) if names[i] is None},
-            dtypes={
-                name: leaf.dtype
-                for name, leaf in zip(names, leaves, strict=True)
-                if name is not None
-            },
-        )
+        form, fills_defaults = _with_positions(signature, args), not is_decorated
+        return cls(signature, form, fills_defaults, structure, paths, tuple(names), frozen, dtypes)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Input name -> tensor of a later call with the same layout.
@@ -98,12 +99,19 @@ class Arguments:
                 "call forward with the same containers, keys and lengths every time"
             )
         tensors = {}
-        for position, leaf in enumerate(leaves):
-            name = self.names[position]
+        for name, path, expected, leaf in zip(
+            self.names, self.paths, self._leaves(self.dtypes), leaves, strict=True
+        ):
             if name is None:
-                self._check_frozen(position, leaf)
-            else:
-                tensors[name] = self._check_tensor(name, position, leaf)
+                _check_frozen(path, expected, leaf)
+                continue
+            was = f"argument {path!r} was %s when the model was captured, got"
+            if not isinstance(leaf, Tensor):
+                raise ValueError(f"{was % 'a tensor'} {leaf!r}: pass a tensor every time")
+            if leaf.dtype != expected:
+                text = was % expected
+                raise ValueError(f"{text} {leaf.dtype}: convert it before the call")
+            tensors[name] = leaf
         return tensors
 
     def flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
@@ -153,34 +161,22 @@ class Arguments:
             for position, name in enumerate(self.names)
         ]
 
-    def _check_frozen(self, position: int, leaf: Any) -> None:
-        expected = self.frozen[position]
-        if not _same(expected, leaf):
-            got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
-            is_number = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
-            remedy = (
-                "pass what changes from call to call as a tensor, from the first call on"
-                if is_number or isinstance(leaf, Tensor)
-                else "call it alike in all steps (let it always return everything, say), or "
-                "pipeline a sub-module by GraphPipeStrategy(module=...)"
-            )
-            raise ValueError(
-                f"argument {self.paths[position]!r} was {expected!r} when the model was captured "
-                f"and is frozen in its graph, got {got}: {remedy}"
-            )
 
-    def _check_tensor(self, name: str, position: int, leaf: Any) -> Tensor:
-        if not isinstance(leaf, Tensor):
-            raise ValueError(
-                f"argument {self.paths[position]!r} was a tensor when the model was captured, "
-                f"got {leaf!r}: pass a tensor every time"
-            )
-        if leaf.dtype != self.dtypes[name]:
-            raise ValueError(
-                f"argument {self.paths[position]!r} was {self.dtypes[name]} when the model was "
-                f"captured, got {leaf.dtype}: convert it before the call"
-            )
-        return leaf
+def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
+    if _same(expected, leaf):
+        return
+    got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
+    is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+    remedy = (
+        "pass what changes from call to call as a tensor, from the first call on"
+        if is_number or isinstance(leaf, Tensor)
+        else "call it alike in all steps (let it always return everything, say), or "
+        "pipeline a sub-module by GraphPipeStrategy(module=...)"
+    )
+    raise ValueError(
+        f"argument {path!r} was {expected!r} when the model was captured and is frozen in its "
+        f"graph, got {got}: {remedy}"
+    )
 
 
 def _lengths(leaves: Sequence[Any]) -> set[int]:
@@ -243,10 +239,80 @@ def _same(expected: Any, got: Any) -> bool:
         return False
 
 
-def _refuse_hidden_tensors(path: str, leaf: Any) -> None:
-    if hides_tensors(leaf) or is_opaque_graph(leaf):
-        raise CaptureError(
-            f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside that is "
-            "no container: pass its tensors as arguments of their own (forward(x, edge_index)), "
-            "or in a dict or dataclass"
+# Objects with tensors hidden inside, among the outputs -------------------------------------------
+#
+# ``transformers`` models return a key-value cache of all their layers, as long as
+# ``config.use_cache`` is true. Training does not read it, and bringing the tensors of every layer
+# to the last stage would cost more than all else. So a stand-in takes the place of such an object
+# in what forward returns; whoever does read it gets an error that says what to do.
+
+
+_DEPTH = 4  # EncoderDecoderCache -> cache -> list of layers -> layer -> tensor
+
+
+class Withheld:
+    """Stands for an output that stays in the pipeline.
+
+    Any use raises a RuntimeError; comparing, printing, copying and pickling work.
+    """
+
+    def __init__(self, kind: str, path: str) -> None:
+        self.__dict__["kind"], self.__dict__["path"] = kind, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that Python looks for: copy, pickle, numpy
+            raise AttributeError(name)
+        return self._refuse()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Withheld) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.path))
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.path!r}, not handed out by the pipeline>"
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"the pipelined forward does not hand out its output {self.path!r}, a {self.kind}: an "
+            "object with tensors inside that is no container. Return its tensors from forward, in "
+            "a tuple, dict or dataclass. (A key-value cache of transformers is not for training: "
+            "set config.use_cache=False.)"
         )
+
+    __bool__ = __len__ = __iter__ = __getitem__ = __call__ = _refuse
+
+
+def withhold(output: Any) -> Any:
+    """``output`` with a stand-in for every object that hides tensors.
+
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> withhold({"y": 1, "cache": SimpleNamespace(keys=torch.ones(1))})
+    {'y': 1, 'cache': <SimpleNamespace 'cache', not handed out by the pipeline>}
+    """
+    leaves, structure = flatten(output)
+    hidden = {i for i, leaf in enumerate(leaves) if hides_tensors(leaf)}
+    if not hidden:
+        return output
+    for i, path in enumerate(structure.paths()):
+        leaves[i] = (
+            Withheld(type(leaves[i]).__name__, path_text(path)) if i in hidden else leaves[i]
+        )
+    return structure.unflatten(leaves)
+
+
+def withheld_outputs(output: Any) -> list[Withheld]:
+    """The stand-ins in an output."""
+    return [leaf for leaf in flatten(output)[0] if isinstance(leaf, Withheld)]
+
+
+def hides_tensors(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether tensors are reached through attributes and containers of a leaf."""
+    numbers = (torch.SymInt, torch.SymFloat)  # of a trace
+    if isinstance(value, (Tensor, nn.Module, type, Withheld, *numbers)) or not depth:
+        return False
+    inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())
+    items = inside.values() if isinstance(inside, Mapping) else inside
+    return any(isinstance(item, Tensor) or hides_tensors(item, depth - 1) for item in items)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,6 @@ from lightning_gpp.capture.values.adjacency import (
     is_adjacency,
     parts_of,
 )
-from lightning_gpp.capture.values.graph_containers import attributes_of, is_graph_type, make_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,11 @@ def leaves_of(value: Any) -> list[Any]:
     return flatten(value)[0]
 
 
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a nested container."""
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+
+
 def path_text(path: Sequence[Step]) -> str:
     """A path as words joined by underscores.
 
@@ -177,6 +182,7 @@ LOOK_UPS: frozenset[Callable[..., Any]] = frozenset({operator.getitem, getattr, 
 """Functions that only look something up in a container."""
 
 
+_KEPT = (Tensor, bool, int, float, str)
 _PLAIN_LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
 """Nearly all leaves there are."""
 
@@ -185,27 +191,28 @@ def _one_level(value: Any) -> tuple[Sequence[Step], list[Any], Any] | None:
     kind = type(value)
     if kind in _PLAIN_LEAVES:
         return None
-    is_known = kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value)
-    if is_known and kind not in (list, tuple, dict):
+    spec = None
+    if kind not in (list, tuple, dict) and (
+        kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value)
+    ):
         own = id(value)  # torch's recursive closure would keep the value until garbage is collected
         children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: id(item) != own)
-        if isinstance(value, dict):
-            return [Step(operator.getitem, key) for key in value], children, spec
-        is_list = isinstance(value, list | tuple)
-        return _positions(operator.getitem if is_list else child, len(children)), children, spec
-    if isinstance(value, dict):
-        return [Step(operator.getitem, key) for key in value], list(value.values()), None
-    if isinstance(value, list | tuple):
-        return _positions(operator.getitem, len(value)), list(value), None
-    named = None
-    if is_graph_type(kind):
-        named = attributes_of(value)
+    elif isinstance(value, dict):
+        children = list(value.values())
+    elif isinstance(value, list | tuple):
+        children = list(value)
+    elif is_graph_type(kind):
+        named = _attributes_of(value)
+        return [Step(getattr, name) for name in named], list(named.values()), None
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value))
-        named = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    if named is None:
+        names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
+        return [Step(getattr, name) for name in names], [getattr(value, n) for n in names], None
+    else:
         return None
-    return [Step(getattr, name) for name in named], list(named.values()), None
+    if isinstance(value, dict):
+        return [Step(operator.getitem, key) for key in value], children, spec
+    look_up = operator.getitem if isinstance(value, list | tuple) else child
+    return _positions(look_up, len(children)), children, spec
 
 
 @lru_cache
@@ -222,8 +229,48 @@ def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -
     if issubclass(container, list | tuple):
         return container(children)
     if is_graph_type(container):
-        return make_graph(container, named)
+        # Calling the class of a batch (DataBatch) would make one of a class derived from it.
+        graph: Any = type.__call__(container)
+        for name, value in named.items():
+            graph[name] = value
+        return graph
     rebuilt = object.__new__(container)
     for name, value in named.items():
         object.__setattr__(rebuilt, name, value)
     return rebuilt
+
+
+# Graphs of torch_geometric ----------------------------------------------------------------------
+#
+# A forward may take a whole ``Data`` object. Its tensors become inputs of the captured graph, so
+# only tensors travel between stages, and every forward gets an object of the same class made of its
+# own tensors. What depends on the number of graphs or nodes (``num_graphs``, ``num_nodes``) is then
+# computed from those tensors, as torch_geometric itself does where nothing was noted down.
+#
+# torch_geometric is not imported here: a value can be such a graph only if someone else did.
+
+
+def is_graph_type(kind: type | None) -> bool:
+    """Whether a class is ``torch_geometric.data.Data`` or derived from it (``Batch`` is)."""
+    module = sys.modules.get("torch_geometric.data.data")
+    return module is not None and kind is not None and issubclass(kind, module.Data)
+
+
+def is_opaque_graph(value: Any) -> bool:
+    """Whether a value is a graph of a kind that is not taken apart (``HeteroData``)."""
+    module = sys.modules.get("torch_geometric.data.data")
+    return module is not None and isinstance(value, module.BaseData | module.GraphStore)
+
+
+def _attributes_of(graph: Any) -> dict[str, Any]:
+    """The attributes of a graph that belong to a captured forward, by name.
+
+    Tensors, and numbers and strings that hold for the whole batch. Lists with an item per graph
+    (the names of molecules) are left out, as is a ``num_nodes`` that node features or a batch
+    vector tell.
+    """
+    found = {key: graph[key] for key in sorted(graph.keys())}  # they come in no fixed order
+    kept = {key: value for key, value in found.items() if isinstance(value, _KEPT)}
+    if any(isinstance(found.get(key), Tensor) for key in ("x", "pos", "batch")):
+        kept.pop("num_nodes", None)
+    return kept

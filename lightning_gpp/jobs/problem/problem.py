@@ -16,14 +16,14 @@ from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.jobs.options import as_text
-from lightning_gpp.planner import GRAPHPIPE, Plan, PlanRequest
+from lightning_gpp.planner import GRAPHPIPE, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:
     from lightning_gpp.simulate.refit.refit import Refit
-
 
 Divided = tuple[WaysGraph, Costs, tuple[str, ...]]
 """A model in ways, its costs, and what to know of the division."""
@@ -36,23 +36,35 @@ class PlanningProblem:
     Attributes:
         name: of the model.
         source: where the graph and the costs come from.
-        request: the question.
-        schedule: the schedule that was asked for; None leaves it to what fits into memory, and the
-            schedule of the question plays no part.
+        question: what training would ask.
         notes: what else to know, such as that a cache was used.
-        uses_all_devices: whether no device may stay idle, as training has it by default.
-        plan: the answer, where the question was put with it; None leaves it to the planner.
         refit: what the costs are corrected by.
     """
 
     name: str
     source: str
-    request: PlanRequest
-    schedule: str | None = None
+    question: PlanQuestion
     notes: tuple[str, ...] = ()
-    uses_all_devices: bool = False
-    plan: Plan | None = None
     refit: Refit | None = None
+
+    @property
+    def request(self) -> PlanRequest:
+        """What planners are asked."""
+        return self.question.request
+
+    def with_request(self, request: PlanRequest, **question: Any) -> PlanningProblem:
+        """Another question about the same model."""
+        return replace(self, question=replace(self.question, request=request, **question))
+
+    def refitted(self, found: Refit) -> PlanningProblem:
+        """With costs and links as recorded steps say.
+
+        Raises:
+            ValueError: the refit is of another model.
+        """
+        notes = (*self.notes, f"Costs: {found.describe()}.")
+        problem = self.with_request(found.request(self.request))
+        return replace(problem, notes=notes, refit=found)
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""
@@ -137,18 +149,7 @@ def with_policy(
         return problem
     if policy.drains:  # the same training, as a synchronous schedule of one micro-batch
         request = replace(problem.request, num_microbatches=1, max_replicas=1)
-        return replace(problem, request=request, schedule=ONE_F_ONE_B.name)
+        return problem.with_request(request, schedule=ONE_F_ONE_B.name)
     held = HeldVersions(*policy.held_versions(per_update))
     request = replace(problem.request, held_versions=held)
-    return replace(problem, request=request, uses_all_devices=False)  # as in training
-
-
-def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
-    """A problem with its costs and links as recorded steps say.
-
-    Raises:
-        ValueError: the refit is of another model.
-    """
-    note = f"Costs: {found.describe()}."
-    request, notes = found.request(problem.request), (*problem.notes, note)
-    return replace(problem, request=request, notes=notes, refit=found)
+    return problem.with_request(request, uses_all_devices=False)  # as in training

@@ -1,28 +1,51 @@
-"""What the planning jobs plan: a published workload, a graph file, or a recipe's module."""
+"""What the planning jobs plan: a published workload, a graph file, or a recipe's module.
+
+Of a model on one graph the question is also into how many ways its vertices are divided.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.checks import check_whole
-from lightning_gpp.cost import Costs, load_costs
-from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem.full_graph import full_graph_of
+from lightning_gpp.common.data_file import read_text
+from lightning_gpp.common.strict_json import parse_json
+from lightning_gpp.cost import graph_work, load_costs, roofline_costs
+from lightning_gpp.graph import graph_from_json
+from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.jobs.problem.problem import (
+    Divided,
     PlanningProblem,
+    chosen_planner,
     cluster_of,
     per_update_of,
     policy_of,
-    refitted,
     schedule_of,
+    strategy_option,
     with_policy,
 )
-from lightning_gpp.jobs.problem.workload import workload_of
-from lightning_gpp.planner import plan_request
-from lightning_gpp.workloads import Workload
+from lightning_gpp.planner import BALANCED, plan_request
+from lightning_gpp.planner.plan_to_run import PlanQuestion
+from lightning_gpp.planner.ways import WaysAnswer, answer_ways
+from lightning_gpp.schedule import GPIPE_REVERSED
+from lightning_gpp.workloads import (
+    WORKLOADS,
+    FullGraphWorkload,
+    Workload,
+    full_graph,
+    read_pipedream_profile,
+    read_piper_workload,
+)
+
+CHUNKS_PER_DEVICE = 4
+"""Of GNNPipe's experiments (arXiv 2308.10087)."""
 
 
 def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
@@ -43,7 +66,7 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
         raise ValueError(why)
     one_graph = full_graph_of(config, folder)
     if one_graph is not None:
-        return one_graph.planned()
+        return best_ways(one_graph)
     return with_policy(problem_without_policy(config, folder), policy, per_update)
 
 
@@ -72,7 +95,11 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         costs = load_costs(path) if refit is None else None
     if costs is None:
         costs = workload.costs_for(cluster, size)
-    check_seconds(costs, source=path or workload.name)
+    if not any(one.forward_s + one.backward_s for one in costs.profiles[0].operators.values()):
+        raise ValueError(
+            f"{path or workload.name}: no operator takes any time; expected seconds above 0 for at "
+            "least one"
+        )
     request = plan_request(
         workload.graph,
         cluster,
@@ -81,14 +108,152 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         num_microbatches=config.num_microbatches,
         may_recompute=as_flag("recompute", config.recompute),
     )
-    problem = PlanningProblem(workload.name, workload.source, request, schedule_of(config))
-    return problem if refit is None else refitted(problem, refit)
+    question = PlanQuestion(request, schedule=schedule_of(config))
+    problem = PlanningProblem(workload.name, workload.source, question)
+    return problem if refit is None else problem.refitted(refit)
 
 
-def check_seconds(costs: Costs, *, source: str) -> None:
-    """Refuses costs in which nothing takes time: rates would be infinite."""
-    seconds = (cost.forward_s + cost.backward_s for cost in costs.profiles[0].operators.values())
-    if not any(seconds):
+# Workloads ---------------------------------------------------------------------------------------
+
+
+def workload_of(config: DictConfig) -> Workload:
+    """The workload that ``graph`` names, or of a file of any known form.
+
+    Raises:
+        ValueError: there is no such model or file, the file is broken, or an option is unknown.
+    """
+    graph = as_text("graph", config.graph) or ""
+    return load_workload(graph, as_mapping("graph_options", config.graph_options))
+
+
+def load_workload(graph: str, options: Mapping[str, Any] | None = None) -> Workload:
+    """A workload by its name, or from a file of any known form.
+
+    Args:
+        graph: name in :data:`~lightning_gpp.workloads.WORKLOADS`; or a file: a PipeDream profile
+            (``.txt``), an input of Piper, or a model graph of ours (both ``.json``).
+        options: of the model or the reader.
+    """
+    reader = WORKLOADS.get(graph) or partial(_reader(graph), graph)
+    taken = signature(reader).parameters.values()
+    known = [option.name for option in taken if option.default is not Parameter.empty]
+    if unknown := [str(name) for name in options or {} if name not in known]:
         raise ValueError(
-            f"{source}: no operator takes any time; expected seconds above 0 for at least one"
+            f"graph_options of {graph}: unknown option {unknown[0]!r}; expected "
+            f"{', '.join(known) or 'none'}"
         )
+    return reader(**(options or {}))
+
+
+def _reader(graph: str) -> Callable[..., Workload]:
+    path = Path(graph)
+    if not path.is_file():
+        raise ValueError(
+            f"graph={graph} is neither a file nor a known model ({', '.join(WORKLOADS)}); expected "
+            "a PipeDream profile (.txt), an input of Piper or a model graph (.json)"
+        )
+    if path.suffix != ".json":
+        return read_pipedream_profile
+    data = parse_json(read_text(path, "an input of Piper or a model graph (JSON)"), graph)
+    is_ours = isinstance(data, Mapping) and "format" in data
+    return read_graph_file if is_ours else read_piper_workload
+
+
+def read_graph_file(path: str | Path) -> Workload:
+    """A workload of a model graph in our own form; costs are estimated."""
+    graph = graph_from_json(read_text(path, "a model graph (JSON)"), source=str(path))
+    size = graph.microbatch_size
+    return Workload(Path(path).stem, graph, graph_work(graph), size, source=str(path))
+
+
+# Models on one graph -----------------------------------------------------------------------------
+
+
+class FullGraphProblem(NamedTuple):
+    """A model on one graph, where it comes from, and the plan for every number of ways."""
+
+    name: str
+    source: str
+    answers: Sequence[WaysAnswer]
+
+
+def best_ways(problem: FullGraphProblem) -> PlanningProblem:
+    """The question for the best number of ways, with its answer."""
+    name, source, answers = problem
+    best = min(answers, key=lambda found: found.evaluation.step_s)
+    notes = best.notes
+    if len(answers) > 1:
+        others = ", ".join(str(each.model.num_ways) for each in answers)
+        ways = f"ways={best.model.num_ways} is the best of {others}"
+        notes += (f"{ways}; job=compare shows them all.",)
+    question = PlanQuestion(best.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
+    return PlanningProblem(name, source, question, notes)
+
+
+def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
+    """The problem of a model on one graph; None where it is none.
+
+    Args:
+        config: of the run.
+        folder: where the graph and the costs of a recipe's module are kept.
+
+    Raises:
+        ValueError: an option of models on one graph is given for another one.
+    """
+    strategy = config.get("strategy", "")
+    target = strategy if isinstance(strategy, str) else str(strategy.get("_target_", ""))
+    trains_on_one = target == "gnnpipe" or target.endswith("GNNPipeStrategy")
+    if config.graph != full_graph.__name__ and (config.graph is not None or not trains_on_one):
+        for given, option in ((trains_on_one, "strategy=gnnpipe"), (config.get("ways"), "ways")):
+            if given:
+                what = "this recipe's strategy" if config.graph is None else f"graph={config.graph}"
+                raise ValueError(
+                    f"{option} is for models on one graph, which {what} is not: leave it out, or "
+                    "give graph=full_graph, or strategy=gnnpipe with a recipe"
+                )
+        return None
+    cluster = cluster_of(config)
+    if config.graph is None:
+        # Imports torch and Lightning, which graphs of files do not need.
+        from lightning_gpp.jobs.problem.recipe_problem import recipe_divided
+
+        name, source, num_vertices, divide = recipe_divided(config, cluster, folder)
+    else:
+        workload = workload_of(config)
+        assert isinstance(workload, FullGraphWorkload)
+        name, source, num_vertices = workload.name, workload.source, workload.samples_per_device
+        divide = partial(_divided, workload, cluster)
+    num_devices = cluster.num_devices
+    exact = strategy_option(config, "mode") == "exact"
+
+    def answered(ways: int) -> WaysAnswer:
+        if num_devices % ways:
+            raise ValueError(f"ways={ways} has to divide the {num_devices} devices")
+        chunks = strategy_option(config, "chunks")
+        chunks = chunks or max(1, CHUNKS_PER_DEVICE * num_devices // ways)
+        if exact or ways == num_devices:  # graph parallelism alone: layers see all vertices
+            chunks = 1
+        model, costs, notes = divide(ways, chunks)
+        request = plan_request(
+            model.graph,
+            cluster,
+            minibatch_size=num_vertices,
+            costs=costs,
+            num_microbatches=chunks,
+            schedule=GPIPE_REVERSED.name,
+            max_replicas=1,
+        )
+        return answer_ways(request, model, planner, notes)
+
+    divisors = [ways for ways in range(1, num_devices + 1) if num_devices % ways == 0]
+    planner = chosen_planner(config, BALANCED)
+    answers = [answered(ways) for ways in ([config.ways] if config.ways else divisors)]
+    return FullGraphProblem(name, source, answers)
+
+
+def _divided(workload: FullGraphWorkload, cluster: Cluster, ways: int, chunks: int) -> Divided:
+    """A network that is known by the statistics of its graph."""
+    model, works = workload.in_ways(ways, chunks)
+    kinds = [cluster.device_kind(name) for name in cluster.kinds]
+    most = float(workload.samples_per_device)
+    return model, roofline_costs(works, kinds, sorted({most / chunks / 2, most / chunks, most})), ()

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from hydra.utils import instantiate
@@ -19,21 +19,23 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
-from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
+from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
 from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem.problem import (
+    Divided,
     PlanningProblem,
-    refitted,
     schedule_of,
     strategy_option,
 )
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order
+from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
@@ -42,10 +44,9 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.costs_given import LAST_REFIT, resolve_costs
-from lightning_gpp.strategy.planning.full_graph import GraphCall
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
+from lightning_gpp.strategy.planning.example import GraphCall, the_graph
 from lightning_gpp.strategy.planning.planning import most_replicas
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.recording.batch_clock import (
     ENOUGH_S,
     FEWEST_COUNTED,
@@ -53,21 +54,23 @@ from lightning_gpp.strategy.recording.batch_clock import (
     BatchClock,
 )
 from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
+
+Seen = TypeVar("Seen")
 
 
 class SeenError(Exception):
     """Ends a training that has shown what it was asked for."""
 
 
-@dataclass(slots=True)
-class Look:
-    """What the first step of a training shows."""
+class Look(NamedTuple):
+    """What the first step of a training shows; costs of a micro-batch, or the call with a graph."""
 
+    captured: CapturedModel
     minibatch_size: int = 0
-    call: GraphCall | None = None
-    captured: CapturedModel | None = None
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
+    call: GraphCall | None = None
 
 
 def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> PlanningProblem:
@@ -86,7 +89,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     with threads_of_one_of(cluster):
         look = look_at(config, asked or default_microbatches(cluster.num_devices))
     captured, costs = look.captured, look.costs
-    assert captured is not None and costs is not None
+    assert costs is not None
     save_graph(captured.graph, costs, folder)
     size = look.minibatch_size if config.minibatch_size is None else config.minibatch_size
     request = plan_request(
@@ -104,29 +107,61 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
         f"{', '.join(costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     fills = strategy_option(config, "use_all_devices") is not False
-    problem = PlanningProblem(
-        module_name(config), source, request, schedule, look.notes, uses_all_devices=fills
-    )
+    question = PlanQuestion(request, schedule=schedule, uses_all_devices=fills)
+    problem = PlanningProblem(module_name(config), source, question, look.notes)
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
-    if given is None:
-        return problem
     if isinstance(given, Costs):
-        return replace(problem, request=replace(request, costs=given))
-    if given != LAST_REFIT:
-        return refitted(problem, given)
-    known = _cache(config).refit(refit_key(captured, torch.device(CPU)))
-    if known is None:
-        raise ValueError(
-            "costs=refit: no refit of this model on this machine is known; train it with "
-            "TimelineCallback (the job train has it), or give a refit.json"
-        )
-    return refitted(problem, known)
+        return problem.with_request(replace(request, costs=given))
+    if given == LAST_REFIT:
+        given = _cache(config).refit(refit_key(captured, torch.device(CPU)))
+        if given is None:
+            raise ValueError(
+                "costs=refit: no refit of this model on this machine is known; train it with "
+                "TimelineCallback (the job train has it), or give a refit.json"
+            )
+    return problem if given is None else problem.refitted(given)
 
 
-def _cache(config: DictConfig) -> PlanCache:
-    """Where profiles, plans and refits are kept."""
+def recipe_divided(
+    config: DictConfig, cluster: Cluster, folder: Path
+) -> tuple[str, str, int, Callable[[int, int], Divided]]:
+    """Of a recipe's model on one graph: name, source, vertices, and what divides and measures it.
+
+    Raises:
+        GraphTrainingError: it is not called with one graph.
+        CaptureError: the module cannot be captured.
+    """
+    look = look_at(config, None)
+    captured, call = look.captured, look.call
+    assert call is not None
+    tensors, graph = call.tensors, captured.graph
+    edges, num_vertices = the_graph(tensors)
+    as_captured = {operator.name: (operator.name, 0) for operator in graph}
+    flags = {name: module.training for name, module in captured.module.named_modules()}
+    seed = strategy_option(config, "seed")
+    seed = torch.initial_seed() if seed is None else int(seed)
+
+    def divide(ways: int, chunks: int) -> Divided:
+        divided = partition(edges, num_vertices, chunks, seed % 2**31, ways)
+        captured.take_graph(graph, as_captured)
+        model = ChunkedModel(captured, tensors, divided, Techniques(), flags, call.example)
+        captured.take_graph(model.graph, model.in_ways.operators)
+        with threads_of_one_of(cluster):
+            costs = chunk_costs(model, tensors)
+        save_graph(model.graph, costs, folder)
+        return model.in_ways, costs, (divided.describe(),)
+
+    source = (
+        f"{config.recipe.module._target_} on {num_vertices} vertices and {edges.shape[1]} edges, "
+        "captured and measured on this machine, chunk by chunk"
+    )
+    return module_name(config), source, num_vertices, divide
+
+
+def _cache(config: DictConfig) -> ProfileCache:
+    """Where profiles and refits are kept."""
     cache = strategy_option(config, "cache")
-    return PlanCache(True if cache is None else cache)
+    return ProfileCache(True if cache is None else cache)
 
 
 @contextlib.contextmanager
@@ -155,37 +190,38 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         num_microbatches: of which the first one is looked at, and measured; None for a batch that
             is one graph, of which nothing is measured.
     """
-    look = Look()
     leaf_modules = tuple(strategy_option(config, "leaf_modules") or ())
-
-    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if num_microbatches is None:
-            look.call = GraphCall.of(target, args, kwargs)
-            args, kwargs = look.call.args, look.call.kwargs
-        with doing("Capturing the model", show):
-            captured = look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
-        if num_microbatches is not None:
-            tensors = captured.inputs(args, kwargs).values()
-            device = next((tensor.device for tensor in tensors), torch.device(CPU))
-            with doing("Measuring the model", show):
-                look.costs, look.notes = _cache(config).costs(
-                    captured, device, lambda: profile_costs(captured, args, kwargs)
-                )
+    size = 0
 
     def first_microbatch(batch: Any) -> Any:
+        nonlocal size
         if num_microbatches is None:
             return batch
-        look.minibatch_size = batch_size(batch)
-        return cut_batch(batch, microbatch_sizes(look.minibatch_size, num_microbatches))[0]
+        size = batch_size(batch)
+        return cut_batch(batch, microbatch_sizes(size, num_microbatches))[0]
 
-    until_first_call(config, watch, first_microbatch)
-    return look
+    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
+        call = GraphCall.of(target, args, kwargs) if num_microbatches is None else None
+        args, kwargs = (args, kwargs) if call is None else (call.args, call.kwargs)
+        with doing("Capturing the model", show):
+            captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+        if call is not None:
+            return Look(captured, call=call)
+        tensors = captured.inputs(args, kwargs).values()
+        device = next((tensor.device for tensor in tensors), torch.device(CPU))
+        with doing("Measuring the model", show):
+            costs, notes = _cache(config).costs(
+                captured, device, lambda: profile_costs(captured, args, kwargs)
+            )
+        return Look(captured, size, costs, notes)
+
+    return until_first_call(config, watch, first_microbatch)
 
 
 def on_one_device(
     config: DictConfig, **options: Any
-) -> tuple[Trainer, LightningModule, LightningDataModule]:
-    """A recipe's module and data, and a Trainer that leaves nothing behind.
+) -> tuple[Trainer, LightningModule, LightningDataModule, nn.Module]:
+    """A recipe's module and data, what of it is pipelined, a Trainer that leaves nothing behind.
 
     Args:
         config: of the run.
@@ -197,22 +233,17 @@ def on_one_device(
     accelerator = config.trainer.get("accelerator")
     if OmegaConf.is_config(accelerator) or accelerator in ("emulated", "pool"):
         alone.setdefault("accelerator", "cpu")  # those that only pipelines run on
-    trainer: Trainer = instantiate(
-        config.trainer,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        **alone,
-    )
-    return trainer, module, data
+    quiet = ("checkpointing", "model_summary", "progress_bar")
+    alone |= {f"enable_{name}": False for name in quiet}
+    trainer: Trainer = instantiate(config.trainer, num_sanity_val_steps=0, **alone)
+    return trainer, module, data, pipelined_module(module, strategy_option(config, "module"))
 
 
 def until_first_call(
     config: DictConfig,
-    watch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
+    watch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Seen],
     changed: Callable[[Any], Any],
-) -> None:
+) -> Seen:
     """Trains a recipe's module on one device, and ends before the first forward.
 
     Args:
@@ -220,37 +251,36 @@ def until_first_call(
         watch: is given the pipelined module and the arguments of its first call.
         changed: makes the batch that the step is given.
 
+    Returns:
+        What ``watch`` returns.
+
     Raises:
         ValueError: the step never calls the forward.
     """
-    trainer, module, data = on_one_device(config)
-    target = pipelined_module(module, strategy_option(config, "module"))
-    own_step = module.training_step
+    trainer, module, data, target = on_one_device(config)
+    own_step, seen = module.training_step, list[Seen]()
 
     @functools.wraps(own_step)
     def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
         return own_step(changed(batch), *args, **kwargs)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        own = target.__dict__.pop("forward")
-        try:
-            watch(target, args, kwargs)
-        finally:
-            target.__dict__["forward"] = own
+        with taken_away(target, "forward", None):
+            seen.append(watch(target, args, kwargs))
         raise SeenError
 
     with (
         instance_attribute(module, "training_step", step),
         instance_attribute(target, "forward", forward),
+        contextlib.suppress(SeenError),
     ):
-        try:
-            trainer.fit(module, datamodule=data)
-        except SeenError:
-            return
-    raise ValueError(
-        f"training_step of {type(module).__name__} did not call the pipelined forward of "
-        f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
-    )
+        trainer.fit(module, datamodule=data)
+    if not seen:
+        raise ValueError(
+            f"training_step of {type(module).__name__} did not call the pipelined forward of "
+            f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
+        )
+    return seen[0]
 
 
 def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> BatchTimes | None:
@@ -269,14 +299,15 @@ def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> 
         return None
     timed = _Timed()
     endless = {"max_epochs": -1, "max_steps": -1, "limit_val_batches": 0}
-    trainer, module, data = on_one_device(config, callbacks=[timed], accelerator="cpu", **endless)
-    target = pipelined_module(module, strategy_option(config, "module"))
+    trainer, module, data, target = on_one_device(
+        config, callbacks=[timed], accelerator="cpu", **endless
+    )
     forward = target.forward
 
     def timed_forward(*args: Any, **kwargs: Any) -> Any:
-        start_s = time.monotonic()
+        timed.on_before_backward()
         outputs = forward(*args, **kwargs)
-        timed.operators_s += time.monotonic() - start_s
+        timed.on_after_backward()
         return outputs
 
     with (
@@ -294,8 +325,7 @@ class _Timed(Callback):
 
     def __init__(self) -> None:
         self.clock = BatchClock()
-        self.operators_s = 0.0
-        self._backward_began_s = 0.0
+        self.operators_s = self.began_s = 0.0
 
     def on_train_batch_start(self, *_: Any) -> None:
         """A batch begins.
@@ -307,9 +337,9 @@ class _Timed(Callback):
             raise SeenError
 
     def on_before_backward(self, *_: Any) -> None:
-        """A backward begins."""
-        self._backward_began_s = time.monotonic()
+        """Operators begin."""
+        self.began_s = time.monotonic()
 
     def on_after_backward(self, *_: Any) -> None:
-        """It is over."""
-        self.operators_s += time.monotonic() - self._backward_began_s
+        """They are over."""
+        self.operators_s += time.monotonic() - self.began_s

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch import nn
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU
@@ -21,12 +20,11 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.cutting.microbatches import resized_batch, size_or_none
-from lightning_gpp.strategy.spmd.hap_planner import machine_of
+from lightning_gpp.strategy.spmd.divide import machine_of
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
 
-@dataclass(frozen=True, slots=True)
-class SpmdProblem:
+class SpmdProblem(NamedTuple):
     """A model and devices, for SPMD programs.
 
     Attributes:
@@ -56,17 +54,12 @@ def spmd_problem(config: DictConfig, request: PlanRequest) -> SpmdProblem:
         ValueError: nothing is known of how fast a kind of device computes, or the batch cannot be
             made as large as asked for.
     """
-    found: list[SpmdGraph] = []
-
-    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(export_forward(target, args, kwargs).graph)
-
-    def sized(batch: Any) -> Any:
-        size = request.minibatch_size
-        return batch if size == size_or_none(batch) else resized_batch(batch, size)
-
-    until_first_call(config, watch, sized)
-    (graph,) = found
+    size = request.minibatch_size
+    graph: SpmdGraph = until_first_call(
+        config,
+        lambda target, args, kwargs: export_forward(target, args, kwargs).graph,
+        lambda batch: batch if size == size_or_none(batch) else resized_batch(batch, size),
+    )
     machine = replace(_machine(request.cluster), optimizer_tensors=1 + request.optimizer_values)
     factors = {kind: _factor(kind, graph, machine, request) for kind in request.cluster.kinds}
     each = np.array([factors[device.kind] for device in request.cluster.devices])

@@ -59,7 +59,7 @@ class StageEvaluation:
         microbatch_size: samples of one micro-batch, all replicas together.
         replicas: what each of its replicas does.
         communication_s: seconds that a replica sends per micro-batch, the one that sends most; what
-            it receives does not hold up anything (:mod:`lightning_gpp.cluster.channels`).
+            it receives does not hold up anything (:func:`lightning_gpp.cluster.channels`).
         reduce_s: seconds that the sums of the replicas' gradients go on after the last backward.
         seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
             of a steady pipeline.

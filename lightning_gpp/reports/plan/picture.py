@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,21 +230,18 @@ def _draw_box(axes: Axes, box: Box, content: _Labels) -> None:
         y += LINE_IN + PADDING_IN / 2
 
 
-def _draw_edge(axes: Axes, edge: StageEdge, way: Sequence[Sequence[Point]]) -> None:
+def _draw_edge(axes: Axes, edge: StageEdge, points: Sequence[Point]) -> None:
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path as Line
 
-    points, codes = [way[0][0]], [Line.MOVETO]
-    for segment in way:
-        start, end = segment[0], segment[-1]
+    corners, codes = [points[0]], [Line.MOVETO]
+    for start, end in pairwise(points):
         middle = (start[1] + end[1]) / 2
-        is_bent = len(segment) == 2 and start[0] != end[0]
-        more = [(start[0], middle), (end[0], middle), end] if is_bent else segment[1:]
-        points += [start, *more]
-        codes += [Line.LINETO, *([Line.CURVE4 if is_bent else Line.LINETO] * len(more))]
+        corners += [(start[0], middle), (end[0], middle), end]
+        codes += [Line.CURVE4] * 3
     is_order = not edge.values
     arrow = FancyArrowPatch(
-        path=Line(points, codes),
+        path=Line(corners, codes),
         arrowstyle="-|>,head_length=3,head_width=1.5",
         color=ORDER_COLOUR if is_order else EDGE_COLOUR,
         linewidth=0.9,
@@ -252,14 +250,8 @@ def _draw_edge(axes: Axes, edge: StageEdge, way: Sequence[Sequence[Point]]) -> N
     )
     axes.add_patch(arrow)
     if edge.values:
-        goes_right = way[0][-1][0] > points[0][0]
-        axes.text(
-            points[0][0] + CHARACTER_IN * (-1 if goes_right else 1),
-            points[0][1] + LINE_IN * 0.6,
-            bytes_text(edge.size_bytes),
-            size=SMALL_PT,
-            family="monospace",
-            color=EDGE_COLOUR,
-            va="center",
-            ha="right" if goes_right else "left",
-        )
+        x, y = ((a + b) / 2 for a, b in zip(*points[:2]))
+        look: dict[str, Any] = {"size": SMALL_PT, "family": "monospace", "color": EDGE_COLOUR}
+        around = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        text = bytes_text(edge.size_bytes)
+        axes.text(x, y, text, va="center", ha="center", bbox=around, **look)

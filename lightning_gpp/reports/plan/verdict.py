@@ -18,6 +18,9 @@ from lightning_gpp.planner.base import HOLDS_FEW, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
 
+OWN = "your step, data, optimizer and Lightning's loop"
+"""What is in no prediction."""
+
 AS_FAST = 1.05
 """Gains below this factor are called none: predictions are not closer than that."""
 
@@ -102,28 +105,20 @@ class PlanVerdict:
             memory_bytes=evaluation.peak_memory_bytes,
             busy_s=[d.busy_s / evaluation.num_minibatches for d in evaluation.devices],
             num_sharing=on_cpus if is_shared else 0,
-            num_cores=num_cores or 0 if is_shared else 0,
+            num_cores=num_cores or 0,
             on_processes=on_cpus > 0,
         )
 
     @classmethod
     def beside_one(
-        cls,
-        request: PlanRequest,
-        *,
-        step_s: float,
-        memory_bytes: int,
-        busy_s: Sequence[float],
-        **shared: Any,
+        cls, request: PlanRequest, *, busy_s: Sequence[float], **shared: Any
     ) -> PlanVerdict:
         """The verdict on what takes a step of so long, on devices that compute for so long."""
         alone = best_alone(request)
         is_cut = not request.graph.staying and request.num_minibatches == 1
         return cls(
             num_devices=len(busy_s),
-            step_s=step_s,
             one_device_s=alone.minibatch_s,
-            memory_bytes=memory_bytes,
             one_device_bytes=alone.peak_memory_bytes,
             one_device_fits=alone.is_feasible,
             one_device_pieces=alone.plan.num_microbatches or 1 if is_cut else 1,
@@ -147,33 +142,23 @@ class PlanVerdict:
         least_s = max(self.step_s, self.compute_s / self.num_cores)
         return replace(self, step_s=least_s, num_sharing=0).speedup
 
-    def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
-        """A sentence; more where processes share cores, and where batches were timed before.
-
-        Args:
-            max_width: columns.
-            last: what batches took when this plan ran last on this machine.
-        """
-        sentences = [f"Verdict: {self._predicted()}"]
-        if self.num_devices > 1 and self.num_sharing:
+    def text(self, max_width: int = 100) -> str:
+        """A sentence of so many columns; more where processes share cores."""
+        sentences, several = [f"Verdict: {self._predicted()}"], self.num_devices > 1
+        if several and self.num_sharing:
             sentences.append(
                 f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
                 f"at best {_times(self.most_here)} one process."
             )
-        if self.num_devices > 1 and self.own_s is not None:
+        if several and self.own_s is not None:
             sentences.append(
-                f"In both are the {seconds_text(self.own_s)} that your step, data, optimizer and "
-                "Lightning's loop take one process (measured), but not what processes do beside."
+                f"In both are the {seconds_text(self.own_s)} that {OWN} take one process "
+                "(measured), but not what processes do beside."
             )
-        elif self.num_devices > 1 and self.on_processes:
+        elif several and self.on_processes:
             sentences.append(
-                "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
-                "neither: of short steps they are the larger part, which training tells."
-            )
-        if last is not None:
-            sentences.append(
-                f"An earlier run of this plan on this machine took {seconds_text(last.batch_s)} a "
-                "batch, your step, data, optimizer and Lightning's loop included."
+                f"Y{OWN[1:]} and what processes do beside are in neither: of short steps they are "
+                "the larger part, which training tells."
             )
         return wrapped(sentences, max_width)
 
@@ -199,9 +184,7 @@ class PlanVerdict:
             "do."
         )
 
-    def measured_text(
-        self, took: BatchTimes, max_width: int = 100, *, is_earlier: bool = False
-    ) -> str:
+    def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
         """The verdict by what batches took, beside what was predicted of them and of one device.
 
         One process has the step, the data and the loop as well, and shares its cores with no other
@@ -210,37 +193,27 @@ class PlanVerdict:
         Args:
             took: what they took.
             max_width: columns.
-            is_earlier: whether an earlier run says so, which has told what a batch consists of.
         """
-        when = "measured in an earlier run" if is_earlier else "measured"
         batch, step = f"{seconds_text(took.batch_s)} a batch", seconds_text(self.step_s)
         if self.num_devices == 1 or took.own_s is None:
-            text = f"{when.capitalize()}: {batch} (median of {took.num_batches}), "
+            text = f"Measured: {batch} (median of {took.num_batches}), "
             if self.num_devices == 1:
-                text += f"of which operators take {step} ({self._how})."
-            else:
-                text += (
-                    f"{self._how}: {step} without your step, data, optimizer and Lightning's loop; "
-                    f"one device, also without, {seconds_text(self.one_device_s)}."
-                )
-                text += "" if self.one_device_fits else " One device has no room for the model."
+                return wrapped([f"{text}of which operators take {step} ({self._how})."], max_width)
+            text += f"{self._how}: {step} without {OWN}; one device, also without, "
+            text += f"{seconds_text(self.one_device_s)}."
+            text += "" if self.one_device_fits else " One device has no room for the model."
             return wrapped([text], max_width)
-        text = f"Verdict: {count_text(self.num_devices, 'process')} "
-        batch, one_s = (
-            f"{when}: {batch}, median of {took.num_batches}",
-            took.own_s + self.one_device_s,
-        )
+        one_s = took.own_s + self.one_device_s
+        batch = f"measured: {batch}, median of {took.num_batches}"
+        what = f"{self._no_room} ({batch})"
         if self.one_device_fits:
-            text += f"{_beside_one(one_s / took.batch_s)} ({batch}; one about {seconds_text(one_s)}"
-            text += f"{self._in_pieces}), with {self._memory}."
-        else:
-            text += f"{self._no_room} ({batch})."
-        if not is_earlier:
-            text += (
-                f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
-                f"({self._how}: {step}), {seconds_text(took.own_s)} in your step, data, optimizer "
-                "and Lightning's loop."
-            )
+            what = f"{_beside_one(one_s / took.batch_s)} ({batch}; one about {seconds_text(one_s)}"
+            what += f"{self._in_pieces}), with {self._memory}"
+        text = f"Verdict: {count_text(self.num_devices, 'process')} {what}."
+        text += (
+            f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
+            f"({self._how}: {step}), {seconds_text(took.own_s)} in {OWN}."
+        )
         return wrapped([text], max_width)
 
     @property
@@ -271,11 +244,7 @@ def _times(factor: float) -> str:
 def _beside_one(gain: float) -> str:
     if gain <= 1 / AS_FAST:
         return f"are slower than one, which would be about {_times(1 / gain)} as fast"
-    return (
-        f"are about {_times(gain)} as fast as one"
-        if gain >= AS_FAST
-        else "are about as fast as one"
-    )
+    return f"are about {f'{_times(gain)} ' if gain >= AS_FAST else ''}as fast as one"
 
 
 def best_alone(request: PlanRequest) -> PlanEvaluation:

@@ -27,8 +27,11 @@ from lightning_gpp.reports.step.paint import (
     Lane,
     lanes,
     path_pieces,
+    path_text,
+    peak_text,
+    subtitle,
+    title,
 )
-from lightning_gpp.reports.step.texts import path_text, peak_text, subtitle, title
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline

@@ -1,4 +1,4 @@
-"""What all pictures of a step have in common: colours, rows, and where the critical path goes.
+"""What all pictures of a step have in common: colours, rows, the critical path, and texts.
 
 The colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with any
 colour vision can tell apart.
@@ -6,12 +6,20 @@ colour vision can tell apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lightning_gpp.common.units_of_measure import (
+    bytes_text,
+    count_text,
+    number_text,
+    percent_text,
+)
+from lightning_gpp.simulate.timeline.shares import path_shares, shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.timeline import Timeline
+from lightning_gpp.simulate.timeline.timeline import LOSS, MemoryCurve, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind, transfer_lanes
 
 
@@ -120,3 +128,126 @@ def path_pieces(timeline: Timeline) -> Iterator[PathPiece]:
         elif item.kind is TransferKind.SUM:
             rank = rank if rank in item.ranks else item.ranks[0]
             yield PathPiece(segment.start_s, segment.end_s, rank)
+
+
+# Texts -------------------------------------------------------------------------------------------
+
+
+def title(timeline: Timeline, measured: Timeline | None = None) -> str:
+    """What was measured or predicted, how long it takes, and how much of it is bubble.
+
+    Args:
+        timeline: the step.
+        measured: with which a predicted step is compared.
+    """
+    what = "step" if timeline.step is None else f"step {timeline.step}"
+    if timeline.num_minibatches > 1:
+        first = "" if timeline.step is None else f" from {timeline.step} on"
+        what = f"steps{first}, {timeline.num_minibatches} that overlap"
+    name = f" ({timeline.name})" if timeline.name else ""
+    beside = ""
+    if measured is not None and measured is not timeline and measured.step_s:
+        part = timeline.step_s / measured.step_s - 1
+        how = "less" if part < 0 else "more"
+        beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
+    bubble = percent_text(shares(timeline).bubble_share, 1)
+    took = f"{number_text(timeline.step_s * 1e3)} ms"
+    return _capital(f"{timeline.source} {what}{name}: {took}{beside}, bubble {bubble}")
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def subtitle(timeline: Timeline) -> str:
+    """The schedule, the stages and ranks, the micro-batches."""
+    # Replicas are one stage of the plan, and the loss is none.
+    of_plan = {s.title.partition(".")[0] for s in timeline.stages if s.title != LOSS}
+    parts = [
+        f"schedule {timeline.schedule}",
+        f"{count_text(len(of_plan), 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
+        _batches(timeline),
+    ]
+    if timeline.weights:
+        parts.append(f"weights {timeline.weights}")
+    if error_s := max(timeline.clock_error_s, default=0.0):
+        parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
+    return "  ·  ".join(parts)
+
+
+def _batches(timeline: Timeline) -> str:
+    if timeline.num_minibatches > 1:
+        return f"{timeline.num_minibatches} mini-batches"
+    minibatches = 1 + max((span.minibatch for span in timeline.spans), default=0)
+    text = count_text(num_microbatches(timeline) // minibatches, "micro-batch")
+    return f"{text} in each of {minibatches} mini-batches" if minibatches > 1 else text
+
+
+def num_microbatches(timeline: Timeline) -> int:
+    """Most micro-batches that a stage runs forward in the step."""
+    forwards = [span.stage for span in timeline.spans if span.kind is SpanKind.FORWARD]
+    return max(map(forwards.count, set(forwards)), default=0)
+
+
+def versions_text(timeline: Timeline) -> str:
+    """How to read which weights bars had; empty where mini-batches do not overlap."""
+    if all(span.updates is None for span in timeline.spans):
+        return ""
+    return "below the mini-batch: updates before it; 12→15: its backward comes after 15"
+
+
+def path_text(timeline: Timeline) -> str:
+    """What the critical path consists of; empty where it is not known."""
+    if not timeline.critical_path:
+        return ""
+    found = path_shares(timeline)
+    parts = [f"{name} {percent_text(share, 1)}" for name, share in found.items() if share >= 0.005]
+    inferred = "" if timeline.source == "predicted" else ", as far as spans tell"
+    return f"critical path{inferred}: {', '.join(parts)}"
+
+
+def is_limit_near(curve: MemoryCurve, timeline: Timeline) -> bool:
+    """Whether the limit of a rank is drawn; one far above all peaks is only named."""
+    peak = max(curve.peak_bytes for curve in timeline.memory)
+    return curve.limit_bytes is not None and curve.limit_bytes <= 2 * peak
+
+
+def memory_text(timeline: Timeline) -> str:
+    """What the curves of memory are."""
+    text = _capital(f"memory in use, {timeline.full_name}")
+    if any(is_limit_near(curve, timeline) for curve in timeline.memory):
+        text += "; the line is the limit"
+    if any(curve.peak_bytes > (curve.limit_bytes or math.inf) for curve in timeline.memory):
+        text += "; red is above the limit"
+    return text
+
+
+def peak_text(curve: MemoryCurve) -> str:
+    """The peak, and how much there is.
+
+    >>> peak_text(MemoryCurve(0, (0.0,), (3e9,), 16_000_000_000))
+    '3.0 of 16.0 GB'
+    """
+    peak = bytes_text(curve.peak_bytes)
+    if curve.limit_bytes is None:
+        return peak
+    limit = bytes_text(curve.limit_bytes)
+    number, unit = peak.split()
+    return f"{number} of {limit}" if limit.endswith(f" {unit}") else f"{peak} of {limit}"
+
+
+def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]]:
+    """What the stages are, in lines of some columns."""
+    most = 130 // columns
+    replicas: dict[tuple[str, str], list[str]] = {}
+    for stage in stages:
+        if stage.label:
+            of_plan = stage.title.partition(".")[0]
+            replicas.setdefault((of_plan, stage.label), []).append(stage.name)
+    texts = [
+        of_plan + (f" ({names[0]} to {names[-1]})" if len(names) > 1 else "") + f": {label}"
+        for (of_plan, label), names in replicas.items()
+    ]
+    texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in texts]
+    num_lines = -(-len(texts) // columns)
+    return [texts[number::num_lines] for number in range(num_lines)]

@@ -25,12 +25,10 @@ from lightning_gpp.reports.step.paint import (
     PAINT_OF,
     PAINTS,
     PATH_COLOUR,
-    path_pieces,
-)
-from lightning_gpp.reports.step.texts import (
     is_limit_near,
     memory_text,
     num_microbatches,
+    path_pieces,
     path_text,
     peak_text,
     stage_lines,
@@ -40,7 +38,7 @@ from lightning_gpp.reports.step.texts import (
 )
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
-from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
+from lightning_gpp.simulate.timeline.timeline import Timeline
 from lightning_gpp.simulate.timeline.words import met_by_backwards, version_text
 
 if TYPE_CHECKING:
@@ -276,29 +274,24 @@ def _draw_numbers(timeline: Timeline, rows: Rows, axes: Axes) -> None:
     width_in = axes.get_position().width * axes.figure.get_figure(root=True).get_figwidth()
     pt_per_s = width_in * 72e3 / axes.get_xlim()[1]
     for span in timeline.spans:
-        paint, number, versions = PAINT_OF[span.kind], str(span.microbatch), version_text(span, met)
-        if not paint.in_lane or span.duration_s * pt_per_s < _width_pt(number, NUMBER_PT):
+        paint, room_pt = PAINT_OF[span.kind], span.duration_s * pt_per_s
+        number, versions = str(span.microbatch), version_text(span, met)
+        if not paint.in_lane or room_pt < _width_pt(number, NUMBER_PT):
             continue
         lines = [(number, NUMBER_PT, 0.42 if timeline.critical_path else 0.5)]
-        if (
-            versions
-            and has_versions
-            and span.duration_s * pt_per_s >= _width_pt(versions, VERSION_PT)
-        ):
+        if versions and has_versions and room_pt >= _width_pt(versions, VERSION_PT):
             lines = [(number, NUMBER_PT, 0.24), (versions, VERSION_PT, 0.58)]
         top, height = rows.place(span)
+        look: dict[str, Any] = {
+            "color": paint.text,
+            "ha": "center",
+            "va": "center_baseline",
+            "zorder": 5,
+        }
+        look["path_effects"] = _around(paint.colour, 2.0)
+        middle_ms = (span.start_s + span.end_s) / 2 * 1e3
         for text, size_pt, part in lines:
-            axes.text(
-                (span.start_s + span.end_s) / 2 * 1e3,
-                top + height * part,
-                text,
-                size=size_pt,
-                color=paint.text,
-                ha="center",
-                va="center_baseline",
-                zorder=5,
-                path_effects=_around(paint.colour, 2.0),
-            )
+            axes.text(middle_ms, top + height * part, text, size=size_pt, **look)
 
 
 def _width_pt(text: str, size_pt: float) -> float:
@@ -324,51 +317,38 @@ def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:
         along.append(((piece.start_s * 1e3, y), (piece.end_s * 1e3, y)))
     jumps = [(one[1], other[0]) for one, other in pairwise(along) if one[1] != other[0]]
     width_pt = min(2.4, max(0.9, rows.lane_pt * 0.16))
+    look: dict[str, Any] = {"colors": PATH_COLOUR, "capstyle": "projecting", "zorder": 4}
     for name, lines, points in (("path jumps", jumps, width_pt / 2), ("path", along, width_pt)):
-        is_thin = lines is jumps and not rows.has_numbers
+        around = _around("white", points + min(1.6, width_pt))
         found = LineCollection(
-            lines,
-            colors=PATH_COLOUR,
-            linewidths=0.5 if is_thin else points,
-            alpha=0.6 if is_thin else 1.0,
-            capstyle="projecting",
-            zorder=4,
-            gid=name,
-            path_effects=None if is_thin else _around("white", points + min(1.6, width_pt)),
-            clip_on=False,
+            lines, linewidths=points, gid=name, path_effects=around, clip_on=False, **look
         )
         if lines:
             axes.add_collection(found, autolim=False)
 
 
 def _draw_memory(timeline: Timeline, rows: Rows, axes: Axes) -> None:
-    """A small curve per rank, all on one scale."""
+    """A small curve per rank, all on one scale, red above the limit."""
     near = [c.limit_bytes or 0 for c in timeline.memory if is_limit_near(c, timeline)]
     full_bytes = 1.04 * max(1.0, *(curve.peak_bytes for curve in timeline.memory), *near)
+    look: dict[str, Any] = {"step": "post", "linewidth": 0, "zorder": 2}
     for curve in timeline.memory:
         top, height = rows.row[curve.rank]
+        bottom, in_per_byte = top + height, height / full_bytes
+        limit = curve.peak_bytes if curve.limit_bytes is None else curve.limit_bytes
         if curve.times_s:
-            _draw_curve(curve, timeline.step_s, top + height, height / full_bytes, axes)
+            times_ms = [time_s * 1e3 for time_s in (*curve.times_s, timeline.step_s)]
+            used = [*curve.used_bytes, curve.used_bytes[-1]]
+            within = [bottom - min(size, limit) * in_per_byte for size in used]
+            gid = f"memory/{curve.rank}"
+            axes.fill_between(times_ms, within, bottom, color=MEMORY_COLOUR, gid=gid, **look)
+            if curve.peak_bytes > limit:
+                above = [bottom - size * in_per_byte for size in used]
+                gid = f"above the limit/{curve.rank}"
+                axes.fill_between(times_ms, above, within, color=ABOVE_COLOUR, gid=gid, **look)
         if is_limit_near(curve, timeline):
-            y = top + height - (curve.limit_bytes or 0) * height / full_bytes
-            width_pt = min(0.8, rows.lane_pt * 0.1)
+            y, width_pt = bottom - limit * in_per_byte, min(0.8, rows.lane_pt * 0.1)
             axes.hlines(y, 0, timeline.step_s * 1e3, "black", linewidth=width_pt, zorder=3)
-
-
-def _draw_curve(
-    curve: MemoryCurve, end_s: float, bottom: float, in_per_byte: float, axes: Axes
-) -> None:
-    times_ms = [time_s * 1e3 for time_s in (*curve.times_s, end_s)]
-    used = [*curve.used_bytes, curve.used_bytes[-1]]
-    limit = max(used) if curve.limit_bytes is None else curve.limit_bytes
-    within = [bottom - min(size, limit) * in_per_byte for size in used]
-    look: dict[str, Any] = {"step": "post", "linewidth": 0, "zorder": 2}
-    gid = f"memory/{curve.rank}"
-    axes.fill_between(times_ms, within, bottom, color=MEMORY_COLOUR, gid=gid, **look)
-    if curve.peak_bytes > limit:
-        above = [bottom - size * in_per_byte for size in used]
-        gid = f"above the limit/{curve.rank}"
-        axes.fill_between(times_ms, above, within, color=ABOVE_COLOUR, gid=gid, **look)
 
 
 def _draw_legend(
@@ -386,16 +366,7 @@ def _draw_legend(
     handles.append(Patch(facecolor=IDLE_COLOUR, edgecolor="#BBBBBB", label="idle"))
     if any(timeline.critical_path for timeline in timelines):
         handles.append(Line2D([], [], color=PATH_COLOUR, linewidth=2.2, label="critical path"))
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=corner,
-        ncols=len(handles),
-        frameon=False,
-        fontsize=TEXT_PT - 1,
-        borderpad=0,
-        borderaxespad=0,
-        columnspacing=1.2,
-        handlelength=1.3,
-        handletextpad=0.5,
-    )
+    look: dict[str, Any] = {"loc": "upper left", "frameon": False, "fontsize": TEXT_PT - 1}
+    look |= {"borderpad": 0, "borderaxespad": 0, "columnspacing": 1.2}
+    look |= {"handlelength": 1.3, "handletextpad": 0.5}
+    figure.legend(handles=handles, bbox_to_anchor=corner, ncols=len(handles), **look)

@@ -22,84 +22,70 @@ from lightning_gpp.simulate.timeline.transfer import Transfer
 from lightning_gpp.simulate.timeline.words import stage_title, words_of
 
 _US_PER_S = 1e6
+Event = dict[str, Any]
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
     """Writes one trace of some timelines; each is a process called by its source and name."""
-    events = [
-        event for pid, timeline in enumerate(timelines) for event in trace_events(timeline, pid)
-    ]
+    events = [event for pid, one in enumerate(timelines) for event in trace_events(one, pid)]
     steps = {t.full_name: {"step": t.step, "step_s": t.step_s} for t in timelines}
     data = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": steps}
-    text = json.dumps(data, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps(data, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[dict[str, Any]]:
+def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[Event]:
     """The events of one timeline.
 
     Args:
         timeline: what is shown.
         pid: number of its process in the trace; processes are shown in this order.
     """
-    yield _metadata(pid, 0, "process_name", name=timeline.full_name)
-    yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
+
+    def event(phase: str, tid: int, name: str, time_s: float | None = None, **more: Any) -> Event:
+        found = {"ph": phase, "pid": pid, "tid": tid, "name": name} | more
+        return found if time_s is None else found | {"ts": time_s * _US_PER_S}
+
+    def thread(tid: int, name: str, order: int) -> Iterator[Event]:
+        yield event("M", tid, "thread_name", args={"name": name})
+        yield event("M", tid, "thread_sort_index", args={"sort_index": order})
+
+    def complete(
+        tid: int, when: Span | Transfer | PathSegment, name: str, args: dict[str, Any]
+    ) -> Event:
+        item = when.item if isinstance(when, PathSegment) else when
+        category = item.kind.category.value if isinstance(item, Span) else "communication"
+        duration_us = when.duration_s * _US_PER_S
+        return event("X", tid, name, when.start_s, dur=duration_us, cat=category, args=args)
+
+    yield event("M", 0, "process_name", args={"name": timeline.full_name})
+    yield event("M", 0, "process_sort_index", args={"sort_index": pid})
     shown = list(lanes(timeline))
     if timeline.critical_path:
-        yield from _thread(pid, len(shown), "critical path", order=-1)
+        yield from thread(len(shown), "critical path", -1)
     for segment in timeline.path_segments:
         on_its_way = "" if isinstance(segment.item, Span) else ", on its way"
-        name = _name(segment.item, timeline) + on_its_way
         if segment.duration_s:
-            yield _complete(pid, len(shown), segment, segment.item, name, {})
+            name = _name(segment.item, timeline) + on_its_way
+            yield complete(len(shown), segment, name, {})
     for tid, lane in enumerate(shown):
         name = f"link {lane.name}"
         if lane.rank is not None:
-            stages = ", ".join(stage.title for stage in timeline.stages_of(lane.rank))
-            name = f"{lane.name} · {stages}" if stages else lane.name
-        yield from _thread(pid, tid, name, order=tid)
+            name = ", ".join(stage.title for stage in timeline.stages_of(lane.rank))
+            name = f"{lane.name} · {name}" if name else lane.name
+        yield from thread(tid, name, tid)
         for item, is_critical in zip(lane.items, lane.critical):
             arguments = _arguments(timeline, item) | {"critical": is_critical}
-            yield _complete(pid, tid, item, item, _name(item, timeline), arguments)
+            yield complete(tid, item, _name(item, timeline), arguments)
     for number, (sent, received) in enumerate(timeline.messages()):
-        flow = {"name": "message", "cat": "message", "id": f"{pid}.{number}", "pid": pid}
         start_s = (sent.start_s + sent.end_s) / 2  # within its span, to which it is tied
         end_s = max(start_s, (received.start_s + received.end_s) / 2)
-        yield flow | {"ph": "s", "tid": sent.rank, "ts": start_s * _US_PER_S}
-        yield flow | {"ph": "f", "bp": "e", "tid": received.rank, "ts": end_s * _US_PER_S}
+        tie = {"cat": "message", "id": f"{pid}.{number}"}
+        yield event("s", sent.rank, "message", start_s, **tie)
+        yield event("f", received.rank, "message", end_s, **tie, bp="e")
     for curve in timeline.memory:
-        counter = {"ph": "C", "pid": pid, "tid": curve.rank, "name": f"memory of rank {curve.rank}"}
         for time_s, used_bytes in zip(curve.times_s, curve.used_bytes):
-            yield counter | {"ts": time_s * _US_PER_S, "args": {"bytes": used_bytes}}
-
-
-def _thread(pid: int, tid: int, name: str, *, order: int) -> Iterator[dict[str, Any]]:
-    yield _metadata(pid, tid, "thread_name", name=name)
-    yield _metadata(pid, tid, "thread_sort_index", sort_index=order)
-
-
-def _metadata(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
-
-
-def _complete(
-    pid: int,
-    tid: int,
-    when: Span | Transfer | PathSegment,
-    item: Span | Transfer,
-    name: str,
-    arguments: dict[str, Any],
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": pid,
-        "tid": tid,
-        "ts": when.start_s * _US_PER_S,
-        "dur": when.duration_s * _US_PER_S,
-        "name": name,
-        "cat": item.kind.category.value if isinstance(item, Span) else "communication",
-        "args": arguments,
-    }
+            args = {"bytes": used_bytes}
+            yield event("C", curve.rank, f"memory of rank {curve.rank}", time_s, args=args)
 
 
 def _name(item: Span | Transfer, timeline: Timeline) -> str:

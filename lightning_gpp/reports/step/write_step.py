@@ -10,15 +10,15 @@ from lightning_gpp.reports.step.picture import write_picture
 from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
+WRITERS = {
+    "picture": (write_picture, "timeline{}.png"),
+    "page": (write_page, "timeline{}.html"),
+    "trace": (write_trace, "trace{}.json"),
+}
+
 
 def write_step(
-    timelines: Sequence[Timeline],
-    folder: Path,
-    *,
-    suffix: str = "",
-    picture: bool = True,
-    page: bool = True,
-    trace: bool = True,
+    timelines: Sequence[Timeline], folder: Path, *, suffix: str = "", **wanted: bool
 ) -> list[Path]:
     """Writes ``timeline.png``, ``timeline.html`` and ``trace.json`` of the same timelines.
 
@@ -26,21 +26,14 @@ def write_step(
         timelines: from the top to the bottom, e.g. the predicted and the measured step.
         folder: where to; it exists.
         suffix: added to the names of the files.
-        picture: whether to write the picture.
-        page: whether to write the page.
-        trace: whether to write the trace.
+        wanted: whether to write ``picture``, ``page`` and ``trace``; all by default.
 
     Returns:
         What was written.
     """
-    files = (
-        (picture, write_picture, f"timeline{suffix}.png"),
-        (page, write_page, f"timeline{suffix}.html"),
-        (trace, write_trace, f"trace{suffix}.json"),
-    )
     written = []
-    for is_wanted, write, name in files:
-        if is_wanted:
-            write(timelines, folder / name)
-            written.append(folder / name)
+    for kind, (write, name) in WRITERS.items():
+        if wanted.get(kind, True):
+            written.append(folder / name.format(suffix))
+            write(timelines, written[-1])
     return written

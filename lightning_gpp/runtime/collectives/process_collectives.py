@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.device_copies import DeviceCopies
 from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
-from lightning_gpp.runtime.waits import Waits
+from lightning_gpp.runtime.waits import Waits, too_late
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """It has the second name before torch 2.13, where that one warns."""
@@ -34,7 +33,6 @@ class ProcessCollectives:
         timeout_s: limit of every wait.
         device: where this rank's tensors are.
         waits: of this rank.
-        copies: through host memory; by default where they are needed.
 
     Attributes:
         rank: this rank.
@@ -46,42 +44,40 @@ class ProcessCollectives:
         timeout_s: float,
         device: torch.device,
         waits: Waits | None = None,
-        copies: DeviceCopies | None = None,
     ) -> None:
         self.waits = waits or Waits()
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits, copies)
+        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits)
         assert group is not None, "all ranks are in it"
         self._group, self._device, self._timeout_s = group, device, timeout_s
         if not group.is_gloo:  # by sends and receives, which have connections of their own
             one = [torch.zeros(1, device=device)] * self.num_ranks
             ones = [(1,)] * self.num_ranks
-            self.all_to_all(one, ones, is_grouped=False, purpose="connecting the ranks")
+            self.all_to_all(one, ones, purpose="connecting the ranks")
 
     def all_gather(
         self,
         shard: Tensor,
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """The tensors of all ranks."""
         sizes = {prod(shape) for shape in shapes}
         if len(sizes) > 1:
             parts = [shard] * self.num_ranks
-            return self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+            return self.all_to_all(parts, shapes, purpose=purpose)
         (size,), flat = sizes, _flat(shard)
         out = self._group.buffer(self.num_ranks * size, flat.dtype)
         self._do(flat, lambda group, own: _all_gather(group, out, own), purpose)
         rows = self._group.on_device(out).view(self.num_ranks, size)
         return [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shape = tuple(parts[self.rank].shape)
         shapes = [shape] * self.num_ranks
-        found = self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
+        found = self.all_to_all(parts, shapes, purpose=purpose)
         return _sum(found)
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
@@ -91,11 +87,10 @@ class ProcessCollectives:
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
         flat = _flat(tensor)
-        begun = self._group.begin(flat, all_reduce)
+        begun = self._group.begin(flat, all_reduce, in_place=True)
 
         def ended() -> Tensor:
-            late, failed = self._errors(purpose)
-            begun.wait_in_place(self._timeout_s, late=late, failed=failed)
+            begun(self._timeout_s, *self._errors(purpose))
             return flat.view(tensor.shape)
 
         return ended
@@ -105,7 +100,6 @@ class ProcessCollectives:
         parts: Sequence[Tensor],
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """What came from each rank."""
@@ -141,7 +135,7 @@ class ProcessCollectives:
         given = parts if parts is not None and self.rank == 0 else [nothing] * self.num_ranks
         own = shapes[self.rank]
         from_each = [own, *[(0,)] * (self.num_ranks - 1)]
-        return self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)[0]
+        return self.all_to_all(given, from_each, purpose=purpose)[0]
 
     def gather(
         self, shard: Tensor, shapes: Sequence[tuple[int, ...]], *, purpose: str
@@ -150,7 +144,7 @@ class ProcessCollectives:
         nothing = shard.new_empty(0)
         given = [shard, *[nothing] * (self.num_ranks - 1)]
         from_each = shapes if self.rank == 0 else [(0,)] * self.num_ranks
-        found = self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)
+        found = self.all_to_all(given, from_each, purpose=purpose)
         return found if self.rank == 0 else None
 
     def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
@@ -170,13 +164,10 @@ class ProcessCollectives:
             TransportError: they do not end in time, or another rank has gone.
         """
         begun = self._group.begin(flat, operation)
-        late, failed = self._errors(purpose)
-        begun.wait(self._timeout_s, late=late, failed=failed)
-        return begun.moved
+        return begun(self._timeout_s, *self._errors(purpose))
 
     def _errors(self, purpose: str) -> tuple[str, str]:
-        """Of what did not end in time, and the text of what failed."""
-        late = late_collective(purpose, (), self._timeout_s)
+        late = too_late(purpose, "the collective did not end", self._timeout_s)
         return late, f"{purpose}: the collective failed"
 
 
@@ -186,11 +177,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _broadcast(group: Any, tensor: Tensor) -> list[dist.Work]:
-    return [_begun(dist.broadcast(tensor, 0, group=group, async_op=True))]
+    return _begun(dist.broadcast(tensor, 0, group=group, async_op=True))
 
 
 def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:
-    return [_begun(_all_gather_single(out, tensor, group=group, async_op=True))]
+    return _begun(_all_gather_single(out, tensor, group=group, async_op=True))
 
 
 def _all_to_all(
@@ -198,12 +189,12 @@ def _all_to_all(
 ) -> list[dist.Work]:
     """Parts of some sizes come, and others go."""
     work = dist.all_to_all_single(out, sent, sizes, splits, group=group, async_op=True)
-    return [_begun(work)]
+    return _begun(work)
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
+def _begun(work: Any) -> list[dist.Work]:
     assert work is not None, "all ranks are in the group"
-    return work
+    return [work]
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
@@ -211,12 +202,3 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
-
-
-def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> str:
-    """The error of a collective that took too long."""
-    ranks = f" with rank {', '.join(map(str, missing))}" if missing else ""
-    return (
-        f"{purpose}: the collective{ranks} did not end within {timeout_s:g} s; "
-        "raise `timeout` if the work before it can take longer"
-    )

@@ -9,10 +9,8 @@ operation when the copy is complete. Either way operations run in the order in w
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,12 +23,29 @@ from torch.distributed.distributed_c10d import Store
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import DeviceCopies
 from lightning_gpp.runtime.processes.rank_devices import common_backend, gather_rank_devices
-from lightning_gpp.runtime.waits import Background, TransportError, Waits, finish, reason
+from lightning_gpp.runtime.waits import (
+    Background,
+    TransportError,
+    Waits,
+    finish,
+    reason,
+    start_thread,
+)
 
 log = logging.getLogger(__name__)
 
 Operation = Callable[[Any, Tensor], Sequence[dist.Work]]
 """Begins what a process group does with a tensor."""
+
+Pending = Callable[[float, str, str], Tensor]
+"""Waits for an operation that has begun: gets the seconds after which the host gives up (a stream
+does at the group's limit), the error of that, and the text of another error before torch's reason.
+Returns what the group reads and writes: the tensor that was given, or its copy in host memory.
+
+Raises:
+    TransportError: it did not end in time, or it failed, as another rank has gone.
+    BaseException: the error that ends all waits.
+"""
 
 _CLOSE_S = 30.0
 
@@ -43,27 +58,16 @@ class DeviceGroup:
         device: where this rank's tensors are.
         waits: of this rank.
         is_gloo: which of them it is.
-        copies: of the device, by default where they are needed.
 
     Attributes:
         is_gloo: likewise.
     """
 
-    def __init__(
-        self,
-        group: Any,
-        device: torch.device,
-        waits: Waits,
-        *,
-        is_gloo: bool,
-        copies: DeviceCopies | None = None,
-    ) -> None:
-        if copies is None and is_gloo and is_accelerator(device):
-            copies = DeviceCopies(device)
-        self._group, self._device, self._copies, self._waits = group, device, copies, waits
-        self.is_gloo = is_gloo
-        self._beginner = None
-        if copies is not None:
+    def __init__(self, group: Any, device: torch.device, waits: Waits, *, is_gloo: bool) -> None:
+        self._group, self._device, self._waits, self.is_gloo = group, device, waits, is_gloo
+        self._copies = self._beginner = None
+        if is_gloo and is_accelerator(device):
+            self._copies = DeviceCopies(device)
             self._beginner = Background("begin", partial(set_current, device))
             waits.on_abort.append(partial(self._beginner.close, 0.0))
         if not is_gloo:
@@ -72,12 +76,7 @@ class DeviceGroup:
 
     @classmethod
     def new(
-        cls,
-        ranks: Sequence[int],
-        device: torch.device,
-        timeout_s: float,
-        waits: Waits,
-        copies: DeviceCopies | None = None,
+        cls, ranks: Sequence[int], device: torch.device, timeout_s: float, waits: Waits
     ) -> DeviceGroup | None:
         """All ranks of the world: a group of some of them; None on the others.
 
@@ -86,7 +85,6 @@ class DeviceGroup:
             device: where this rank's tensors are.
             timeout_s: limit of every operation.
             waits: of this rank.
-            copies: of the device, by default where they are needed.
         """
         devices = gather_rank_devices(device)
         backend = common_backend([devices[rank] for rank in ranks])
@@ -94,7 +92,7 @@ class DeviceGroup:
         group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if dist.get_rank() not in ranks:
             return None
-        return cls(group, device, waits, is_gloo=backend == "gloo", copies=copies)
+        return cls(group, device, waits, is_gloo=backend == "gloo")
 
     def destroy(self) -> None:
         """All of its ranks: closes a group of the world, and gives it back."""
@@ -111,12 +109,13 @@ class DeviceGroup:
             work.wait()
         synchronize(self._device)
 
-    def begin(self, tensor: Tensor, operation: Operation) -> PendingOperation:
+    def begin(self, tensor: Tensor, operation: Operation, *, in_place: bool = False) -> Pending:
         """Begins an operation on a tensor of the device.
 
         Args:
             tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the end.
             operation: gets it where the group can read and write it.
+            in_place: whether the tensor, too, is to hold the result.
         """
         self._waits.check()
         moved, copied = tensor, None
@@ -129,7 +128,24 @@ class DeviceGroup:
             return operation(self._group, moved)
 
         begun = self._beginner.submit(works) if self._beginner else finish(Future(), works)
-        return PendingOperation(self._waits, begun, tensor, moved, self.is_gloo)
+
+        def wait(timeout_s: float, late: str, failed: str) -> Tensor:
+            self._waits.done(begun, timeout_s, late)
+            try:
+                for work in begun.result():
+                    if self.is_gloo:  # the host waits for it, else the stream that is current
+                        self._waits.done(work.get_future(), timeout_s, late)
+                    work.wait()
+            except TransportError:
+                raise
+            except RuntimeError as error:
+                self._waits.check()
+                raise TransportError(f"{failed} ({reason(error)})") from error
+            if in_place and moved is not tensor:
+                tensor.copy_(moved, non_blocking=True)
+            return moved
+
+        return wait
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory that the group can write; :meth:`on_device` brings it to the device."""
@@ -141,6 +157,11 @@ class DeviceGroup:
         """What the group has moved, on the device."""
         return tensor.to(self._device, non_blocking=True)  # from pinned memory, or as it is
 
+    def shut_down(self) -> None:
+        """Ends a group that is not of the world."""
+        if self._group is not None:
+            self._group.shutdown()
+
     def forget(self) -> None:
         """Lets the group go, after an error."""
         self._group = None
@@ -151,55 +172,6 @@ class DeviceGroup:
             self._beginner.close(_CLOSE_S)
         if not self.is_gloo:
             torch.accelerator.synchronize(self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingOperation:
-    """An operation that has begun.
-
-    Attributes:
-        waits: of this rank.
-        works: of torch, once they have begun, too.
-        tensor: that was given.
-        moved: what the group reads and writes: the same, or its copy in host memory.
-        is_on_host: whether the host waits for it, and not the stream that is current.
-    """
-
-    waits: Waits
-    works: Future[Sequence[dist.Work]]
-    tensor: Tensor
-    moved: Tensor
-    is_on_host: bool
-
-    def wait(self, timeout_s: float, *, late: str, failed: str) -> None:
-        """Waits until ``moved`` holds the result.
-
-        Args:
-            timeout_s: seconds after which the host gives up; a stream does at the group's limit.
-            late: the error of giving up.
-            failed: the text of another error, before torch's reason.
-
-        Raises:
-            TransportError: it did not end in time, or it failed, as another rank has gone.
-            BaseException: the error that ends all waits.
-        """
-        self.waits.done(self.works, timeout_s, late)
-        try:
-            for work in self.works.result():
-                if self.is_on_host:
-                    self.waits.done(work.get_future(), timeout_s, late)
-                work.wait()
-        except TransportError:
-            raise
-        except RuntimeError as error:
-            self.waits.check()
-            raise TransportError(f"{failed} ({reason(error)})") from error
-
-    def wait_in_place(self, timeout_s: float, *, late: str, failed: str) -> None:
-        """Waits until the tensor that was given holds the result."""
-        self.wait(timeout_s, late=late, failed=failed)
-        if self.moved is not self.tensor:
-            self.tensor.copy_(self.moved, non_blocking=True)
 
 
 def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
@@ -234,7 +206,7 @@ def abort_group(group: Any) -> None:
     An abort waits for the kernels of its group and, as it frees memory, for those of others: every
     group has a thread for it.
     """
-    threading.Thread(target=_abort, args=(group,), daemon=True).start()
+    start_thread("abort", _abort, group)
 
 
 def _abort(group: Any) -> None:

@@ -8,13 +8,14 @@ JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.rank_devices import host_identity
-from lightning_gpp.runtime.waits import reason
+from lightning_gpp.runtime.waits import reason, start_thread
 
 BEAT_S = 1.0
 """Between two signs of life."""
@@ -83,14 +84,15 @@ class _RankLine:
     Attributes:
         rank: the other one.
         process: of it.
-        unsent: messages for it; None for a goodbye.
+        sent: the last messages for it, whose memory must live until they have left; there are fewer
+            than these within the seconds of a silence.
         silent_s: seconds without a sign of life.
         has_left: whether nothing more is expected.
     """
 
     rank: int
     process: _Process
-    unsent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    sent: deque[tuple[Any, Tensor]] = field(default_factory=lambda: deque(maxlen=64))
     silent_s: float = 0.0
     has_left: bool = False
 
@@ -118,17 +120,18 @@ class Heartbeats:
         dist.all_gather_object(found, _Process.mine(), self._group)
         others = range(1, num_ranks) if rank == 0 else (0,)
         self._lines = [_RankLine(other, found[other]) for other in others]
-        self._readers = [_thread(self._read, line) for line in self._lines]
-        self._writers = [_thread(self._write, line) for line in self._lines]
-        self._watching = _thread(self._watch)
+        self._sending = threading.Lock()
+        self._threads = [start_thread("heartbeats", self._read, line) for line in self._lines]
+        self._watching = start_thread("heartbeats", self._watch)
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends what JSON can hold: rank 0 to all others, the others to rank 0.
 
         A rank that has gone gets nothing; it is told to ``on_lost``.
         """
+        text = json.dumps(message).encode()
         for line in self._lines:
-            line.unsent.put(json.dumps(message).encode())
+            self._post(line, len(text), text)
 
     def close(self, patience_s: float = LEAVE_S) -> None:
         """Leaves in good order: the others are not told that this rank is lost.
@@ -139,13 +142,14 @@ class Heartbeats:
         self._stop.set()
         deadline = time.monotonic() + patience_s
         for line in self._lines:
-            line.unsent.put(None)
-        for thread in (*self._writers, *self._readers, self._watching):
+            self._post(line, _GOODBYE)
+            self._threads.append(start_thread("heartbeats", self._leave, line))
+        for thread in (*self._threads, self._watching):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in (*self._writers, *self._readers)):
+        if not any(thread.is_alive() for thread in self._threads):
             dist.destroy_process_group(self._group)
-            self._readers, self._writers, self._group = [], [], None
+            self._threads, self._group = [], None
 
     def _read(self, line: _RankLine) -> None:
         size = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -165,28 +169,23 @@ class Heartbeats:
         self._group.recv([tensor], line.rank, 0).wait()
         return tensor
 
-    def _write(self, line: _RankLine) -> None:
-        """Sends what there is, and signs of life where there is nothing."""
-        try:
-            while True:
-                try:
-                    message = line.unsent.get(timeout=BEAT_S)
-                except queue.Empty:
-                    message = b""
-                size = _GOODBYE if message is None else len(message)
-                self._sent(torch.tensor([size], device="cpu"), line)
-                if message:
-                    self._sent(torch.frombuffer(bytearray(message), dtype=torch.uint8), line)
-                if message is None:
-                    return
-        except RuntimeError:  # whoever reads sees that the peer has gone
-            return
+    def _post(self, line: _RankLine, size: int, text: bytes = b"") -> None:
+        parts = [torch.tensor([size], device="cpu")]
+        if text:
+            parts.append(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        # Whoever reads sees that the peer has gone.
+        with self._sending, contextlib.suppress(RuntimeError):
+            for part in parts:
+                line.sent.append((self._group.send([part], line.rank, 0), part))
 
-    def _sent(self, tensor: Tensor, line: _RankLine) -> None:
-        self._group.send([tensor], line.rank, 0).wait()
+    def _leave(self, line: _RankLine) -> None:
+        """Waits until the goodbye has left."""
+        with contextlib.suppress(RuntimeError):
+            for work, _ in list(line.sent):
+                work.wait()
 
     def _watch(self) -> None:
-        """Counts how long there was no sign of life.
+        """Gives signs of life, and counts how long there was none.
 
         Only time counts in which this process itself was running: who was stopped together with
         the others, or slept with the machine, has missed nothing.
@@ -196,6 +195,8 @@ class Heartbeats:
             now = time.monotonic()
             passed_s, before = min(now - before, 2 * BEAT_S), now
             for line in self._lines:
+                if not line.has_left and line.silent_s < SILENCE_S:  # else nobody takes them
+                    self._post(line, _BEAT)
                 line.silent_s += passed_s
                 state, process = line.process.state, line.process
                 if state in ("X", "Z"):
@@ -211,13 +212,3 @@ class Heartbeats:
             line.has_left = True
             where = f"(process {line.process.pid} on {line.process.host})"
             self._on_lost(line.rank, f"{where} {why}")
-
-
-def _thread(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """A thread that ends with the process."""
-    thread = threading.Thread(target=target, args=args, name="heartbeats", daemon=True)
-    # Debuggers leave such a thread running while they hold the others at a breakpoint.
-    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-    thread.start()
-    return thread

@@ -13,19 +13,20 @@ order, whichever pipelines have begun theirs early.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_gpp.runtime.processes.device_group import (
     DeviceGroup,
-    PendingOperation,
+    Operation,
+    Pending,
     all_reduce,
     apart_from_world,
 )
@@ -70,16 +71,14 @@ class Peers:
         self.pipeline, self.num_pipelines = pipeline, num_pipelines
         self.timeout_s = timeout_s
         self._device, self.waits = device, Waits()
-        self._control: Any = self._made("gloo", PrefixStore("control", store))
+        self._control = self._made("gloo", PrefixStore("control", store), _CPU)
         devices = self.gather(RankDevice.of(device), "collecting the devices of pipelines")
-        backend = common_backend(devices)
-        self._group: Any = self._made(backend, PrefixStore("data", store))
-        is_gloo = backend == "gloo"
-        self._data = DeviceGroup(self._group, device, self.waits, is_gloo=is_gloo)
+        self._data = self._made(common_backend(devices), PrefixStore("data", store), device)
 
-    def _made(self, backend: str, store: Store) -> Any:
+    def _made(self, backend: str, store: Store, device: torch.device) -> DeviceGroup:
         own, number = self.pipeline, self.num_pipelines
-        return apart_from_world(backend, store, own, number, self.timeout_s)
+        group = apart_from_world(backend, store, own, number, self.timeout_s)
+        return DeviceGroup(group, device, self.waits, is_gloo=backend == "gloo")
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of peers is None."""
@@ -88,15 +87,14 @@ class Peers:
     def close(self) -> None:
         """All peers after a run: they average nothing any more, but can still agree."""
         self._data.close()
-        if self._group is not None:
-            self._group.shutdown()
+        self._data.shut_down()
 
     def leave(self) -> None:
         """Ends the connections after an error: the others see at once that this rank is gone."""
         self.waits.abort(
             TransportError("after an error this rank is no longer joined with other pipelines")
         )
-        self._control = self._group = None
+        self._control.forget()
         self._data.forget()
 
     def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
@@ -106,22 +104,26 @@ class Peers:
             tensors: of any floating-point types.
             purpose: of the sum, for errors.
         """
-        for part in _in_buckets(tensors):
-            bucket = _Bucket(part, self._device)
-            self.start(bucket.flat, ()).wait(self.timeout_s, purpose)
-            bucket.unpack()
+        for flat, unpack in self._buckets(tensors):
+            self.start(flat, ())(self.timeout_s, purpose)
+            unpack()
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        return _PendingMean(self, self._data.begin(tensor, all_reduce), tensor)
+        begun = self._data.begin(tensor, all_reduce, in_place=True)
+
+        def wait(timeout_s: float, purpose: str) -> None:
+            self._wait(begun, purpose)
+            tensor.div_(self.num_pipelines)
+
+        return wait
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
         summed = tensor.detach().cpu().clone()
-        self.waits.check()
-        self._wait(self._control.allreduce([summed], options), purpose)
+        self._agree(summed, lambda group, own: [group.allreduce([own], options)], purpose)
         return summed.to(tensor.device)
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
@@ -130,44 +132,43 @@ class Peers:
 
     def share(self, obj: Any, purpose: str, *, root: int = 0) -> Any:
         """One pipeline's object, on all peers."""
-        is_mine = self.pipeline == root
-        packed = bytearray(pickle.dumps(obj)) if is_mine else bytearray()
+        packed = bytearray(pickle.dumps(obj)) if self.pipeline == root else bytearray()
+        broadcast = partial(_broadcast, root=root)
         size = torch.tensor([len(packed)])
-        self._broadcast(size, root, purpose)
+        self._agree(size, broadcast, purpose)
+        if self.pipeline == root:
+            self._agree(torch.frombuffer(packed, dtype=torch.uint8), broadcast, purpose)
+            return obj
         data = torch.empty(int(size), dtype=torch.uint8)
-        if is_mine:
-            data = torch.frombuffer(packed, dtype=torch.uint8)
-        self._broadcast(data, root, purpose)
-        return obj if is_mine else pickle.loads(data.numpy().tobytes())
+        self._agree(data, broadcast, purpose)
+        return pickle.loads(data.numpy().tobytes())
 
     def spread(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Gives the values of the first pipeline's tensors to those of the others."""
-        for part in _in_buckets(tensors):
-            bucket = _Bucket(part, self._device)
-            bits = bucket.flat.view(torch.uint8)
-            self.wait_in_place(self._data.begin(bits, _broadcast), purpose)
+        for flat, unpack in self._buckets(tensors):
+            bits = flat.view(torch.uint8)
+            begun = self._data.begin(bits, partial(_broadcast, root=0), in_place=True)
+            self._wait(begun, purpose)
             if self.pipeline != 0:
-                bucket.unpack()
+                unpack()
+
+    def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Callable[[], object]]]:
+        """Tensors of one type that travel as one, on the device, and what puts values back."""
+        values = [tensor.detach() for tensor in tensors]
+        for part in _take_tensors(values, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
+            flat = _flatten_dense_tensors(part)  # type: ignore[no-untyped-call]
+            on_device: Tensor = flat.to(self._device)
+            yield on_device, partial(_put_back, part, on_device)
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
-        self.waits.check()
-        self._wait(self._control.barrier(), purpose)
+        self._agree(torch.empty(0), lambda group, _: [group.barrier()], purpose)
 
-    def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        self.waits.check()
-        self._wait(self._control.broadcast([tensor], options), purpose)
+    def _agree(self, tensor: Tensor, operation: Operation, purpose: str) -> None:
+        self._wait(self._control.begin(tensor, operation), purpose)
 
-    def _wait(self, work: dist.Work, purpose: str) -> None:
-        begun: Future[Sequence[dist.Work]] = Future()
-        begun.set_result([work])
-        nothing = torch.empty(0)
-        self.wait_in_place(PendingOperation(self.waits, begun, nothing, nothing, True), purpose)
-
-    def wait_in_place(self, begun: PendingOperation, purpose: str) -> None:
-        """Waits until a tensor holds what peers have made of it.
+    def _wait(self, begun: Pending, purpose: str) -> None:
+        """Waits for what peers have begun.
 
         Raises:
             TransportError: it did not end in time, or a peer is lost.
@@ -177,57 +178,17 @@ class Peers:
             f"{self.timeout_s:g} s; do all pipelines have as many batches?"
         )
         failed = f"{purpose}: lost the same rank of another pipeline"
-        begun.wait_in_place(self.timeout_s, late=late, failed=failed)
+        begun(self.timeout_s, late, failed)
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingMean:
-    peers: Peers
-    begun: PendingOperation
-    tensor: Tensor
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        self.peers.wait_in_place(self.begun, purpose)
-        self.tensor.div_(self.peers.num_pipelines)
+def _broadcast(group: Any, tensor: Tensor, root: int) -> Sequence[dist.Work]:
+    """One pipeline's tensor."""
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return [group.broadcast([tensor], options)]
 
 
-def _broadcast(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
-    """The first pipeline's tensor."""
-    return [group.broadcast([tensor], dist.BroadcastOptions())]
-
-
-class _Bucket:
-    """Tensors that travel as one.
-
-    Args:
-        tensors: of one type.
-        device: of this rank; they may be elsewhere.
-
-    Attributes:
-        flat: their values, on the device.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        self._tensors = tensors
-        self.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(device)
-
-    def unpack(self) -> None:
-        """Puts the values back."""
-        parts = torch.split(self.flat, [tensor.numel() for tensor in self._tensors])
-        for tensor, part in zip(self._tensors, parts, strict=True):
-            tensor.detach().copy_(part.view_as(tensor))
-
-
-def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one type and device side by side, none split."""
-    buckets: list[list[Tensor]] = []
-    sizes: dict[Any, int] = {}
-    last: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        key = tensor.dtype, tensor.device
-        if key not in last or sizes[key] >= _BUCKET_BYTES:
-            last[key], sizes[key] = [], 0
-            buckets.append(last[key])
-        last[key].append(tensor)
-        sizes[key] += tensor.nbytes
-    return buckets
+def _put_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    values = _unflatten_dense_tensors(flat, tensors)  # type: ignore[no-untyped-call]
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

@@ -13,10 +13,11 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing.process import BaseProcess
+
+from lightning_gpp.runtime.waits import start_thread
 
 log = logging.getLogger(__name__)
 
@@ -88,4 +89,4 @@ def end_with_starter(patience_s: float = PATIENCE_S) -> None:
         time.sleep(patience_s)
         os._exit(1)
 
-    threading.Thread(target=watch, name="end-with-starter", daemon=True).start()
+    start_thread("end-with-starter", watch)

@@ -44,7 +44,7 @@ class GradientBucket:
     ranks: Ranks
     parameters: Mapping[str, Parameter]
     missing: set[str] = field(default_factory=set)
-    flat: Tensor | None = None
+    flat: Tensor = field(default_factory=lambda: torch.empty(0))
     had_gradient: list[float] = field(default_factory=list)
     pending: PendingSum | None = None
 
@@ -58,33 +58,17 @@ class GradientBucket:
         )
         self.flat = torch.cat([*pieces, *flags])
         del pieces
-        self._give(self.had_gradient)  # so that no gradient is held twice
+        self.give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
 
     def wait(self, timeout_s: float, purpose: str) -> None:
         """Waits for the sum; parameters that had a gradient have its sum."""
         assert self.pending is not None
-        self.pending.wait(timeout_s, purpose)
-        self._give(self.had_gradient)
+        self.pending(timeout_s, purpose)
+        self.give(self.had_gradient)
 
-    @property
-    def lacks_some(self) -> bool:
-        """Whether other replicas may have gradients that there are none of here."""
-        return not all(self.had_gradient)
-
-    @property
-    def num_gradients(self) -> Tensor:
-        """For each parameter on how many replicas it has a gradient, once all are summed."""
-        assert self.flat is not None
-        return self.flat[-len(self.parameters) :]
-
-    def take_over(self, num_gradients: Tensor) -> None:
-        """Parameters that have a gradient on some replica have it on all."""
-        self._give(self.had_gradient if num_gradients.is_meta else num_gradients.tolist())
-
-    def _give(self, has_gradient: Sequence[float]) -> None:
+    def give(self, has_gradient: Sequence[float]) -> None:
         """Gradients are pieces of the flat tensor, where there are any."""
-        assert self.flat is not None
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         pieces = torch.split(self.flat, [*sizes, len(sizes)])
         for parameter, piece, flag in zip(
@@ -237,9 +221,11 @@ class GradientReduction:
         due = [bucket for bucket in self._buckets if number in (bucket.number, None)]
         for bucket in due:
             bucket.wait(timeout_s, purpose)
-        lacking = [bucket for bucket in due if bucket.lacks_some]
-        for bucket, found in zip(lacking, to_host(b.num_gradients for b in lacking), strict=True):
-            bucket.take_over(found)
+        # Parameters that have a gradient on some replica have it on all.
+        lacking = [bucket for bucket in due if not all(bucket.had_gradient)]
+        counts = to_host(bucket.flat[-len(bucket.parameters) :] for bucket in lacking)
+        for bucket, found in zip(lacking, counts, strict=True):
+            bucket.give(bucket.had_gradient if found.is_meta else found.tolist())
 
     def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
         def came(_: Tensor) -> None:

@@ -9,23 +9,21 @@ with a :class:`~lightning_gpp.runtime.waits.TransportError`; the error that ends
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from lightning_gpp.runtime.processes.device_group import DeviceGroup, all_reduce
+from lightning_gpp.runtime.waits import Waits, too_late
 
 Ranks = tuple[int, ...]
 
 
-class PendingSum(Protocol):
-    """A sum that has begun."""
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        """Waits until the tensor holds the sum.
-
-        Args:
-            timeout_s: seconds after which to give up.
-            purpose: what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``).
-        """
+PendingSum = Callable[[float, str], None]
+"""Waits until a tensor holds the sum that has begun: gets the seconds after which to give up, and
+what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``)."""
 
 
 class Sums(Protocol):
@@ -35,9 +33,49 @@ class Sums(Protocol):
         """Begins to sum a contiguous tensor in place over ranks, this one among them."""
 
 
-def late_sum(ranks: Ranks, timeout_s: float, purpose: str) -> str:
-    """The error of a sum that took too long."""
-    return (
-        f"{purpose}: the gradients of ranks {', '.join(map(str, ranks))} were not summed within "
-        f"{timeout_s:g} s; raise `timeout` if the work before it can take longer"
-    )
+CPU = torch.device("cpu")
+
+
+class ProcessSums:
+    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of one process.
+
+    Args:
+        groups: sets of ranks that will sum; all ranks of the world make the same ones together.
+        timeout_s: limit that ``torch.distributed`` itself keeps.
+        device: where this rank's tensors are.
+        waits: of this rank.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Ranks],
+        timeout_s: float,
+        device: torch.device = CPU,
+        waits: Waits | None = None,
+    ) -> None:
+        self.waits = waits or Waits()
+        self._groups: dict[Ranks, DeviceGroup] = {}
+        for ranks in sorted(set(groups)):
+            group = DeviceGroup.new(ranks, device, timeout_s, self.waits)
+            if group is not None:
+                self._groups[ranks] = group
+
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins an all-reduce."""
+        if tensor.is_meta:
+            tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
+        begun = self._groups[ranks].begin(tensor, all_reduce, in_place=True)
+
+        def wait(timeout_s: float, purpose: str) -> None:
+            others = ", ".join(map(str, ranks))
+            late = too_late(purpose, f"the gradients of ranks {others} were not summed", timeout_s)
+            failed = f"{purpose}: summing gradients over ranks {others} failed"
+            begun(timeout_s, late, failed)
+
+        return wait
+
+    def close(self) -> None:
+        """Gives the groups back; all ranks call it."""
+        for group in self._groups.values():
+            group.destroy()
+        self._groups = {}

@@ -21,7 +21,6 @@ on streams of their own, and who uses it waits for its
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -49,7 +48,14 @@ from lightning_gpp.runtime.transport.message import (
     head_that_follows,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag
-from lightning_gpp.runtime.waits import Background, TransportError, Waits, reason
+from lightning_gpp.runtime.waits import (
+    Background,
+    TransportError,
+    Waits,
+    reason,
+    start_thread,
+    too_late,
+)
 
 _FIRST_TAG, _DATA_TAG = 1, 2
 _CPU = torch.device("cpu")
@@ -69,6 +75,7 @@ class _Posted(NamedTuple):
     work: dist.Work
     tensor: Tensor
     target: int
+    is_far: bool
 
 
 class ProcessTransport:
@@ -96,11 +103,12 @@ class ProcessTransport:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.waits = waits or Waits()
         self._device, self._timeout_s = device, timeout_s
-        self._control = _new_group("gloo", _LISTEN_TIMEOUT)
-        self._payload: list[dist.ProcessGroup] = []  # to higher ranks, and to lower ones
+        self._control: Any = dist.new_group(backend="gloo", timeout=_LISTEN_TIMEOUT)
+        self._payload: list[Any] = []  # to higher ranks, and to lower ones
         self._aborts: list[Callable[[], object]] = []
         if backend != "gloo":
-            self._payload = [_new_group(backend, timedelta(seconds=timeout_s)) for _ in range(2)]
+            limit = timedelta(seconds=timeout_s)
+            self._payload = [dist.new_group(backend=backend, timeout=limit) for _ in range(2)]
             self._aborts = [partial(abort_group, group) for group in self._payload]
             self.waits.on_abort += self._aborts
         self._on_cpu = not is_accelerator(device)
@@ -117,13 +125,8 @@ class ProcessTransport:
             if peer != self.rank
         }
         self._listeners = {
-            peer: threading.Thread(
-                target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
-            )
-            for peer in self._senders
+            peer: start_thread(f"listen-{peer}", self._listen, peer) for peer in self._senders
         }
-        for listener in self._listeners.values():
-            listener.start()
 
     @classmethod
     def between(
@@ -185,10 +188,7 @@ class ProcessTransport:
         if not self._held_for:
             return
         who, self._held_for = ", ".join(map(str, sorted(self._held_for))), set()
-        late = (
-            f"sending: rank {who} took no messages within {self._timeout_s:g} s; "
-            "raise `timeout` if what it does before can take longer"
-        )
+        late = too_late("sending", f"rank {who} took no messages", self._timeout_s)
         for sent in self._wait_in_background():
             self.waits.done(sent, self._timeout_s, late)
             try:
@@ -203,17 +203,17 @@ class ProcessTransport:
             self._copied = None
         if self._payload:
             for send in self._posted:
-                if send.tensor.device.type != "cpu":
+                if send.is_far:
                     send.work.wait()
-            self._posted = [send for send in self._posted if send.tensor.device.type == "cpu"]
+            self._posted = [send for send in self._posted if not send.is_far]
 
     def _wait_in_background(self) -> list[Future[None]]:
         """What ends when each peer has taken what is posted to it of tensors on the CPU."""
         posted: dict[int, list[_Posted]] = {peer: [] for peer in self._senders}
         for send in self._posted:
-            if send.tensor.device.type == "cpu":
+            if not send.is_far:
                 posted[send.target].append(send)
-        self._posted = [send for send in self._posted if send.tensor.device.type != "cpu"]
+        self._posted = [send for send in self._posted if send.is_far]
         limit_s = self._timeout_s + _LATER_S
         return [
             self._senders[peer].submit(partial(_wait, sends, limit_s))
@@ -282,7 +282,7 @@ class ProcessTransport:
             group = self._payload[target < self.rank] if is_far else self._control
             # All ranks are in the group: their numbers are the same.
             work = group.send([tensor], target, _DATA_TAG if place else _FIRST_TAG)
-            posted.append(_Posted(work, tensor, target))
+            posted.append(_Posted(work, tensor, target, is_far))
         return posted
 
     # What comes ------------------------------------------------------------------------------
@@ -325,19 +325,19 @@ class ProcessTransport:
             if each is None:
                 continue
             is_far = each.is_on_device and not (each.is_meta or self._on_cpu)
-            tensor = payload.tensors[place]
-            if tensor is None:
+            if (tensor := payload.tensors[place]) is None:
                 tensor = self._receive_tensor(each, peer, is_far, far)
             payload.tensors[place] = tensor
             if is_far:
                 moving[place] = tensor
         if not moving:
             return
+        tensors = [*moving.values()]
         if self._copies is not None:
-            payload.arrival = self._copies.to_device([*moving.values()])
-        elif far is not None:
-            payload.arrival = Arrival(self._device, far.mark(), [*moving.values()])
-        assert payload.arrival is not None, "ranks on devices have one or the other"
+            payload.arrival = self._copies.to_device(tensors)
+        else:
+            assert far is not None, "ranks on devices have one or the other"
+            payload.arrival = Arrival(self._device, far.mark(), tensors)
         for place, tensor in zip(moving, payload.arrival.tensors, strict=True):
             payload.tensors[place] = tensor
 
@@ -360,12 +360,6 @@ class ProcessTransport:
 
     def _receive_into(self, tensor: Tensor, peer: int, tag: int) -> None:
         self._control.recv([tensor], peer, tag).wait()
-
-
-def _new_group(backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    group = dist.new_group(backend=backend, timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _wait(posted: list[_Posted], timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.waits import TransportError, Waits
+from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 Tag = tuple[int, int, int, int]
 """Identifies a message between two ranks."""
@@ -102,8 +102,6 @@ class Mailbox:
             return None
 
         if (payload := self.waits.until(find, timeout_s)) is None:
-            raise TransportError(
-                f"{purpose}: nothing came from rank {source} within {timeout_s:g} s; "
-                "raise `timeout` if the work before it can take longer"
-            )
+            what = f"nothing came from rank {source}"
+            raise TransportError(too_late(purpose, what, timeout_s))
         return payload

@@ -288,11 +288,7 @@ class PriceList:
             return self._shards(size_bytes, target, times.reduce_scatter, times.reduce)
         if name == "all-to-all":
             return {Method.DIRECT: (self._padded(times.all_to_all, size_bytes, source, target),)}
-        both_s = times.reduce_scatter.seconds(size_bytes) + times.all_gather.seconds(size_bytes)
-        return {
-            Method.DIRECT: (self._flat(times.all_reduce_s(size_bytes)),),
-            Method.SCATTER_GATHER: (self._flat(both_s),),
-        }
+        return {Method.DIRECT: (self._flat(times.all_reduce_s(size_bytes)),)}
 
     def _shards(
         self, size_bytes: float, shard: Placement, padded: AlphaBeta, single: AlphaBeta

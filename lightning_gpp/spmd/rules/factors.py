@@ -159,9 +159,7 @@ class ShapedCall:
     def dims(self, argument: str = "dim") -> list[int]:
         """An argument that is dimensions; all of the first input where it is None or empty."""
         given, rank = self.get(argument), len(self.inputs[0])
-        if given is None or given == ():
-            return list(range(rank))
-        several = given if isinstance(given, tuple) else (given,)
+        several = [given] if isinstance(given, int) else given or range(rank)
         return [int(dim) % max(rank, 1) for dim in several]
 
     def spec(self, text: str, **more: Any) -> FactorSpec:

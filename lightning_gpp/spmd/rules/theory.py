@@ -103,6 +103,8 @@ def _dealt(
         for index, tensor in enumerate(spec.inputs)
     )
     option = spec.options.get(cut.factor, Option.PLAIN)
+    if option is Option.VOCABULARY and cut.outer > 1:
+        return  # a device has to have rows that follow one another
     yield Rule(inputs, outputs, option, f"{'sum over' if is_sum else 'divided along'} {cut.factor}")
     if spec.weight is not None and cut.factor in spec.samples and has_gradient[spec.weight]:
         same = tuple(R_SAME if p == R_SUMMED else p for p in inputs)

@@ -21,9 +21,7 @@ Shape = tuple[int, ...]
 class Collectives(Protocol):
     """Collectives of one rank with the others.
 
-    ``purpose`` is what for, for the texts of errors. ``is_grouped`` chooses between one collective
-    on shards that are padded to the largest, and one broadcast or reduction per rank, which moves
-    no padding (HAP, section on uneven collectives); results are the same.
+    ``purpose`` is what for, for the texts of errors.
     """
 
     @property
@@ -34,12 +32,10 @@ class Collectives(Protocol):
     def num_ranks(self) -> int:
         """Number of ranks."""
 
-    def all_gather(
-        self, shard: Tensor, shapes: Sequence[Shape], *, is_grouped: bool, purpose: str
-    ) -> list[Tensor]:
+    def all_gather(self, shard: Tensor, shapes: Sequence[Shape], *, purpose: str) -> list[Tensor]:
         """The tensors of all ranks, whose shapes are given by rank."""
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
         """The sum over ranks of the part with this rank's number."""
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
@@ -52,7 +48,7 @@ class Collectives(Protocol):
         """
 
     def all_to_all(
-        self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, is_grouped: bool, purpose: str
+        self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, purpose: str
     ) -> list[Tensor]:
         """Gives every rank its part; what came from each, whose shapes are given."""
 

@@ -5,28 +5,43 @@ The operators are those that a module calls (``linear``, ``layer_norm``,
 flags of all modules are those of the call: another call of other sizes is another export.
 
 The module itself is exported with tensors on the CPU that stand for its parameters, so that it can
-be exported while its real ones are divided over devices.
+be exported while its real ones are divided over devices. Every call then runs once on tensors
+without values, which tells sizes, gradients and work.
+
+Operators in place become such that make new tensors: on several devices a value may be there in
+several placements, of which a change would change one. ``x.relu_()`` becomes ``x' = x.relu()`` and
+later readers of ``x`` read ``x'``. Buffers alone are changed in place: they are what the change is
+for.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.common.tensor_places import exchange_tensors, tensor_places
-from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.run.node_reader import ExportError, NodeReader
-from lightning_gpp.spmd.run.operator_calls import OperatorCall
+from lightning_gpp.graph.tensor_spec import TensorSpec
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.run.operator_calls import Operand, result, tensors_of
+
+
+class ExportError(RuntimeError):
+    """A forward cannot be captured at the level of operators; the text says why, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +72,15 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ExportedForward:
-    """A forward as a graph for planners and as calls that run.
+    """A forward as a graph, which planners read and ranks run.
 
     Attributes:
         graph: its operators; names of parameters and buffers are relative to the exported module.
-        calls: how each operator of the graph is called, in its order.
         constants: tensors that the forward makes of Python data, by name; on the CPU.
         form: of its arguments and results.
     """
 
     graph: SpmdGraph
-    calls: tuple[OperatorCall, ...]
     constants: Mapping[str, Tensor]
     form: CallForm
 
@@ -99,16 +112,14 @@ def export_forward(
         except Exception as error:
             raise _error(module, error) from error
     sys.stderr.write(said.getvalue())
-    reader = NodeReader(module)
+    reader = _NodeReader(module)
     reader.read_inputs(program, pytree.tree_leaves(stand_ins))
-    reader.read(program.graph_module)
-    results = reader.results(program)
-    names = [str(result) for result in results if reader.is_value(result)]
-    graph = reader.graph(names)
+    results = reader.read(program.graph_module)
+    graph = reader.graph([result for result in results if isinstance(result, _Name)])
     arguments = tuple(name if name in graph.value_of else None for name in reader.arguments)
-    leaves = tuple((str(r), None) if reader.is_value(r) else (None, r) for r in results)
+    leaves = tuple((str(r), None) if isinstance(r, _Name) else (None, r) for r in results)
     form = CallForm(arguments, program.call_spec.out_spec, leaves)
-    return ExportedForward(graph, tuple(reader.calls), reader.constants, form)
+    return ExportedForward(graph, reader.constants, form)
 
 
 def _stand_in(leaf: Any) -> Any:
@@ -147,3 +158,242 @@ def _error(module: nn.Module, error: Exception) -> ExportError:
         "is not torch. Name the part that can be captured with HAPStrategy(module=...), or use "
         'strategy="graphpipe".'
     )
+
+
+class _Name(str):
+    """The name of a value, told from texts that are arguments."""
+
+    __slots__ = ()
+
+
+class _NodeReader:
+    """Reads the nodes of an exported program, one after the other.
+
+    Parameters that are tied are one value; what runs in ``torch.no_grad()`` is among the other
+    calls, marked; checks of sizes are dropped.
+
+    Args:
+        module: what was exported.
+
+    Attributes:
+        constants: tensors made of Python data.
+        arguments: names of the arguments that are tensors, None for others.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.constants: dict[str, Tensor] = {}
+        self.arguments: list[str | None] = []
+        self._module = module
+        self._values: dict[str, SpmdValue] = {}
+        self._operators: list[SpmdOperator] = []
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._tensors: dict[str, Tensor] = {}
+        self._known: dict[Node, Any] = {}
+        self._renamed: dict[str, _Name] = {}
+        """Value -> the one that has its place after a change."""
+        self._viewed: set[str] = set()
+        """Values that share their memory with others."""
+
+    def graph(self, outputs: Sequence[str]) -> SpmdGraph:
+        """What was read, without what is given and nobody reads."""
+        read = {*outputs, *(name for each in self._operators for name in each.inputs)}
+        values = tuple(v for v in self._values.values() if not v.is_given or v.name in read)
+        return SpmdGraph(values, tuple(self._operators), tuple(map(str, outputs)))
+
+    # Values ----------------------------------------------------------------------------------
+
+    def _add(self, name: str, tensor: Tensor, source: ValueSource) -> _Name:
+        """A value, of which the tensor has the sizes."""
+        spec = TensorSpec(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
+        self._values[name] = SpmdValue(name, spec, source, tensor.requires_grad)
+        self._tensors[name] = tensor
+        return _Name(name)
+
+    def _begin(
+        self, name: str, like: Tensor, source: ValueSource, *, is_trained: bool = False
+    ) -> _Name:
+        with self._fake:
+            tensor = torch.empty(like.shape, dtype=like.dtype)
+        return self._add(name, tensor.requires_grad_(is_trained), source)
+
+    def _constant(self, name: str, tensor: Tensor) -> _Name:
+        self.constants[name] = tensor.detach().cpu()
+        return self._begin(name, tensor, ValueSource.BUFFER)
+
+    def read_inputs(self, program: torch.export.ExportedProgram, given: Iterable[Any]) -> None:
+        """Parameters, buffers, constants and the given arguments; tied ones are one."""
+        first: dict[int, str] = {}
+        canonical, trained, has_grad = dict[str, str](), set[str](), torch.is_grad_enabled()
+        for named in (self._module.named_parameters, self._module.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                canonical[name] = first.setdefault(id(tensor), name)
+                trained |= {name} if tensor.requires_grad and has_grad else set()
+        kinds, leaves = torch.export.graph_signature.InputKind, iter(given)
+        sources = {kinds.PARAMETER: ValueSource.PARAMETER, kinds.BUFFER: ValueSource.BUFFER}
+        holders = program.graph.find_nodes(op="placeholder")
+        for node, spec in zip(holders, program.graph_signature.input_specs, strict=True):
+            found, target = node.meta.get("val"), str(spec.target)
+            if source := sources.get(spec.kind):
+                name = canonical[target]
+                found = self._begin(name, found, source, is_trained=name in trained)
+            elif spec.kind is kinds.CONSTANT_TENSOR:
+                found = self._constant(target, program.constants[target])
+            else:
+                leaf, is_tensor = next(leaves), isinstance(found, Tensor)
+                self.arguments.append(node.name if is_tensor else None)
+                if is_tensor:
+                    flows = leaf.requires_grad and has_grad
+                    found = self._begin(node.name, found, ValueSource.INPUT, is_trained=flows)
+            self._known[node] = found
+
+    def _resolved(self, argument: Any) -> Any:
+        """An argument with the present names of values in the place of nodes."""
+        if isinstance(argument, Node):
+            return self._resolved(self._known[argument])
+        if isinstance(argument, tuple | list):
+            return [self._resolved(each) for each in argument]
+        while isinstance(argument, _Name) and argument in self._renamed:
+            argument = self._renamed[argument]
+        return argument
+
+    # Calls -----------------------------------------------------------------------------------
+
+    def read(self, graph_module: GraphModule, *, prefix: str = "", is_recorded: bool = True) -> Any:
+        """The calls of a graph; what it returns, values by their names."""
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                return self._resolved(node.args[0])
+            if node.op == "get_attr":
+                found = attrgetter(str(node.target))(graph_module)
+                if isinstance(found, Tensor):
+                    found = self._constant(f"{prefix}{node.target}", found)
+                self._known[node] = found
+            elif node.op == "call_function":
+                self._known[node] = self._called(node, prefix, is_recorded)
+        return []
+
+    def _called(self, node: Node, prefix: str, is_recorded: bool) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            holder, index = node.args
+            return self._known[holder][index]  # type: ignore[index]
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._inline(node, prefix, is_recorded)
+        if isinstance(target, torch._ops.OpOverload):
+            return self._operator(node, target, prefix, is_recorded)
+        raise ExportError(
+            f"{self._where(node)} computes with sizes or numbers that depend on data "
+            f"({target}); make them constants of the forward"
+        )
+
+    def _inline(self, node: Node, prefix: str, is_recorded: bool) -> Any:
+        """``with torch.no_grad()``: its calls are not recorded."""
+        if str(node.target) != "wrap_with_set_grad_enabled":
+            raise ExportError(
+                f"{self._where(node)} runs in {node.target}, which no device can run a part of; "
+                "take the context (autocast, cond, checkpoint) out of the forward: precision is "
+                "an option of the Trainer"
+            )
+        is_enabled, inner, *given = node.args
+        body = self._known[inner]  # type: ignore[index]
+        holders = body.graph.find_nodes(op="placeholder")
+        self._known |= zip(holders, self._resolved(given), strict=True)
+        is_recorded = is_recorded and bool(is_enabled)
+        return self.read(body, prefix=f"{prefix}{node.name}.", is_recorded=is_recorded)
+
+    def _operator(
+        self, node: Node, target: torch._ops.OpOverload, prefix: str, is_recorded: bool
+    ) -> Any:
+        schema = target._schema
+        if not (schema.returns or schema.is_mutable):
+            return None  # a check, which holds for the sizes of the export
+        if not list(tensors_of(node.meta.get("val"))):
+            raise ExportError(
+                f"{self._where(node)} takes a number out of a tensor ({target}), so what follows "
+                "depends on data; keep it a tensor"
+            )
+        names = [argument.name for argument in schema.arguments]
+        nodes = {**dict(zip(names, node.args)), **node.kwargs}
+        given = {name: self._resolved(argument) for name, argument in nodes.items()}
+        target, changed = self._out_of_place(node, target, given)
+        roles: list[tuple[str, str]] = []
+        arguments = {name: _with_operands(value, name, roles) for name, value in given.items()}
+        reads, tensors = [read for read, _ in roles], [self._tensors[read] for read, _ in roles]
+        with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            returned = result(target, arguments, tensors, is_recorded=is_recorded)
+        made, name = list(tensors_of(returned)), f"{prefix}{node.name}"
+        is_one = isinstance(returned, Tensor)
+        outputs = [name] if is_one else [f"{name}.{i}" for i in range(len(made))]
+        values = [self._add(n, t, ValueSource.OPERATOR) for n, t in zip(outputs, made, strict=True)]
+        if changed is not None:
+            self._renamed[changed] = values[0]
+        for argument in target._schema.arguments if changed is None else ():
+            operand = arguments.get(argument.name)
+            if argument.alias_info is not None and isinstance(operand, Operand):  # a view
+                self._viewed |= {*outputs, reads[operand.index]}
+        namespace, kind, _ = str(target).split(".")
+        self._operators.append(
+            SpmdOperator(
+                name,
+                kind if namespace == "aten" else f"{namespace}.{kind}",
+                tuple(reads),
+                tuple(role for _, role in roles),
+                tuple(outputs),
+                arguments,
+                float(counter.get_total_flops()) or float(sum(t.numel() for t in made)),
+                str(target),
+                is_recorded,
+            )
+        )
+        return _like(node.meta["val"], iter(values))
+
+    def _out_of_place(
+        self, node: Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any]
+    ) -> tuple[torch._ops.OpOverload, str | None]:
+        """The operator that makes a new tensor, and the name of the one it stands for.
+
+        Raises:
+            ExportError: it changes a parameter, an argument, or memory that a view shares.
+        """
+        schema = target._schema
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if not written or schema.name.startswith("aten::batch_norm"):
+            return target, None
+        changed = arguments[written[0]]
+        source = self._values[changed].source
+        if source is ValueSource.BUFFER:
+            return target, None
+        namespace, name = schema.name.split("::")
+        overloads = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+        found: torch._ops.OpOverload | None = getattr(overloads, target._overloadname, None)
+        if source is ValueSource.OPERATOR and changed not in self._viewed and found is not None:
+            return found, changed
+        shared = ", whose memory other tensors view" if changed in self._viewed else ""
+        what = "" if source is ValueSource.OPERATOR else f"the {source.value} "
+        raise ExportError(
+            f"{self._where(node)} changes {what}{changed!r} in place ({target}){shared}; write "
+            "what it becomes to a new name"
+        )
+
+    def _where(self, node: Node) -> str:
+        trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
+        line = next((x.strip() for x in reversed(trace) if x.strip().startswith("File")), "")
+        place = f" ({line})" if line else ""
+        return f"the forward of {type(self._module).__name__}, at {node.name!r}{place},"
+
+
+def _with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> Any:
+    """An argument with operands in the place of names, which are added with what they are."""
+    if isinstance(argument, _Name):
+        roles.append((str(argument), role))
+        return Operand(len(roles) - 1)
+    if isinstance(argument, list):
+        return [_with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
+    return argument
+
+
+def _like(value: Any, names: Iterator[str]) -> Any:
+    """The next names in the form of what an operator returns."""
+    if isinstance(value, tuple | list):
+        return [_like(each, names) for each in value]
+    return next(names) if isinstance(value, Tensor) else None

@@ -7,19 +7,20 @@ program. So all devices do the same things in the same order and meet at the sam
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.common.torch_device import forked_random
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
-    Instruction,
+    Option,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -28,9 +29,9 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
-from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, run_operator
+from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, factor_gradients, run_operator
 from lightning_gpp.spmd.run.moves import Mover, Shards
-from lightning_gpp.spmd.run.operator_calls import OperatorCall
+from lightning_gpp.spmd.run.operator_calls import CPU, is_random
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -44,22 +45,22 @@ class Interpreter:
     """Runs a program on one device.
 
     Attributes:
-        graph: the model.
-        calls: how its operators are called, in its order.
+        graph: the model, whose operators say how they are called.
         program: what all devices do.
         collectives: of this device with the others.
         device: where its tensors are.
         pace: lets time pass; None: as fast as it can.
+        reads: of every instruction the values that it reads.
+        last_use: the last instruction that reads a value.
     """
 
     graph: SpmdGraph
-    calls: Sequence[OperatorCall]
     program: SpmdProgram
     collectives: Collectives
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = CPU
     pace: EmulatedProgram | None = None
     mover: Mover = field(init=False)
-    place_of: dict[str, int] = field(init=False)
+    reads: list[list[Key]] = field(default_factory=list)
     last_use: dict[Key, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,31 +69,19 @@ class Interpreter:
                 f"the program is for {self.program.num_devices} devices, there are "
                 f"{self.collectives.num_ranks} ranks"
             )
-        for value in self.graph.of_source(ValueSource.BUFFER):
-            if (stored := self.program.stored(value.name)).is_shard:
-                raise ValueError(
-                    f"the program stores the buffer {value.name!r} as {stored}; buffers are stored "
-                    "whole, as operators may change them"
-                )
         self.mover = Mover(self.collectives, Shards(self.program.shares), self.device)
-        self.place_of = {call.name: place for place, call in enumerate(self.calls)}
-        self.last_use = {
-            key: number
-            for number, instruction in enumerate(self.program.instructions)
-            for key in self.reads(instruction)
-        }
-
-    def reads(self, instruction: Instruction) -> list[Key]:
-        """The values that an instruction reads."""
-        match instruction:
-            case Conversion():
-                return [(instruction.value, instruction.source)]
-            case ReturnOutput():
-                return [(instruction.value, instruction.placement)]
-            case Computation():
-                names = self.graph.operator_of[instruction.operator].inputs
-                return list(zip(names, instruction.inputs, strict=True))
-        return []
+        for each in self.program.instructions:
+            match each:
+                case Conversion():
+                    self.reads.append([(each.value, each.source)])
+                case ReturnOutput():
+                    self.reads.append([(each.value, each.placement)])
+                case Computation():
+                    names = self.graph.operator_of[each.operator].inputs
+                    self.reads.append(list(zip(names, each.inputs, strict=True)))
+                case _:
+                    self.reads.append([])
+        self.last_use = {key: number for number, keys in enumerate(self.reads) for key in keys}
 
     def run(
         self, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None, *, seed: int = 0
@@ -156,7 +145,7 @@ class ProgramRun:
                 self._move(instruction, self.graph.value_of[instruction.value])
             if self._pace is not None:
                 self._pace.passed(number, is_backward=False)
-            for key in self._of.reads(instruction):
+            for key in self._of.reads[number]:
                 if self._of.last_use[key] == number:
                     self._there.pop(key, None)
         self._there = {}
@@ -185,26 +174,31 @@ class ProgramRun:
 
     def _compute(self, number: int, computation: Computation, seed: int) -> None:
         operator = self.graph.operator_of[computation.operator]
-        place = self._of.place_of[operator.name]
-        call = self._of.calls[place]
-        tensors = [self._there[key] for key in self._of.reads(computation)]
-        is_recorded = call.is_recorded and torch.is_grad_enabled()
+        tensors = [self._there[key] for key in self._of.reads[number]]
+        is_recorded = operator.is_recorded and torch.is_grad_enabled()
+        has_factor = computation.option is Option.SUFFICIENT_FACTORS
         if is_recorded:
-            flows = [self.graph.value_of[name].requires_grad for name in operator.inputs]
-            tensors = [cut(t) if flow else t for t, flow in zip(tensors, flows, strict=True)]
-        how = call, self.graph, computation, self._mover, tensors
-        if call.is_random:
-            is_sharded = any(placement.is_shard for placement in computation.outputs)
-            own = 1 + self._mover.rank if is_sharded else 0
-            with _DRAWING, forked_random(self._of.device):
-                torch.manual_seed(((seed * 1_000_003 + place) * 8191 + own) % 2**63)
-                made = run_operator(*how)
-        else:
-            made = run_operator(*how)
+            ends = operator.inputs[:1] if has_factor else operator.inputs
+            for place, name in enumerate(ends):
+                if self.graph.value_of[name].requires_grad:
+                    tensors[place] = cut(tensors[place])
+        own = 1 + self._mover.rank if any(p.is_shard for p in computation.outputs) else 0
+        with self._drawing(operator, ((seed * 1_000_003 + number) * 8191 + own) % 2**63):
+            made = run_operator(self.graph, computation, self._mover, tensors)
         if is_recorded:
-            self._local[number] = LocalGraph.of(tensors, made)
+            self._local[number] = LocalGraph.of(tensors, made, has_factor=has_factor)
         keys = zip(operator.outputs, computation.outputs, strict=True)
         self._there |= zip(keys, (tensor.detach() for tensor in made), strict=True)
+
+    @contextmanager
+    def _drawing(self, operator: SpmdOperator, seed: int) -> Iterator[None]:
+        """Whole tensors get the same random numbers everywhere, parts ones of their own."""
+        if not is_random(operator):
+            yield
+            return
+        with _DRAWING, forked_random(self._of.device):
+            torch.manual_seed(seed)
+            yield
 
     # Backwards -------------------------------------------------------------------------------
 
@@ -277,7 +271,10 @@ class ProgramRun:
             return False
         local = self._local[number] if retain else self._local.pop(number)
         found = local.backward(gradients, retain=retain)
-        for key, gradient in zip(self._of.reads(computation), found, strict=True):
+        if local.factor is not None and gradients[0] is not None:
+            how = self.graph, computation, self._mover, local.factor
+            found[1:] = factor_gradients(*how, gradients[0])[: len(found) - 1]
+        for key, gradient in zip(self._of.reads[number], found, strict=True):
             value = self.graph.value_of[key[0]]
             if value.requires_grad:
                 if gradient is None:  # the operator reads no numbers of it
@@ -317,13 +314,3 @@ class ProgramRun:
 def _dtype(value: SpmdValue) -> torch.dtype:
     found: torch.dtype = getattr(torch, value.spec.dtype)
     return found
-
-
-def written_buffers(graph: SpmdGraph, calls: Sequence[OperatorCall]) -> set[str]:
-    """Names of the buffers that operators change."""
-    return {
-        name
-        for operator, call in zip(graph.operators, calls, strict=True)
-        for name, role in zip(operator.inputs, operator.arguments, strict=True)
-        if role in call.written
-    }

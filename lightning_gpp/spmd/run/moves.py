@@ -10,12 +10,12 @@ units of each of the ``outer`` parts (:class:`~lightning_gpp.spmd.placement.Plac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lightning_gpp.spmd.placement import PARTIAL, Placement, shard, units_per_device
+from lightning_gpp.spmd.placement import PARTIAL, Placement, units_per_device
 from lightning_gpp.spmd.program import Method
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 
@@ -29,33 +29,27 @@ class Shards:
     """
 
     shares: tuple[float, ...]
-    _counts: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def num_devices(self) -> int:
         """Number of devices."""
         return len(self.shares)
 
-    def units(self, placement: Placement) -> tuple[int, ...]:
-        """Units of every device."""
-        assert placement.units is not None
-        if placement.units not in self._counts:
-            self._counts[placement.units] = units_per_device(placement.units, self.shares)
-        return self._counts[placement.units]
-
-    def start(self, placement: Placement, device: int) -> int:
-        """The first unit of a device."""
-        return sum(self.units(placement)[:device])
+    def extent(
+        self, whole: Sequence[int], placement: Placement, device: int
+    ) -> tuple[int, int, int]:
+        """The sharded dimension, and where in each outer part a device's begins, and its length."""
+        assert placement.dim is not None and placement.units is not None
+        block = placement.block(whole[placement.dim])
+        units = units_per_device(placement.units, self.shares)
+        return placement.dim, sum(units[:device]) * block, units[device] * block
 
     def shape(self, whole: Sequence[int], placement: Placement, device: int) -> Shape:
         """Sizes of what a device has of a tensor of sizes ``whole``."""
-        shape = list(whole)
-        if placement.is_shard:
-            dim = placement.dim
-            assert dim is not None
-            block = placement.block(shape[dim])
-            shape[dim] = placement.outer * self.units(placement)[device] * block
-        return tuple(shape)
+        if not placement.is_shard:
+            return tuple(whole)
+        dim, _, count = self.extent(whole, placement, device)
+        return (*whole[:dim], placement.outer * count, *whole[dim + 1 :])
 
     def shapes(self, whole: Sequence[int], placement: Placement) -> list[Shape]:
         """The same for every device."""
@@ -70,7 +64,7 @@ class Shards:
         >>> shards.cut(torch.arange(6), shard(0, 3, outer=2), 0).tolist()
         [0, 1, 3, 4]
         """
-        dim, start, count = self._seen(tensor.shape, placement, device)
+        dim, start, count = self.extent(tensor.shape, placement, device)
         parts = _outer_parts(tensor, dim, placement.outer)
         return parts.narrow(dim + 1, start, count).flatten(dim, dim + 1)
 
@@ -88,19 +82,10 @@ class Shards:
     def pad(self, part: Tensor, whole: Sequence[int], placement: Placement, device: int) -> Tensor:
         """A whole tensor that is zero outside of the part of a device."""
         padded = part.new_zeros(tuple(whole))
-        dim, start, count = self._seen(whole, placement, device)
+        dim, start, count = self.extent(whole, placement, device)
         rows = _outer_parts(padded, dim, placement.outer)
         rows.narrow(dim + 1, start, count).copy_(_outer_parts(part, dim, placement.outer))
         return padded
-
-    def _seen(
-        self, whole: Sequence[int], placement: Placement, device: int
-    ) -> tuple[int, int, int]:
-        """The sharded dimension, and where in each outer part a device's begins, and its length."""
-        assert placement.dim is not None
-        block = placement.block(whole[placement.dim])
-        start, count = self.start(placement, device), self.units(placement)[device]
-        return placement.dim, start * block, count * block
 
 
 def _outer_parts(part: Tensor, dim: int, outer: int) -> Tensor:
@@ -147,7 +132,6 @@ class Mover:
             method: how.
             purpose: what for, for errors.
         """
-        is_grouped = method is Method.GROUPED
         rank, shards, group = self.rank, self.shards, self.collectives
         if source == target or (source.is_replicated and target.is_replicated):
             return tensor
@@ -155,63 +139,22 @@ class Mover:
             return shards.cut(tensor, target, rank)
         if source.is_replicated:  # one device's summand is all of it
             return tensor if rank == 0 else torch.zeros_like(tensor)
-        if source.is_shard and target.is_replicated:
-            shapes = shards.shapes(whole, source)
-            parts = group.all_gather(tensor, shapes, is_grouped=is_grouped, purpose=purpose)
-            return shards.join(parts, source)
-        if source.is_shard and target.is_shard:
-            return self._reshard(tensor, whole, source, target, purpose)
-        if source.is_shard:
+        if source.is_shard and target == PARTIAL:
             return shards.pad(tensor, whole, source, rank)
-        if target.is_shard:
-            parts = shards.cut_all(tensor, target)
-            return group.reduce_scatter(parts, is_grouped=is_grouped, purpose=purpose)
-        if method is Method.SCATTER_GATHER:
-            return self._in_two(tensor, purpose)
-        return group.all_reduce(tensor, purpose=purpose)
-
-    def _reshard(
-        self, tensor: Tensor, whole: Shape, source: Placement, target: Placement, purpose: str
-    ) -> Tensor:
-        """From one shard to another: of one dimension dealt otherwise, or of two dimensions."""
-        shards, rank, group = self.shards, self.rank, self.collectives
-        if source.dim != target.dim:
+        if source.is_shard and target.is_shard and source.dim != target.dim:
             parts = shards.cut_all(tensor, target)
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
-            found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
+            found = group.all_to_all(parts, shapes, purpose=purpose)
             return shards.join(found, source)
-        dim = source.dim
-        assert dim is not None
-        here, there = (self._rows(placement, whole[dim]) for placement in (source, target))
-
-        def chosen(tensor: Tensor, place: dict[int, int], rows: list[int]) -> Tensor:
-            index = [place[row] for row in rows if row in place]
-            return tensor.index_select(
-                dim, torch.tensor(index, dtype=torch.int64).to(tensor.device)
-            )
-
-        own = {row: place for place, row in enumerate(here[rank])}
-        parts = [chosen(tensor, own, rows) for rows in there]
-        wanted = set(there[rank])
-        from_each = [[row for row in rows if row in wanted] for rows in here]
-        shapes = [(*whole[:dim], len(rows), *whole[dim + 1 :]) for rows in from_each]
-        found = group.all_to_all(parts, shapes, is_grouped=False, purpose=purpose)
-        place = {row: at for at, row in enumerate(row for rows in from_each for row in rows)}
-        return chosen(torch.cat(found, dim), place, there[rank])
-
-    def _rows(self, placement: Placement, length: int) -> list[list[int]]:
-        """Which elements of a dimension every device has, in its order."""
-        in_front = shard(0, placement.units or 0, outer=placement.outer)
-        return [part.tolist() for part in self.shards.cut_all(torch.arange(length), in_front)]
-
-    def _in_two(self, tensor: Tensor, purpose: str) -> Tensor:
-        """A sum as reduce-scatter and all-gather, every device adding up an equal part."""
-        flat = tensor.reshape(-1)
-        parts = list(torch.tensor_split(flat, self.collectives.num_ranks))
-        own = self.collectives.reduce_scatter(parts, is_grouped=False, purpose=purpose)
-        shapes = [tuple(part.shape) for part in parts]
-        found = self.collectives.all_gather(own, shapes, is_grouped=False, purpose=purpose)
-        return torch.cat(found).reshape(tensor.shape)
+        if source.is_shard:
+            shapes = shards.shapes(whole, source)
+            parts = group.all_gather(tensor, shapes, purpose=purpose)
+            joined = shards.join(parts, source)
+            return shards.cut(joined, target, rank) if target.is_shard else joined
+        if target.is_shard:
+            parts = shards.cut_all(tensor, target)
+            return group.reduce_scatter(parts, purpose=purpose)
+        return group.all_reduce(tensor, purpose=purpose)
 
     def from_root(
         self,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
+from lightning_gpp.capture.checks.check import of_other_sizes, relative_tolerance
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.common.torch_device import widened
@@ -124,27 +124,26 @@ def at_rows(values: Values, dims: Dims, rows: Tensor, num_samples: int) -> Value
         rows: numbers of samples.
         num_samples: of the call.
     """
+
+    def selected(leaf: Any, dim: int | None) -> Any:
+        if dim is None:
+            return leaf
+        entries = leaf.shape[dim] // num_samples
+        index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
+        return leaf.index_select(dim, index.flatten().to(leaf.device))
+
     found: dict[str, Any] = {}
     for name, value in values.items():
         leaves, structure = flatten(value)
-        of_tensors = iter(dims.get(name, ()))
-        found[name] = structure.unflatten(
-            [
-                _selected(leaf, next(of_tensors, None), rows, num_samples)
-                if isinstance(leaf, Tensor)
-                else leaf
-                for leaf in leaves
-            ]
-        )
+        pairs = zip(leaves, _dims_of(leaves, dims.get(name, ())), strict=True)
+        found[name] = structure.unflatten([selected(*pair) for pair in pairs])
     return found
 
 
-def _selected(tensor: Tensor, dim: int | None, rows: Tensor, total: int) -> Tensor:
-    if dim is None:
-        return tensor
-    entries = tensor.shape[dim] // total
-    index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
-    return tensor.index_select(dim, index.flatten().to(tensor.device))
+def _dims_of(leaves: Sequence[Any], dims: Sequence[int | None]) -> list[int | None]:
+    """The dimension of the samples of every leaf; what is no tensor has none."""
+    left = iter(dims)
+    return [next(left, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
 def influence(
@@ -169,10 +168,10 @@ def influence(
         num_first: samples that are the same in all three.
     """
     for name in whole:
-        columns = zip(*(flatten(values[name])[0] for values in (whole, again, beside_others)))
-        tensors = [column for column in columns if isinstance(column[0], Tensor)]
-        for column, dim in zip(tensors, dims.get(name, ())):
-            if dim is not None and not _has_no_values(column[0]):
+        columns = list(zip(*(flatten(values[name])[0] for values in (whole, again, beside_others))))
+        of_leaves = _dims_of([first for first, _, _ in columns], dims.get(name, ()))
+        for column, dim in zip(columns, of_leaves, strict=True):
+            if dim is not None and not column[0].is_meta:
                 length = column[0].shape[dim] // num_samples * num_first
                 if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
                     return _DEPENDS.format(name)
@@ -204,75 +203,54 @@ def join_values(
     Raises:
         CannotJoinError: something that has no dimension of the samples differs between them.
     """
-    return {
-        name: _join([values[name] for values in outputs], dims.get(name, ()), sizes, name, averages)
-        for name in outputs[0]
-    }
+    if len(outputs) == 1:
+        return dict(outputs[0])
+    joined: dict[str, Any] = {}
+    for name in outputs[0]:
+        flat = [flatten(values[name]) for values in outputs]
+        leaves, structure = flat[0]
+        if any(other != structure for _, other in flat):
+            raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
+        columns = zip(*(found for found, _ in flat), strict=True)
+        of_leaves = _dims_of(leaves, dims.get(name, ()))
+        joined[name] = structure.unflatten(
+            [
+                _join_leaf(column, dim, sizes, name, averages)
+                for column, dim in zip(columns, of_leaves, strict=True)
+            ]
+        )
+    return joined
 
 
-def _join(
-    values: Sequence[Any],
-    dims: Sequence[int | None],
-    sizes: Sequence[int],
-    name: str,
-    averages: bool,
+def _join_leaf(
+    column: Sequence[Any], dim: int | None, sizes: Sequence[int], name: str, averages: bool
 ) -> Any:
-    flat = [flatten(value) for value in values]
-    _, structure = flat[0]
-    if any(other != structure for _, other in flat):
-        raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
-    of_tensors = iter(dims)
-    joined = []
-    for column in zip(*(found for found, _ in flat), strict=True):
-        dim = next(of_tensors, None) if isinstance(column[0], Tensor) else None
-        if averages and dim is None and _are_numbers(column):
-            joined.append(mean_over_samples(torch.stack(column), sizes))
-        else:
-            joined.append(_join_leaf(column, dim, sizes, name))
-    return structure.unflatten(joined)
-
-
-def _are_numbers(column: Sequence[Any]) -> bool:
-    return all(
-        isinstance(t, Tensor) and t.is_floating_point() and t.shape == column[0].shape
-        for t in column
-    )
-
-
-def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], name: str) -> Any:
     first = column[0]
-    if len(column) == 1:
-        return first
-    if isinstance(first, Tensor) and dim is not None:
+    if dim is not None:
         per_sample = first.shape[dim] // sizes[0]
         if [t.shape[dim] for t in column] == [per_sample * size for size in sizes]:
             try:
                 return torch.cat(list(column), dim=dim)
             except RuntimeError as error:
                 raise CannotJoinError(f"output {name!r} cannot be joined: {error}") from None
-    elif _are_same(column):
-        return first
+    else:
+        are_tensors = all(isinstance(v, Tensor) and v.shape == first.shape for v in column)
+        if averages and are_tensors and all(value.is_floating_point() for value in column):
+            return mean_over_samples(torch.stack(list(column)), sizes)
+        if are_tensors:  # the host waits once
+            flags = [(value == first).all() for value in column[1:] if not value.is_meta]
+            are_same = all(to_host(flags))
+        else:
+            are_same = all(_is_same(value, first) for value in column)
+        if are_same:
+            return first
     raise CannotJoinError(f"output {name!r} is not one entry per sample")
-
-
-def _are_same(column: Sequence[Any]) -> bool:
-    """Whether all values are equal, for which the host waits once."""
-    first = column[0]
-    if not all(isinstance(v, Tensor) and v.shape == first.shape for v in column):
-        return all(_is_same(value, first) for value in column)
-    flags = [(value == first).all() for value in column[1:] if not _has_no_values(value)]
-    return all(to_host(flags))
 
 
 def _is_same(value: Any, first: Any) -> bool:
     if isinstance(first, Tensor):
-        return isinstance(value, Tensor) and (_has_no_values(value) or torch.equal(value, first))
+        return isinstance(value, Tensor) and (value.is_meta or torch.equal(value, first))
     return value is first or (type(value) is type(first) and bool(value == first))
-
-
-def _has_no_values(tensor: Tensor) -> bool:
-    """Whether only shapes are there (emulated devices can do with them): no value differs."""
-    return tensor.is_meta
 
 
 def difference(joined: Values, whole: Values) -> str | None:
@@ -291,7 +269,7 @@ def _is_close(got: Any, want: Any) -> bool:
         return _is_same(got, want)
     if got.shape != want.shape or got.dtype != want.dtype:
         return False
-    if _has_no_values(got):
+    if got.is_meta:  # of shapes no value differs
         return True
     if not (want.is_floating_point() or want.is_complex()):
         return torch.equal(got, want)

@@ -4,7 +4,7 @@ The graphs of a batch lie side by side: those of a micro-batch are consecutive n
 of every tensor, and what counts nodes or graphs counts from the first of them. The same holds for
 the ``Batch`` that a data loader gives (:func:`some_graphs`) and for the tensors of a forward
 (:func:`graph_slices`, which tells them by their names as
-:mod:`lightning_gpp.capture.values.graph_inputs` does).
+:mod:`lightning_gpp.capture.values.samples` does).
 
 torch_geometric is not imported here, as that takes a second: something can be a graph only if
 the user's code has imported it.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.host_copies import to_device, to_host
 from lightning_gpp.runtime.pieces import Slices
 
@@ -90,24 +90,19 @@ def graph_slices(inputs: Mapping[str, Tensor], sizes: Sequence[int]) -> dict[str
     if of_nodes is None:
         return None
     of_edges = of_nodes[inputs[f"{graphs.prefix}edge_index"][0]]
-    columns = (of_nodes, of_edges)
+    first_graphs = torch.tensor([*itertools.accumulate(sizes, initial=0)], dtype=of_nodes.dtype)
+    first_graphs = to_device(first_graphs, of_nodes.device)
+    columns = (of_nodes.contiguous(), of_edges.contiguous())
     *are_sorted, nodes, edges = to_host(
-        [*map(_is_sorted, columns), *(_first_entries(column, sizes) for column in columns)]
+        [
+            *((numbers[1:] >= numbers[:-1]).all() for numbers in columns),
+            *(torch.searchsorted(numbers, first_graphs) for numbers in columns),
+        ]
     )
     if not all(are_sorted):
         return None
     lengths = {"nodes": nodes.diff().tolist(), "edges": edges.diff().tolist(), "graphs": [*sizes]}
     return {name: _slices(graphs, name, tensor, lengths) for name, tensor in inputs.items()}
-
-
-def _is_sorted(numbers: Tensor) -> Tensor:
-    return (numbers[1:] >= numbers[:-1]).all()
-
-
-def _first_entries(of_graph: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Where the entries of each piece's graphs begin, and where the last ones end."""
-    first_graphs = torch.tensor([*itertools.accumulate(sizes, initial=0)], dtype=of_graph.dtype)
-    return torch.searchsorted(of_graph.contiguous(), to_device(first_graphs, of_graph.device))
 
 
 def _slices(

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -205,8 +206,8 @@ def _walk(
         return on_leaf(item, place)
     if num_samples is not None and _is_per_sample(item, num_samples, siblings):
         return on_leaf(item, place)
-    container = None if isinstance(item, (*_PLAIN, PackedSequence)) else _opened(item)
-    if container is None:
+    opened = None if isinstance(item, (*_PLAIN, PackedSequence)) else _opened(item)
+    if opened is None:
         if num_samples is None or isinstance(item, _PLAIN):
             return item
         raise TypeError(
@@ -214,40 +215,29 @@ def _walk(
             "tensors in dicts, lists, tuples or dataclasses, or a Batch of torch_geometric. Let "
             "the collate function return those."
         )
-    parts = list(container.parts.values())
-    return container.rebuild(
+    step, parts, rebuild = opened
+    values = list(parts.values())
+    return rebuild(
         {
-            key: _walk(part, place + container.step.format(key), num_samples, on_leaf, parts)
-            for key, part in container.parts.items()
+            key: _walk(part, place + step.format(key), num_samples, on_leaf, values)
+            for key, part in parts.items()
         }
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Container:
-    """A container of a batch.
-
-    Attributes:
-        step: how a part is looked up, as the format of its key.
-        parts: what it holds.
-        rebuild: makes such a container with other parts.
-    """
-
-    step: str
-    parts: Mapping[Any, Any]
-    rebuild: Callable[[dict[Any, Any]], Any]
-
-
-def _opened(item: Any) -> _Container | None:
+def _opened(
+    item: Any,
+) -> tuple[str, Mapping[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
+    """Of a container: how its parts are looked up, the parts, and what makes another of others."""
     if isinstance(item, Mapping):
-        return _Container("[{!r}]", item, lambda parts: _with_items(item, parts))
+        return "[{!r}]", item, partial(_with_items, item)
     if isinstance(item, list | tuple):
         make = item._make if hasattr(item, "_make") else type(item)
-        return _Container("[{}]", dict(enumerate(item)), lambda parts: make(parts.values()))
+        return "[{}]", dict(enumerate(item)), lambda parts: make(parts.values())
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         names = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
         fields = {name: getattr(item, name) for name in names}  # some may not exist yet
-        return _Container(".{}", fields, lambda parts: _with_fields(item, parts))
+        return ".{}", fields, partial(_with_fields, item)
     return None
 
 
@@ -258,8 +248,7 @@ def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(mapping, MutableMapping):
         return type(mapping)(items)  # type: ignore[call-arg]
     other = copy.copy(mapping)
-    for key, value in items.items():
-        other[key] = value
+    other.update(items)
     return other
 
 
@@ -308,8 +297,8 @@ def _sizes(items: Sequence[Any]) -> set[int | None]:
 
 
 def _parts(item: Any) -> Iterator[Any]:
-    container = None if is_graph(item) or isinstance(item, _PER_SAMPLE) else _opened(item)
-    yield from () if container is None else container.parts.values()
+    opened = None if is_graph(item) or isinstance(item, _PER_SAMPLE) else _opened(item)
+    yield from () if opened is None else opened[1].values()
 
 
 def _first_sizes(item: Any) -> Iterator[int]:

@@ -57,16 +57,10 @@ def _device(entry: Any) -> torch.device:
             f"{_EXPECTED}; got {entry!r}, for which Lightning has no accelerator; it has "
             f"{', '.join(sorted(AcceleratorRegistry.available_accelerators()))}"
         )
-    if is_accelerator(device):
-        return _numbered(device)
-    if device.index is not None:
-        raise ValueError(
-            f"{_EXPECTED}; got {entry!r}: name 'cpu' once for every process that is to run on it"
-        )
-    return device
-
-
-def _numbered(device: torch.device) -> torch.device:
+    if not is_accelerator(device):
+        if device.index is not None:
+            raise ValueError(f"{_EXPECTED}; got {entry!r}: name 'cpu' once for every process")
+        return device
     kind, index = device.type, device.index or 0
     count = torch.get_device_module(device).device_count()
     if index >= count:
@@ -90,8 +84,7 @@ class PoolAccelerator(OurAccelerator):
     kind = "pool"
     expected = _EXPECTED
 
-    def __init__(self) -> None:
-        self._own: Accelerator | None = None
+    _own: Accelerator | None = None
 
     def setup_device(self, device: torch.device) -> None:
         """As Lightning's own accelerator does for the device of this rank."""

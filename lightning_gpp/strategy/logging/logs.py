@@ -10,12 +10,11 @@ it, and what changed in it travels with the results of the step
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -86,20 +85,12 @@ class LedLog:
         Args:
             batch: of the step; None outside of steps.
         """
-        asks = any(call.kwargs.get("batch_size") is None for call in self._calls)
-        size = size_for_logs(batch) if asks and batch is not None else None
-        return [
-            dataclasses.replace(call, kwargs={"batch_size": size} | _given(call.kwargs))
-            for call in self._calls
-        ]
-
-
-@dataclass(slots=True)
-class _Entry:
-    kwargs: dict[str, Any]
-    values: list[Tensor] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    metric: Metric | None = None
+        lacking = [call for call in self._calls if call.kwargs.get("batch_size") is None]
+        if lacking:
+            size = None if batch is None else size_for_logs(batch)
+            for call in lacking:
+                call.kwargs = call.kwargs | {"batch_size": size}
+        return self._calls
 
 
 class MicrobatchLog:
@@ -114,7 +105,7 @@ class MicrobatchLog:
 
     def __init__(self, module: pl.LightningModule) -> None:
         self._module = module
-        self._entries: dict[str, _Entry] = {}
+        self._calls: dict[str, list[tuple[Any, int, dict[str, Any]]]] = {}
         self.size = 1
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -124,7 +115,6 @@ class MicrobatchLog:
             NotImplementedError: a metric is logged for every step.
         """
         kwargs |= dict(zip(_POSITIONAL, args, strict=False))
-        entry = self._entries.setdefault(name, _Entry(kwargs))
         if isinstance(value, Metric):
             if kwargs.get("on_step") in (None, True):
                 raise NotImplementedError(
@@ -132,10 +122,10 @@ class MicrobatchLog:
                     "sees one micro-batch at a time, so its value is not that of the batch. Log it "
                     "with on_step=False, on_epoch=True, or use schedule='gpipe'."
                 )
-            entry.metric = value
-            return
-        entry.values.append(as_number(name, value))
-        entry.sizes.append(kwargs.get("batch_size") or self.size)
+        else:
+            value = as_number(name, value)
+        size = kwargs.get("batch_size") or self.size
+        self._calls.setdefault(name, []).append((value, size, kwargs))
 
     def calls(self, batch: Any) -> list[LogCall]:
         """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples.
@@ -144,17 +134,18 @@ class MicrobatchLog:
             batch: the mini-batch, in which Lightning looks up the size where none is given.
         """
         made = []
-        found = size_for_logs(batch) if self._entries else None
-        for name, entry in self._entries.items():
+        found = size_for_logs(batch) if self._calls else None
+        for name, calls in self._calls.items():
+            values, sizes, (kwargs, *_) = zip(*calls, strict=True)
             value: Tensor | MetricRef
-            if entry.metric is not None:
-                value = reference(self._module, entry.metric)
+            total = sum(sizes)
+            if isinstance(values[-1], Metric):
+                value = reference(self._module, values[-1])
             else:
-                value = joined(entry.values, entry.sizes, entry.kwargs.get("reduce_fx", "mean"))
-            is_given = entry.kwargs.get("batch_size") is not None
-            total = sum(entry.sizes) or None
-            kwargs = entry.kwargs | {"batch_size": total if is_given else found or total}
-            made.append(LogCall(name, value, kwargs))
+                value = joined(values, sizes, kwargs.get("reduce_fx", "mean"))
+            is_given = kwargs.get("batch_size") is not None
+            size = total if is_given else found or total
+            made.append(LogCall(name, value, kwargs | {"batch_size": size}))
         return made
 
 
@@ -190,10 +181,6 @@ def size_for_logs(batch: Any) -> int | None:
 
 _POSITIONAL = tuple(inspect.signature(pl.LightningModule.log).parameters)[3:]
 """Names of the arguments after ``self``, ``name`` and ``value``."""
-
-
-def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in kwargs.items() if key != "batch_size" or value is not None}
 
 
 def as_number(name: str, value: Any) -> Tensor:

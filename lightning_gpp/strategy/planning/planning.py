@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.planner import (
     Plan,
-    PlanGraph,
     PlanRequest,
     answer,
     num_devices_used,
@@ -32,11 +30,12 @@ from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster, warn_of_misplaced
-from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
-from lightning_gpp.strategy.planning.measuring import Measured
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
-from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.step.async_refusals import refuse_async_plan
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
+from lightning_gpp.strategy.refusals import refuse_async_plan
+from lightning_gpp.strategy.settings import LAST_REFIT, Settings
+
+Measured = tuple[Costs, tuple[str, ...]]
+"""Costs, and what the user should know of where they are from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,64 +102,49 @@ def plan_pipeline(
     Raises:
         ValueError: the model cannot be planned like this.
     """
-    if settings.overlaps:
-        settings = replace(settings, use_all_devices=False)
+    fills = settings.use_all_devices and not settings.overlaps
     num_devices, chosen, plan = at_hand.num_devices, settings.cluster, None
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
     if measured is None:
         assert isinstance(settings.costs, Costs), "the planner needs costs"
-        measured = Measured(settings.costs)
+        measured = settings.costs, ()
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
         if settings.is_asynchronous:
             refuse_async_plan(plan.stages)
-        _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
+        at_a_time = validate_plan(plan, captured.graph, num_devices).units_at_a_time
+        if (settings.num_microbatches or 0) % at_a_time:
+            raise ValueError(
+                f"num_microbatches={settings.num_microbatches} does not fit the plan, of whose "
+                f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
+                f"{at_a_time}, or leave num_microbatches to the plan"
+            )
     key = refit_key(captured, device)
-    question = _request(settings, captured, example, cluster, measured.costs, plan)
+    question = _request(settings, captured, example, cluster, measured[0], plan)
     question, refit_notes, found = _refitted(settings, question, key)
-    notes = (*captured.kept_whole, *measured.notes, *refit_notes)
+    notes = (*captured.kept_whole, *measured[1], *refit_notes)
     schedule = settings.planned_schedule
     if plan is not None:  # its devices keep their numbers
         question = with_devices_of(plan, question)
         found_plan = plan_to_run(PlanQuestion(question, schedule=schedule, plan=plan))
         notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
         return Planned(plan, found_plan.request, notes, found, key)
-    asked = PlanQuestion(question, settings.planner, schedule, settings.use_all_devices)
-    found_plan = plan_to_run(asked, _search(settings, ways), partial(fullest, settings))
+
+    def search(asked: PlanRequest, planner: str) -> SearchResult:
+        if ways is None:
+            return SearchResult(answer(asked, planner))
+        part = first_way(asked, ways)
+        plan = answer(part, planner)
+        return SearchResult(plan_in_ways(on_all_devices(plan, part) if fills else plan, ways))
+
+    asked = PlanQuestion(question, settings.planner, schedule, fills)
+    found_plan = plan_to_run(asked, search, on_all_devices)
     plan, request = found_plan.plan, found_plan.request
-    notes += found_plan.result.notes
     notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
     if settings.emulated is None:
         warn_of_misplaced(cluster, found_plan.ranks)
     return Planned(plan, request, notes, found, key)
-
-
-def _search(
-    settings: Settings, ways: WaysGraph | None
-) -> Callable[[PlanRequest, str], SearchResult]:
-    """Asks a planner, or an earlier run for its answer; notes say which."""
-    cache = PlanCache(settings.cache)
-
-    def search(asked: PlanRequest, planner: str) -> SearchResult:
-        part = asked if ways is None else first_way(asked, ways)
-        plan, notes = cache.plan(part, planner, lambda: answer(part, planner))
-        if ways is None:
-            return SearchResult(plan, notes)
-        if settings.use_all_devices:
-            plan = fullest(settings, plan, part)
-        return SearchResult(plan_in_ways(plan, ways), notes)
-
-    return search
-
-
-def fullest(settings: Settings, plan: Plan, request: PlanRequest) -> Plan:
-    """:func:`on_all_devices`, of which an earlier run may have kept the answer."""
-    if num_devices_used(plan) == request.num_devices:
-        return plan
-    question = f"{settings.planner}, on all devices"
-    kept = PlanCache(settings.cache)
-    return kept.plan(request, question, lambda: on_all_devices(plan, request))[0]
 
 
 def _refitted(
@@ -173,7 +157,7 @@ def _refitted(
     """
     found, source = settings.costs, "given"
     if found == LAST_REFIT:
-        found, source = PlanCache(settings.cache).refit(key), "of an earlier run"
+        found, source = ProfileCache(settings.cache).refit(key), "of an earlier run"
         if found is None:
             note = (
                 'costs="refit": no refit of this model on such devices is known yet; the plan '
@@ -185,27 +169,14 @@ def _refitted(
     return found.request(request), (f"Costs: {found.describe()}; {source}.",), found
 
 
-def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
-    asked, at_a_time = settings.num_microbatches, stages.units_at_a_time
-    if asked is not None and asked % at_a_time:
-        raise ValueError(
-            f"num_microbatches={asked} does not fit the plan, whose stages take "
-            f"{', '.join(map(str, sorted(set(stages.multiples))))} micro-batches at a time; use a "
-            f"multiple of {at_a_time}, or leave num_microbatches to the plan"
-        )
-
-
 def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:
-    num_used = num_devices_used(plan)
+    num_used, num_parts = num_devices_used(plan), num_separable(request.graph)
     if num_used == request.num_devices:
         return
-    num_parts = num_separable(request.graph)
-    because = (
-        f"the model has only {num_parts} operators that can be separated"
-        + "".join(f" ({reason})" for reason in kept_whole)
-        if num_parts < request.num_devices
-        else "it is predicted to be faster, or the only one that fits into memory"
-    )
+    because = "it is predicted to be faster, or the only one that fits into memory"
+    if num_parts < request.num_devices:
+        because = f"the model has only {num_parts} operators that can be separated"
+        because += "".join(f" ({reason})" for reason in kept_whole)
     rank_zero_warn(
         f"the plan uses {num_used} of {request.num_devices} devices, the others stay idle: "
         f"{because}. Use devices={num_used}, or give a plan by hand."

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.mapped_tensor import in_pieces
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
@@ -134,32 +141,50 @@ class Control:
         """Waits until everything told so far has left."""
         self.transport.flush()
 
-    def gather(
-        self, obj: Any, purpose: str, store: Callable[[Any], Any] | None = None
-    ) -> list[Any]:
-        """All ranks: every rank's object on rank 0, an empty list on the others.
-
-        Args:
-            obj: this rank's.
-            purpose: of the waiting, for errors.
-            store: of large objects: what rank 0 does with each as it comes. The ranks send in
-                turn, so that it has the memory of one at a time.
-        """
+    def gather(self, obj: Any, purpose: str) -> list[Any]:
+        """All ranks: every rank's object on rank 0, an empty list on the others."""
         self.check_together()
         if not self.is_leader:
-            if store is not None:
-                self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
-                self.receive_from(0, purpose)
             self.send_to(0, obj)
             self.flush()
             return []
-        gathered = [obj]
-        if store is not None:
-            self.tell(None)
+        return [obj, *(self.receive_from(rank, purpose) for rank in range(1, self.num_ranks))]
+
+    def collect(
+        self, own: Mapping[_K, _V], purpose: str, store: Callable[[_V], _V]
+    ) -> dict[_K, _V]:
+        """All ranks: on rank 0 the entries of all, of which the first rank's counts; else nothing.
+
+        They come in pieces, each asked for, so that rank 0 has the memory of one at a time.
+
+        Args:
+            own: this rank's: tensors, or dicts of them.
+            purpose: of the waiting, for errors.
+            store: where rank 0 keeps what comes.
+        """
+        self.check_together()
+        if not self.is_leader:
+            self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
+            entries = list(own.items())
+            pieces = [
+                entries[part] for part in in_pieces(_num_bytes(value) for _, value in entries)
+            ]
+            for piece in (*pieces, []):
+                self.receive_from(0, purpose)
+                self.send_to(0, piece)
+                self.flush()
+            return {}
+        found = dict(own)
+        self.tell(None)
         for rank in range(1, self.num_ranks):
-            if store is not None:
+            self.send_to(rank, None)
+            while piece := self.receive_from(rank, purpose):
+                for key, value in piece:
+                    found.setdefault(key, store(value))
+                del piece, value  # before the next one comes
                 self.send_to(rank, None)
-            found = self.receive_from(rank, purpose)
-            gathered.append(found if store is None else store(found))
-            del found  # before the next one comes
-        return gathered
+        return found
+
+
+def _num_bytes(value: Any) -> int:
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))

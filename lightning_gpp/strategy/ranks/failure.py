@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
-from lightning_gpp.runtime.waits import TransportError
+from lightning_gpp.runtime.waits import TransportError, start_thread
 from lightning_gpp.strategy.lightning_private import SIGTERMException
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
@@ -290,9 +290,7 @@ class FailureWatch:
             case {"terminated": int(terminated)} if self._rank == 0:
                 if self.terminated is None:
                     self.terminated = terminated
-                    threading.Thread(
-                        target=self._end_terminated, args=(terminated,), daemon=True
-                    ).start()
+                    start_thread("sigterm", self._end_terminated, terminated)
             case {"rank": int(), "summary": str(), "details": str(), "kind": str()}:
                 self._settle(_Report(**message))
             case {"came": dict(state)} if self._rank == 0:
@@ -342,10 +340,7 @@ class FailureWatch:
             if self._first is not None or self._closed.is_set():
                 return
             self._first = report
-            self._ending = threading.Thread(
-                target=self._end, args=(report, is_here, delay_s), name="failure-end", daemon=True
-            )
-            self._ending.start()
+            self._ending = start_thread("failure-end", self._end, report, is_here, delay_s)
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))

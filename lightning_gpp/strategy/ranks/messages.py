@@ -127,15 +127,13 @@ class Trial:
         training: mode of the modules, of one trial each.
         autocast: the user's.
         num_whole: passes in one piece, before the one that is cut.
-        is_cut: whether there is one that is cut.
     """
 
     units: list[int]
     is_trained: bool
     training: bool
     autocast: Autocast
-    num_whole: int = 2
-    is_cut: bool = True
+    num_whole: int
 
 
 @dataclass(frozen=True)

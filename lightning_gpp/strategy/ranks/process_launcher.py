@@ -1,17 +1,36 @@
-"""Lightning's launcher of processes, without its ways to wait for ever."""
+"""Lightning's launcher of processes, without its ways to wait for ever; SIGTERM to any rank.
+
+Lightning's launchers hand back weights, ``callback_metrics`` and the path of the best checkpoint.
+Here the starter's Trainer also knows how far training came and what it logged and kept, as after a
+run that the script itself was a rank of.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import signal
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
-from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
+from lightning_gpp.strategy.lightning_private import (
+    MultiProcessingLauncher,
+    SIGTERMException,
+    answer_sigterm,
+    receive_sigterm,
+)
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.failure import of_other_rank
-from lightning_gpp.strategy.ranks.handed_back import handed_back, take_back
 from lightning_gpp.strategy.report import show
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -84,3 +103,56 @@ class ProcessLauncher(MultiProcessingLauncher):
                     "set trainer.should_stop = True"
                 ) from error
             raise
+
+
+LOOP_STATE = "state_dict"
+"""Last part of the keys under which a loop keeps what is no progress."""
+
+
+def handed_back(trainer: pl.Trainer) -> bytes:
+    """Steps and epochs done, logged metrics and kept checkpoints of a Trainer that has run."""
+    state = trainer.fit_loop.state_dict()
+    found = {
+        "progress": {key: each for key, each in state.items() if not key.endswith(LOOP_STATE)},
+        "epoch_loop": state[f"epoch_loop.{LOOP_STATE}"],
+        "logged_metrics": dict(trainer.logged_metrics),
+        "checkpoints": [callback.state_dict() for callback in _checkpoint_callbacks(trainer)],
+    }
+    buffer = io.BytesIO()
+    torch.save(pytree.tree_map_only(Tensor, Tensor.cpu, found), buffer)
+    return buffer.getvalue()
+
+
+def take_back(trainer: pl.Trainer, data: bytes) -> None:
+    """Gives a Trainer what :func:`handed_back` made of the same one in another process."""
+    found = torch.load(io.BytesIO(data), weights_only=False)
+    for key, value in found["progress"].items():
+        attrgetter(key)(trainer.fit_loop).load_state_dict(value)
+    trainer.fit_loop.epoch_loop.on_load_checkpoint(found["epoch_loop"])
+    trainer.logged_metrics.update(found["logged_metrics"])
+    for callback, kept in zip(_checkpoint_callbacks(trainer), found["checkpoints"]):
+        vars(callback).update(kept)
+
+
+def _checkpoint_callbacks(trainer: pl.Trainer) -> list[ModelCheckpoint]:
+    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def ended_together(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
+    """In this SIGTERM ends a run on all ranks at the same place, where Lightning ends it on one."""
+
+    def end(rank: int) -> None:
+        if run.control.is_leader:
+            log.warning("rank %d was asked to end (SIGTERM): all ranks end after this step", rank)
+        receive_sigterm(trainer)
+
+    run.on_terminated = end
+    answer_sigterm(trainer, run.failures.terminate)
+    try:
+        yield
+    finally:
+        answer_sigterm(trainer, None)

@@ -75,6 +75,11 @@ class StepRecorder:
         self._marks.append(mark)
         self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns, mark.minibatch)
 
+    def end_batch(self) -> None:
+        """What was begun is over, and what was read so far does not belong to the next step."""
+        self.end()
+        self.forget_read()
+
     def forget_read(self) -> None:
         """What was read so far does not belong to the next step."""
         self._last_read = None
@@ -94,14 +99,12 @@ class StepRecorder:
             self._open = None
 
     @contextlib.contextmanager
-    def part(self, run: Run, *, is_second: bool, still_ns: int = 0) -> Iterator[None]:
+    def part(self, run: Run, *, is_second: bool) -> Iterator[None]:
         """Records a run, or one of its two parts; between them is the user's step.
 
         Args:
             run: what runs in the body, or a part of it.
             is_second: whether it is over after this.
-            still_ns: how long emulated time stood still before it; there is no such time in what
-                is recorded.
         """
         with self._recording(run.executor) as records:
             yield
@@ -109,12 +112,10 @@ class StepRecorder:
             return
         end_ns = time.monotonic_ns()
         same = (index for index, (other, _) in enumerate(self._runs) if other is run)
-        place = next(same, len(self._runs))
-        if place == len(self._runs):
-            self._runs.append((run, RunRecord(tuple(records), end_ns)))
-        else:
-            found = self._runs[place][1].followed_by(records, end_ns, still_ns)
-            self._runs[place] = run, found
+        if (place := next(same, len(self._runs))) == len(self._runs):
+            self._runs.append((run, RunRecord((), end_ns)))
+        actions = *self._runs[place][1].actions, *records
+        self._runs[place] = run, RunRecord(actions, _end_ns(run, records, end_ns))
         turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
         self._open = Mark(SpanKind.FINISH if is_second else turn, end_ns, end_ns, place)
 
@@ -122,8 +123,7 @@ class StepRecorder:
     def window(self, run: Run, number: int, found: WindowRecord) -> Iterator[None]:
         """Records a window of a pipeline that does not drain, as one of several in a row.
 
-        A recording ends where the pipeline begins to fill anew. On emulated devices actions have
-        their emulated moments: what a rank really does between windows takes no emulated time.
+        A recording ends where the pipeline begins to fill anew.
 
         Args:
             run: whose window runs in the body.
@@ -137,16 +137,14 @@ class StepRecorder:
             self._window = len(self._runs)
             if not self._runs:
                 self._first_number = number + run.shift
-        pace, shift = run.executor.pace, run.shift - self._first_number
-        with self._recording(run.executor, None if pace is None else pace.timed) as records:
+        shift = run.shift - self._first_number
+        with self._recording(run.executor) as records:
             yield
         if not self.is_on:
             return
         end_ns = time.monotonic_ns()
-        is_paced = pace is not None and records
         numbered = tuple(_numbered(record, shift) for record in records)
-        over_ns = records[-1].end_ns if is_paced else end_ns
-        self._runs.append((run, RunRecord(numbered, over_ns, found)))
+        self._runs.append((run, RunRecord(numbered, _end_ns(run, records, end_ns), found)))
         self._open = Mark(SpanKind.FINISH, end_ns, end_ns, self._window)
 
     @property
@@ -164,17 +162,19 @@ class StepRecorder:
             executor.on_record = None
 
     @contextlib.contextmanager
-    def _recording(
-        self, executor: Executor, timed: Callable[[ActionRecord], ActionRecord] | None = None
-    ) -> Iterator[list[ActionRecord]]:
-        """Gives the records of actions that run in the body; none where this is off."""
+    def _recording(self, executor: Executor) -> Iterator[list[ActionRecord]]:
+        """Gives the records of actions that run in the body; none where this is off.
+
+        On emulated devices actions have their emulated moments: what a rank really does beside them
+        takes no emulated time.
+        """
         records: list[ActionRecord] = []
-        is_on, also = self.is_on, self.on_record
+        is_on, also, pace = self.is_on, self.on_record, executor.pace
         if is_on:
             self.end()
 
         def on_record(record: ActionRecord) -> None:
-            records.append(record if timed is None else timed(record))
+            records.append(record if pace is None else pace.timed(record))
             if also is not None:
                 also(record)
 
@@ -182,6 +182,11 @@ class StepRecorder:
             if is_on:
                 executor.on_record = on_record
             yield records
+
+
+def _end_ns(run: Run, records: list[ActionRecord], now_ns: int) -> int:
+    """When a run is over: that of emulated devices with its last action."""
+    return records[-1].end_ns if records and run.executor.pace is not None else now_ns
 
 
 def _numbered(record: ActionRecord, shift: int) -> ActionRecord:

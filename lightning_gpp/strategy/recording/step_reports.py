@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner import Plan
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import (
@@ -29,80 +29,58 @@ MOST_BEFORE = 64
 """Mini-batches that are simulated before recorded windows at most; by then a pipeline is full."""
 
 
-@dataclass(frozen=True)
 class Question:
-    """What was run, and the question that its plan answers.
+    """Rank 0: what a pipeline trained last, a step or windows, and what its plan answers.
 
-    Attributes:
-        program: what was run; of windows the program of some mini-batches before, theirs, and more.
-        plan: what the program is of.
-        request: the question that it answers.
-        step: what a step is taken to cost besides, where that is known.
-        stages: what timelines show of them.
-        rank_of_device: rank of every device.
-        windows: numbers in the program of those that were run, if the pipeline does not drain.
-        updates: of the parameters before every one of them.
+    Plan and request of a step have as many micro-batches and samples as it had. The program of
+    windows is one of some mini-batches before, theirs, and more.
+
+    Args:
+        pipeline: that ran it.
+        windows: where the pipeline was in each of them, if it does not drain.
+
+    Raises:
+        ValueError: a step had fewer samples than the stages take at a time, for which another
+            program was run than the plan's.
     """
 
-    program: Program
-    plan: Plan
-    request: PlanRequest
-    step: StepCosts
-    stages: tuple[TimelineStage, ...]
-    rank_of_device: tuple[int, ...]
-    windows: range | None = None
-    updates: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, pipeline: Pipeline, windows: Sequence[WindowRecord] = ()) -> Question:
-        """Rank 0: of the last step that a pipeline trained, or of the windows that it ran last.
-
-        Plan and request of a step have as many micro-batches and samples as it had.
-
-        Raises:
-            ValueError: it had fewer samples than the stages take at a time, for which another
-                program was run than the plan's.
-        """
+    def __init__(self, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> None:
         planned, sizes = pipeline.planned, pipeline.last_sizes
         assert planned is not None
-        plan, request, numbers = planned.plan, planned.request, None
+        self.plan, self.request = planned.plan, planned.request
+        self.windows: range | None = None
         if windows:
             before = min(windows[0].since, MOST_BEFORE)
-            numbers = range(before, before + len(windows))
-            count = numbers.stop + windows[-1].remaining
+            self.windows = range(before, before + len(windows))
+            count = self.windows.stop + windows[-1].remaining
             program = pipeline.placed.program(count, schedule=pipeline.schedule, check=False)
         else:
             if len(sizes) % pipeline.placed.units_at_a_time:
                 raise ValueError("its mini-batch was too small for the plan")
             assert pipeline.last_trained is not None
             program = pipeline.last_trained
-            plan = replace(pipeline.plan, num_microbatches=len(sizes))
-            request = replace(request, minibatch_size=sum(sizes), num_microbatches=None)
-        known = planned.refit
-        return cls(
-            program,
-            plan,
-            request,
-            StepCosts() if known is None else known.step_costs(plan, request.graph),
-            timeline_stages(pipeline, program),
-            pipeline.rank_of_device,
-            numbers,
-            tuple(window.updates for window in windows),
-        )
+            self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
+            self.request = replace(self.request, minibatch_size=sum(sizes), num_microbatches=None)
+        self.program, self._pipeline = program, pipeline
+        self._updates = [window.updates for window in windows]
 
     def predicted(self, found: Refit | None = None) -> Timeline:
         """The program as it is simulated: with the costs of the plan, or refitted."""
-        request, step = self.request, self.step
+        request, step, pipeline = self.request, StepCosts(), self._pipeline
+        assert pipeline.planned is not None
+        if (known := pipeline.planned.refit) is not None:
+            step = known.step_costs(self.plan, request.graph)
         if found is not None:
             request = found.request(request)
             step = found.step_costs(self.plan, request.graph, base=step)
-        simulated = simulate(self.program, program_costs(self.plan, request, step=step))
         timeline = predicted_timeline(
-            simulated, stages=self.stages, rank_of_device=self.rank_of_device
+            simulate(self.program, program_costs(self.plan, request, step=step)),
+            stages=timeline_stages(pipeline, self.program),
+            rank_of_device=pipeline.rank_of_device,
         )
         if self.windows is None:
             return timeline
-        return windows_of(timeline, self.program, self.windows, updates=self.updates)
+        return windows_of(timeline, self.program, self.windows, updates=self._updates)
 
     def refit(self, timelines: Sequence[Timeline]) -> Refit:
         """What recorded steps of the same program, or windows of the same plan, say."""
@@ -131,20 +109,16 @@ class StepReport:
     Attributes:
         comparison: how far they are apart.
         predicted: the prediction to show: by a refit of earlier steps, if there were any.
+        source: what that prediction is from.
         notes: where the predictions are from.
         refit: of all steps recorded so far, this one included; None while warming up.
     """
 
     comparison: Comparison
     predicted: Timeline
+    source: str
     notes: tuple[str, ...]
     refit: Refit | None
-
-    @property
-    def source(self) -> str:
-        """What the prediction to show is from."""
-        found = self.comparison.predicted.items()
-        return next(name for name, predicted in found if predicted is self.predicted)
 
     def describe(self) -> str:
         """The table and what it shows."""
@@ -168,54 +142,36 @@ class StepReports:
             windows: where the pipeline was in each of them, if it does not drain.
         """
         try:
-            question = Question.of(pipeline, windows)
+            question = Question(pipeline, windows)
             question.check(timeline)
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
         name, note = _name(pipeline)
-        predicted, notes = {name: question.predicted()}, [note]
-        last = None
+        predicted, notes, last = {name: question.predicted()}, [note], None
+        assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
-        if windows or timeline.source != "emulated":
-            last = self._refit(question, timeline, predicted, notes)
+        is_refitted = bool(windows) or timeline.source != "emulated"
+        if is_refitted and timeline.step < WARM_UP_STEPS:
+            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+        elif is_refitted:
+            same = question.plan if windows else question.program
+            key = same, question.request.minibatch_size
+            earlier = [t for *known, t in self._recorded if tuple(known) == key]
+            self._recorded.append((*key, timeline))
+            last = question.refit([*earlier, timeline])
+            if earlier:
+                predicted["refit"] = question.predicted(question.refit(earlier))
+                steps = ", ".join(str(each.step) for each in earlier)
+                notes.append(f"refit: of the steps recorded before ({steps}).")
+            else:
+                predicted["fit"] = question.predicted(last)
+                notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         if windows:
             weights = timeline.weights
             predicted = {name: replace(each, weights=weights) for name, each in predicted.items()}
-        shown = predicted.get("refit", next(iter(predicted.values())))
-        return StepReport(Comparison(timeline, predicted), shown, tuple(notes), last)
-
-    def _refit(
-        self,
-        question: Question,
-        timeline: Timeline,
-        predicted: dict[str, Timeline],
-        notes: list[str],
-    ) -> Refit | None:
-        """The refit to all that was recorded so far; None while the run is warming up.
-
-        Args:
-            question: of what was recorded.
-            timeline: what was recorded.
-            predicted: gets the prediction of a refit to what was recorded before, if there is any.
-            notes: get what it is.
-        """
-        assert timeline.step is not None
-        if timeline.step < WARM_UP_STEPS:
-            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
-            return None
-        same = question.program if question.windows is None else question.plan
-        key = same, question.request.minibatch_size
-        earlier = [t for *known, t in self._recorded if tuple(known) == key]
-        self._recorded.append((*key, timeline))
-        last = question.refit([*earlier, timeline])
-        if earlier:
-            predicted["refit"] = question.predicted(question.refit(earlier))
-            steps = ", ".join(str(each.step) for each in earlier)
-            notes.append(f"refit: of the steps recorded before ({steps}).")
-        else:
-            predicted["fit"] = question.predicted(last)
-            notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
-        return last
+        shown = "refit" if "refit" in predicted else name
+        comparison = Comparison(timeline, predicted)
+        return StepReport(comparison, predicted[shown], shown, tuple(notes), last)
 
 
 def _actions(timeline: Timeline) -> list[list[str | None]]:

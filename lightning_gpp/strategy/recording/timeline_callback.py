@@ -14,13 +14,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.runtime.clock import measure_offset
-from lightning_gpp.runtime.measured import RankRecord, measured_timeline
+from lightning_gpp.runtime.measured import (
+    RankRecord,
+    WindowRecord,
+    measure_offset,
+    measured_timeline,
+)
 from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.planning.plan_cache import PlanCache
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import (
     StepReport,
@@ -160,8 +164,7 @@ class TimelineCallback(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Shows the step if this was its last mini-batch."""
-        self._recorder.end()
-        self._recorder.forget_read()
+        self._recorder.end_batch()
         if self._run is not None and self._is_over(trainer):
             self._finish(trainer, self._run)
 
@@ -179,37 +182,35 @@ class TimelineCallback(pl.Callback):
         is_cut, record = self._recorder.is_cut, self._stop()
         # The step that cut a recording short was not recorded.
         self._done.update(range(self._step, trainer.global_step - is_cut))
+        why = ""
         if not record.runs:
+            why = "no gradient went through the forward"
+        elif len({program.num_stages for program in run.recorder.programs}) > 1:
+            why = "a mini-batch was too small for the plan"
+        if why:
             if trainer.is_global_zero:
-                show(f"No timeline of step {self._step}: no gradient went through the forward.")
-            return
-        if len({program.num_stages for program in run.recorder.programs}) > 1:
-            if trainer.is_global_zero:
-                show(f"No timeline of step {self._step}: a mini-batch was too small for the plan.")
+                show(f"No timeline of step {self._step}: {why}.")
             return
         with run.failures.guard():
             timeline = _gather(run, record, self._step)
             if timeline is not None:
-                self._take(run, timeline, record)
+                self._take(run, timeline, [run.window for run in record.runs if run.window])
 
-    def _take(self, run: PipelinedRun, timeline: Timeline, record: RankRecord) -> None:
+    def _take(self, run: PipelinedRun, timeline: Timeline, windows: Sequence[WindowRecord]) -> None:
         """Rank 0: keeps the timeline of what was recorded, and shows it beside its prediction."""
-        windows = [each.window for each in record.runs if each.window is not None]
         self.timelines[self._step] = timeline
-        report: StepReport | str = ""
-        if self.predict:
-            report = self._reports.report(run.built, timeline, windows)
+        report = self._reports.report(run.built, timeline, windows) if self.predict else ""
         if isinstance(report, StepReport):
             self.reports[self._step] = report
-        if len(windows) > 1:
-            what = f"{len(windows)} mini-batches that overlap, from step {self._step} on,"
-            self._show(run, timeline, report, report, what)
-        elif windows or not self._is_typical:
-            self._show(run, timeline, report, report, f"Step {self._step}")
-        else:
+        if self._is_typical and not windows:
             self._recorded.append((timeline, report, sum(run.built.last_sizes)))
             if len(self._recorded) == len(self.steps):
                 self._show_typical(run)
+            return
+        what = f"Step {self._step}"
+        if len(windows) > 1:
+            what = f"{len(windows)} mini-batches that overlap, from step {self._step} on,"
+        self._show(run, timeline, report, report, what)
 
     def _show_typical(self, run: PipelinedRun) -> None:
         """Rank 0: the step of median length of those that were recorded.
@@ -219,11 +220,7 @@ class TimelineCallback(pl.Callback):
         recorded, self._recorded = self._recorded, []
         most = max(num_samples for *_, num_samples in recorded)
         whole = [(timeline, report) for timeline, report, count in recorded if count == most]
-        refitted = [
-            (timeline, report)
-            for timeline, report in whole
-            if isinstance(report, StepReport) and report.source == "refit"
-        ]
+        refitted = [each for each in whole if getattr(each[1], "source", "") == "refit"]
         by_length = sorted(refitted or whole, key=lambda found: found[0].step_s)
         timeline, report = by_length[len(by_length) // 2]
         what = f"Step {timeline.step}, the median of {len(by_length)},"
@@ -265,21 +262,16 @@ class TimelineCallback(pl.Callback):
             written += self._keep(run, last_report)
         for logger in run.module.trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
-        line = wrapped(
-            [
-                f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
-                f"{percent_text(found.bubble_share, 1)} of it bubble"
-            ],
-            width(),
+        line = (
+            f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+            f"{percent_text(found.bubble_share, 1)} of it bubble"
         )
-        if written:
-            line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
-        show(line)
-        if isinstance(report, str):
-            if report:
-                show(report)
-        elif run.settings.report == "full":
-            show(report.describe())
+        files = f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
+        show(wrapped([line], width()) + (files if written else ""))
+        if isinstance(report, StepReport):
+            report = report.describe() if run.settings.report == "full" else ""
+        if report:
+            show(report)
 
     def _keep(self, run: PipelinedRun, report: StepReport) -> list[Path]:
         """Keeps the refit for the next run of this model; on emulated devices none is kept."""
@@ -287,7 +279,7 @@ class TimelineCallback(pl.Callback):
         if found is None or report.comparison.measured.source != "measured":
             return []
         assert planned is not None and self.dirpath is not None
-        PlanCache(run.settings.cache).keep_refit(planned.refit_key, found)
+        ProfileCache(run.settings.cache).keep_refit(planned.refit_key, found)
         path = self.dirpath / "refit.json"
         path.write_text(found.to_json(), encoding="utf-8")
         return [path]
@@ -298,8 +290,7 @@ class TimelineCallback(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """It is over."""
-        self._recorder.end()
-        self._recorder.forget_read()
+        self._recorder.end_batch()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows steps of which the last ones never came; names those."""

@@ -26,12 +26,12 @@ from lightning_gpp.spmd.costs.machine import (
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.strategy.spmd.sharded import ELEMENTWISE
 
-_SIDES = 384, *(1 << power for power in range(9, 14))
-"""Of the matrices whose product is timed: on a CPU the first, some milliseconds on a slow core; on
-an accelerator from 512, a launch more than a product on a large one, to 8192."""
+_SIDE, _ACCELERATOR_SIDE = 384, 4096
+"""Of the matrices whose product is timed: on a CPU some milliseconds on a slow core; an accelerator
+has to be full."""
 
-_COPIED_BYTES = 1 << 24, 1 << 26, 1 << 28
-"""More than the caches of a core, the first; and of an accelerator (50 MB on an H100)."""
+_COPIED_BYTES, _ACCELERATOR_COPIED_BYTES = 1 << 24, 1 << 28
+"""More than the caches of a core; and of an accelerator (50 MB on an H100)."""
 
 _GOLDEN = 0.6180339887
 """The fractions of its multiples are spread over [0, 1)."""
@@ -40,9 +40,7 @@ _STRETCH_S, _TURN_S = 0.1, 0.01
 """Of every kind of work in a round, and of one kind before the next has its turn: many time slices
 of a scheduler, so that a core that others use, too, looks as slow as it is, for all work alike."""
 
-LEAST_ROUNDS, MOST_ROUNDS = 4, 12
-_AGREE = 0.02
-"""Of the work of all devices."""
+ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Tim
     like, group, kind = trained[int(np.searchsorted(before, before[-1] / 2))]
     if kind not in ELEMENTWISE or kind is torch.optim.SparseAdam:
         return None
-    most_bytes = _COPIED_BYTES[-1] // 2 if is_accelerator(device) else _COPIED_BYTES[0]
+    most_bytes = _ACCELERATOR_COPIED_BYTES // 2 if is_accelerator(device) else _COPIED_BYTES
     count = min(like.numel(), most_bytes // like.element_size())
     copies = most_bytes // (count * like.element_size()) if is_accelerator(device) else 1
     parameters = [
@@ -100,8 +98,7 @@ def measure_speeds(
     """All ranks: how fast each device is while all of them compute; all ranks get the same.
 
     What a device is busy with beside this may come and go. So all are timed in short rounds that
-    they begin together, until those rounds with an even number and those with an odd one say the
-    same of the devices' shares; of all rounds the median counts.
+    they begin together, of which the median counts.
 
     Args:
         device: of this rank.
@@ -109,25 +106,9 @@ def measure_speeds(
         update: of the optimizer, by bytes, on all of them; not timed if not given.
     """
     times = _times(device, update)
-    rounds = [_of_all(times(), group, device)]
-    while not is_settled(rounds):
-        rounds.append(_of_all(times(), group, device))
+    rounds = [_of_all(times(), group, device) for _ in range(ROUNDS)]
     flop_s, byte_s, *update_s, launch_s = np.median(rounds, axis=0).T
     return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else None)
-
-
-def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:
-    """Whether another round would hardly change the devices' shares, or has no prospect of it.
-
-    Args:
-        rounds: seconds of every kind of work on every device, shape ``(rounds, devices, kinds)``.
-    """
-    if len(rounds) < LEAST_ROUNDS:
-        return False
-    # Launches, the last kind, scatter more than the others and count for less.
-    speeds = [1 / np.median(rounds[first::2], axis=0)[:, :-1] for first in (0, 1)]
-    one, other = (each / each.sum(axis=0) for each in speeds)
-    return len(rounds) >= MOST_ROUNDS or bool(np.abs(one - other).max() <= _AGREE)
 
 
 def _of_all(own: list[float], group: Collectives | None, device: torch.device) -> list[list[float]]:
@@ -136,17 +117,18 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
         return [own]
     shapes = [(len(own),)] * group.num_ranks
     tensor = torch.tensor(own, dtype=torch.float32, device=device)
-    every = group.all_gather(tensor, shapes, is_grouped=False, purpose="timing the devices")
+    every = group.all_gather(tensor, shapes, purpose="timing the devices")
     return [each.tolist() for each in every]
 
 
 def _times(device: torch.device, update: TimedWork | None) -> Callable[[], list[float]]:
     """Measures the seconds of one operation, of a byte of memory and of an update, of a launch."""
-    sizes = (
-        (_SIDES[1:], _COPIED_BYTES) if is_accelerator(device) else (_SIDES[:1], _COPIED_BYTES[:1])
-    )
-    works = [largest(_product, sizes[0], device), largest(_copy, sizes[1], device)]
-    works += [update] if update else []
+    is_large = is_accelerator(device)
+    works = [
+        _product(_ACCELERATOR_SIDE if is_large else _SIDE, device),
+        _copy(_ACCELERATOR_COPIED_BYTES if is_large else _COPIED_BYTES, device),
+        *([update] if update else []),
+    ]
     short = torch.ones(1, device=device)
     works.append(TimedWork(lambda: torch.add(short, 1), 1))
     turns = [_turn_of(work.do, device) for work in works]
@@ -179,20 +161,6 @@ def _copy(size_bytes: int, device: torch.device) -> TimedWork:
     long = torch.ones(size_bytes // 4, device=device)
     out = torch.empty_like(long)
     return TimedWork(lambda: torch.add(long, 1, out=out), 2 * size_bytes)
-
-
-def largest(
-    work: Callable[[int, torch.device], TimedWork], sizes: Sequence[int], device: torch.device
-) -> TimedWork:
-    """The work of the largest size that a round has time for, several times; the first at least."""
-    found = work(sizes[0], device)
-    for size in sizes[1:]:
-        larger = work(size, device)
-        passed_s, count = _turn_of(larger.do, device)()
-        if 8 * passed_s > count * _STRETCH_S:
-            break
-        found = larger
-    return found
 
 
 def _turn_of(do: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, int]]:
@@ -260,28 +228,24 @@ def measure_collectives(group: Collectives, device: torch.device) -> CollectiveT
 
     def all_gather(tensor: Tensor, purpose: str) -> object:
         parts, shapes = cut(tensor, count)
-        return group.all_gather(parts[0], shapes, is_grouped=False, purpose=purpose)
+        return group.all_gather(parts[0], shapes, purpose=purpose)
 
-    def reduce_scatter(tensor: Tensor, purpose: str) -> object:
-        return group.reduce_scatter(cut(tensor, count)[0], is_grouped=False, purpose=purpose)
-
-    def all_to_all(tensor: Tensor, purpose: str) -> object:
-        return group.all_to_all(*cut(tensor, count**2), is_grouped=False, purpose=purpose)
-
-    def broadcast(tensor: Tensor, purpose: str) -> object:
-        return group.broadcast(tensor, tuple(tensor.shape), tensor.dtype, purpose=purpose)
-
-    def root(tensor: Tensor, purpose: str) -> object:
-        return group.scatter(*cut(tensor, count), tensor.dtype, purpose=purpose)
-
-    works = {
-        "all_reduce": lambda tensor, purpose: group.all_reduce(tensor, purpose=purpose),
+    works: dict[str, Callable[..., object]] = {
+        "all_reduce": group.all_reduce,
         "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_to_all": all_to_all,
-        "broadcast": broadcast,
-        "reduce": lambda tensor, purpose: group.reduce(tensor, purpose=purpose),
-        "root": root,
+        "reduce_scatter": lambda tensor, purpose: group.reduce_scatter(
+            cut(tensor, count)[0], purpose=purpose
+        ),
+        "all_to_all": lambda tensor, purpose: group.all_to_all(
+            *cut(tensor, count**2), purpose=purpose
+        ),
+        "broadcast": lambda tensor, purpose: group.broadcast(
+            tensor, tuple(tensor.shape), tensor.dtype, purpose=purpose
+        ),
+        "reduce": group.reduce,
+        "root": lambda tensor, purpose: group.scatter(
+            *cut(tensor, count), tensor.dtype, purpose=purpose
+        ),
     }
     lines = {
         name: line_of(

@@ -252,9 +252,14 @@ class ShardedOptimizer(PartialOptimizer):
                 )
         PartialOptimizer.adopt_new_groups(self, module, held)
 
-    def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
-        """State by index on one device, of that of all ranks."""
-        state = PartialOptimizer.merged(self, gathered)
+    def whole_state_dict(
+        self, control: Control, store: Callable[[Tensor], Tensor]
+    ) -> dict[str, Any]:
+        """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
+        gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
+        if not control.is_leader:
+            return self.optimizer.state_dict()
+        state = dict(pair for part in reversed(gathered) for pair in part.items())
         partition, names = self.partition, [name for group in self.names for name in group]
         for index in list(state):
             if (name := names[index]) not in partition.storage:
@@ -268,4 +273,4 @@ class ShardedOptimizer(PartialOptimizer):
                 else value
                 for key, value in parts[0].items()
             }
-        return state
+        return self._state_dict(state)

@@ -14,26 +14,36 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
-from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
-from lightning_gpp.spmd.run.node_reader import ExportError
+from lightning_gpp.runtime.pieces import Slices
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
+from lightning_gpp.spmd.run.operator_calls import is_random
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdBoundary
-from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
+from lightning_gpp.strategy.spmd.divide import Divider, HapPlanner, ProgramPlanner
+from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdForward, SpmdModel
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 NO_AUTOCAST = (
     "an SPMD program is of operators with the types that they were exported with, which autocast "
     "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
 )
+
+MANY_EXPORTS = 8
+"""A warning comes with this many: exporting takes about as long as a hundred small steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +93,31 @@ class SpmdCalls(ForwardCalls):
 
     Args:
         run: of this rank.
+        divider: divides its model.
+        shares: part of every device; None for equal ones.
     """
 
-    def __init__(self, run: SpmdRun) -> None:
+    def __init__(self, run: PipelinedRun, divider: Divider, shares: Sequence[float] | None) -> None:
         super().__init__(run)
-        self._divided_run = run
+        num_ranks = run.control.num_ranks
+        self._divider = divider
+        self._planner: ProgramPlanner | None = None
+        self._shares = tuple(shares or (1 / num_ranks,) * num_ranks)
         self._exports: dict[Hashable, _Known] = {}
         self._tentative: Hashable = None
         """The key of a training call that one in evaluation has led to; it may come otherwise."""
+        self._has_trained = False
+
+    def prepare(self, planner: str | ProgramPlanner, *, has_shares: bool) -> None:
+        """All ranks time what they are to do; rank 0 has a planner afterwards, if it is named."""
+        if isinstance(planner, str):
+            self._planner = self._divider.planner(planner, has_shares=has_shares)
+        else:
+            self._planner = planner
+
+    @property
+    def _model(self) -> SpmdModel | None:
+        return self._run.model if isinstance(self._run.model, SpmdModel) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns.
@@ -98,18 +125,19 @@ class SpmdCalls(ForwardCalls):
         Raises:
             NotImplementedError: it is called under autocast.
         """
-        run = self._divided_run
+        run = self._run
         self.before()
         if is_autocast():
             raise NotImplementedError(NO_AUTOCAST)
-        if run.divided is not None:
-            run.divided.partition.agree_on_gradients()
+        if self._model is not None:
+            self._model.partition.agree_on_gradients()
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         with torch.set_grad_enabled(is_trained):
             known = self._known(args, kwargs)
         check_reads(run.target, known.reads)
-        if is_trained:
-            run.check_is_divided(known.number)
+        if is_trained and not self._has_trained:
+            self._has_trained = True
+            self._check_is_divided(known.number)
         inputs = known.form.inputs(args, kwargs)
         needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
         message = SpmdForward(
@@ -121,22 +149,24 @@ class SpmdCalls(ForwardCalls):
             export=known.number,
             seed=int(torch.randint(2**31, ())) if known.is_random else 0,
         )
-        values = self._led(message, SpmdBoundary.whole(inputs, needs), inputs)
+        leaves = {n: tensor.detach().requires_grad_(n in needs) for n, tensor in inputs.items()}
+        boundary = CallBoundary([leaves], [1], dict.fromkeys(inputs, Slices(None)), {})
+        values = self._led(message, boundary, inputs)
         return known.form.result([values[name] for name in known.outputs])
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Known:
         """The export for a call; made, and given to all ranks, if there is none yet."""
-        run = self._divided_run
+        run = self._run
         key = call_key(run.target, args, kwargs)
         if key == self._tentative:
             self._tentative = None
             if not is_as_read(run.target, self._exports[key].reads):
                 del self._exports[key]
         if key not in self._exports:
-            run.stop_early_modules()
+            run.stop_early_modules()  # or the export would contain how they move
             plain = pytree.tree_map(_out_of_inference, (args, kwargs))
             is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
-            if run.divided is None and is_fit and not torch.is_grad_enabled():
+            if self._model is None and is_fit and not torch.is_grad_enabled():
                 with self._in_training():
                     self._tentative = call_key(run.target, *plain)
                     self._exports[self._tentative] = self._exported(*plain)
@@ -147,7 +177,7 @@ class SpmdCalls(ForwardCalls):
     @contextmanager
     def _in_training(self) -> Iterator[None]:
         """How parameters are stored is for training, which may begin with a validation."""
-        run = self._divided_run
+        run = self._run
         modes = {part: part.training for part in run.target.modules()}
         names = {part: name for name, part in run.module.named_modules()}
         try:
@@ -161,21 +191,26 @@ class SpmdCalls(ForwardCalls):
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""
-        run = self._divided_run
+        run, number = self._run, 0 if self._model is None else len(self._model.interpreters)
         with watched_reads(run.target) as reads:
             exported = self._export(args, kwargs)
-        number = 0 if run.divided is None else len(run.divided.interpreters)
-        graph, calls = exported.graph, exported.calls
-        package = ProgramPackage(graph, calls, exported.constants, run.plan(graph))
-        with waiting_for("Giving every rank its parts", run.module), run.control.together():
+        graph = exported.graph
+        package = ProgramPackage(graph, exported.constants, self._plan(graph))
+        with run.control.together():
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
-        is_random = any(call.is_random for call in calls)
-        return _Known(number, exported.form, graph.outputs, is_random, tuple(reads))
+        if number + 1 == MANY_EXPORTS:
+            rank_zero_warn(
+                f"the forward was called with {MANY_EXPORTS} forms of arguments (sizes, modes), "
+                "each of which is captured by itself; pad batches to a few sizes, or use "
+                "DataLoader(drop_last=True)"
+            )
+        has_random = any(map(is_random, graph.operators))
+        return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedForward:
-        run = self._divided_run
+        run = self._run
         with (
             waiting_for("Capturing the model", run.module),
             taken_away(run.target, "forward", self.inner),
@@ -184,12 +219,59 @@ class SpmdCalls(ForwardCalls):
             torch.set_grad_enabled(torch.is_grad_enabled()),
             torch.autocast(run.device.type, enabled=False),
         ):
-            run.stop_early_modules()  # or the export would contain how they move
             try:
                 return export_forward(run.target, args, kwargs)
             except ExportError as error:
                 where = raised_location(error.__cause__ or error)
                 raise ExportError(f"{where}: {error}") from None  # which says what torch said
+
+    def _plan(self, graph: SpmdGraph) -> SpmdProgram:
+        """A program for an export; parameters stay stored as they are."""
+        model, parts = self._model, None
+        if model is not None:
+            prefix, stored = model.prefix, model.partition.storage
+            parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
+        assert self._planner is not None, "rank 0 has one since the setup"
+        with waiting_for("Planning", self._run.module):
+            program = self._planner(graph, self._shares, parts)
+        if parts is None:
+            self._shares = program.shares
+        elif parts and program.shares != self._shares:
+            raise RuntimeError(
+                f"the planner dealt {program.shares} where parameters are dealt {self._shares}"
+            )
+        return program
+
+    def _check_is_divided(self, export: int) -> None:
+        """Whether the first training step's batch is divided.
+
+        Raises:
+            ValueError: nothing of the model can be divided over so many devices, or only samples
+                may be, of which there are too few.
+        """
+        assert self._model is not None
+        (interpreter, _), num = self._model.interpreters[export], len(self._shares)
+        computed = [i for i in interpreter.program.instructions if isinstance(i, Computation)]
+        if num == 1 or any(p.is_shard for each in computed for p in each.outputs):
+            return
+        theory = Theory(interpreter.graph, num)
+        rules = (rule for each in interpreter.graph.operators for rule in theory.rules(each))
+        if not any(p.is_shard for rule in rules for p in rule.outputs):
+            raise ValueError(
+                f"nothing of the model can be divided over {num} devices: every dimension that its "
+                "operators could be divided along has fewer rows than that. Use a larger batch, or "
+                "fewer devices"
+            )
+        if isinstance(self._planner, HapPlanner) and self._planner.is_data_parallel:
+            raise ValueError(
+                "planner='data_parallel' deals the samples of a batch, which has fewer than "
+                f"{num}, or no operator can be divided along them. Use a larger batch, fewer "
+                "devices, or planner='hap'"
+            )
+        rank_zero_info(
+            "the program divides nothing: what would move between the devices takes longer than "
+            "what they would save; a larger batch, or one device, is better"
+        )
 
 
 def _out_of_inference(leaf: Any) -> Any:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
-from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter, ProgramRun
-from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.spmd.sharded import ShardedPartition
-from lightning_gpp.strategy.step.pipelined_call import CallBoundary
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +29,27 @@ class ProgramPackage:
     """What ranks other than 0 need of an export, and what all ranks do with it.
 
     Attributes:
-        graph: the operators.
-        calls: how they are called.
+        graph: the operators, and how they are called.
         constants: tensors that the forward makes of Python data.
         program: what all ranks do.
     """
 
     graph: SpmdGraph
-    calls: tuple[OperatorCall, ...]
     constants: Mapping[str, Tensor]
     program: SpmdProgram
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdForward(Forward):
+    """A call of a divided forward.
+
+    Attributes:
+        export: which one.
+        seed: of random numbers.
+    """
+
+    export: int = 0
+    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -41,47 +58,88 @@ class SpmdModel:
 
     Attributes:
         partition: what this rank holds.
+        held: parameters, or parts of them.
         collectives: with the other ranks.
+        control: likewise, with rank 0.
         prefix: of the divided module's names in the LightningModule.
+        device: of this rank.
         time: in which calls run; that of emulated devices, if they are.
+        optimizers: of the parameters that this rank has, or has parts of.
         interpreters: one per export, in their order, with its constants.
     """
 
     partition: ShardedPartition
+    held: list[Parameter]
     collectives: ProcessCollectives
+    control: Control
     prefix: str
+    device: torch.device
     time: RealTime[Interpreter]
+    optimizers: list[PartialOptimizer] = field(default_factory=list)
     interpreters: list[tuple[Interpreter, dict[str, Tensor]]] = field(default_factory=list)
+
+    def add(self, package: ProgramPackage) -> None:
+        """Another export can be called."""
+        what = package.graph, package.program, self.collectives, self.device
+        there = {name: value.to(self.device) for name, value in package.constants.items()}
+        self.interpreters.append((Interpreter(*what), there))
+
+    def call(self, message: Forward, boundary: CallBoundary | None) -> RankCall:
+        """A call of the forward that backwards may follow; nothing of it runs yet."""
+        halves = self._halves(message, boundary)
+        return RankCall(halves, _PartsStash(self.held, self.partition), self._part)
+
+    @contextmanager
+    def _part(self, halves: _Halves, is_second: bool) -> Iterator[None]:
+        """What a half of a call runs in."""
+        with self.time.step(halves.interpreter, is_second=is_second), lifted():
+            yield
+
+    def forward(self, message: Forward, boundary: CallBoundary | None) -> None:
+        """Runs a call of the forward that no backward follows."""
+        halves = self._halves(message, boundary)
+        with torch.no_grad(), message.autocast.on(self.device), lifted():
+            halves.forward_half()
+
+    def _halves(self, message: Forward, boundary: CallBoundary | None) -> _Halves:
+        assert isinstance(message, SpmdForward)
+        for partial in self.optimizers:
+            partial.adopt_new_groups(self.partition, lambda: self.held)
+        self.partition.agree_on_gradients()
+        interpreter, constants = self.interpreters[message.export]
+        stored = {
+            value.name: self.partition.stored(self.prefix + value.name)
+            for value in interpreter.graph.values
+            if value.source in (ValueSource.PARAMETER, ValueSource.BUFFER)
+            and value.name not in constants
+        }
+        return _Halves(interpreter, constants | stored, message.seed, boundary, self.control)
 
     def close(self) -> None:
         """All ranks: gives the process group back."""
         self.collectives.close()
 
 
-@dataclass(slots=True)
-class SpmdBoundary(CallBoundary):
-    """Where one call of the forward meets the program, on rank 0; the batch is one piece."""
+class _PartsStash(GradientStash):
+    """Gradients of a call, apart; those that user code has cleared in the module are cleared."""
 
-    @classmethod
-    def whole(cls, inputs: Mapping[str, Tensor], needs: frozenset[str]) -> SpmdBoundary:
-        """The boundary of a call.
+    def __init__(self, parameters: list[Parameter], partition: ShardedPartition) -> None:
+        super().__init__(parameters)
+        self._partition = partition
 
-        Args:
-            inputs: its tensor arguments by name.
-            needs: those that need a gradient.
-        """
-        leaves = {n: tensor.detach().requires_grad_(n in needs) for n, tensor in inputs.items()}
-        return cls([leaves], [1], {}, {})
+    def __enter__(self) -> _PartsStash:
+        self._partition.clear_gradients()
+        super().__enter__()
+        return self
 
-    def take_input_gradients(self, name: str) -> Tensor | None:
-        """The gradient of an argument."""
-        leaf = self.pieces[0][name]
-        gradient, leaf.grad = leaf.grad, None
-        return gradient
+    def hand_out(self, factor: Tensor | None = None) -> None:
+        """Adds the gradients to those that there are."""
+        super().hand_out(factor)
+        self._partition.show_gradients()
 
 
 @dataclass(slots=True)
-class SpmdHalves:
+class _Halves:
     """One call of an export on this rank, from its forward to its backwards.
 
     Attributes:
@@ -95,7 +153,7 @@ class SpmdHalves:
     interpreter: Interpreter
     stored: Mapping[str, Tensor]
     seed: int
-    boundary: SpmdBoundary | None
+    boundary: CallBoundary | None
     control: Control
     _run: ProgramRun | None = None
 
@@ -111,14 +169,14 @@ class SpmdHalves:
 
         All ranks go backward from the results that rank 0's loss depends on.
         """
-        run, given = self._run, dict[str, Tensor]()
+        run, given, reached = self._run, dict[str, Tensor](), list[str]()
         assert run is not None, "forward_half comes first"
         if self.boundary is not None:
             columns = {n: column[0] for n, column in self.boundary.output_gradients(0).items()}
             given = {n: gradient for n, gradient in columns.items() if gradient is not None}
-        flows = [n for n, result in run.results.items() if result.requires_grad]
-        reached: list[str] = [name for name in flows if name in given]
-        if self.control.is_leader:
+            reached = [
+                n for n, result in run.results.items() if result.requires_grad and n in given
+            ]
             self.control.tell(reached)
         else:
             reached = self.control.hear("which results have gradients")

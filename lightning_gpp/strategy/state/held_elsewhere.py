@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from lightning_gpp.strategy.torch_private import innermost_function_mode
+from lightning_gpp.strategy.lightning_private import innermost_function_mode
 
 _DEVICE = Tensor.device.__get__
 _IS_TYPE = {

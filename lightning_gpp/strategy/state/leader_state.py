@@ -48,6 +48,10 @@ Key = tuple[str, Any, str]
 State = dict[Key, Any]
 
 
+_Values = dict[tuple[str, str], "_Seen"]
+"""Paths of parts and names of attributes -> values."""
+
+
 class _Seen(NamedTuple):
     """A value, and what tells that it has changed: the entries of a list, a tensor's version."""
 
@@ -122,7 +126,7 @@ class _Snapshot:
     requires_grad: bytes
     settings: State
     attributes: list[dict[str, Any]]
-    lists: dict[str, _Seen]
+    lists: _Values
 
 
 class LeaderState:
@@ -175,13 +179,7 @@ class LeaderState:
         finally:
             self._before = None
         metrics = self._metric_states()
-        for (path, name), now in metrics.items():
-            before = self._metrics.get((path, name), _NOTHING)
-            if isinstance(now.value, list):
-                if (filled := now.filled(before)) is not None:
-                    self._changes["list", path, name] = *filled[:2], list(map(_copy, filled[2]))
-            elif not now.is_as(before):
-                self._changes["attribute", path, name] = _copy(now.value)
+        self._changes |= _changes(self._metrics, metrics)
         self._metrics = metrics
 
     def take_changes(self) -> State:
@@ -257,7 +255,7 @@ class LeaderState:
             bytes(map(_requires_grad, tensors)),
             self._settings(),
             [part.__dict__.copy() for _, part in watched.modules],
-            {name: _Seen.of(value) for name, value in own if type(value) is list},
+            {("", name): _Seen.of(value) for name, value in own if type(value) is list},
         )
 
     def _watched(self) -> _Watched:
@@ -275,7 +273,7 @@ class LeaderState:
                         found[key] = self._rates.of(key, value)
         return found
 
-    def _metric_states(self) -> dict[tuple[str, str], _Seen]:
+    def _metric_states(self) -> _Values:
         return {
             (path, name): _Seen.of(value)
             for path, metric in self._watched().metrics
@@ -305,10 +303,20 @@ def _differences(old: _Snapshot, new: _Snapshot) -> State:
                     continue
                 if not isinstance(before, _PLAIN) or before != value:
                     changes["attribute", path, name] = value
-    for name, seen in new.lists.items():
-        filled = seen.filled(old.lists.get(name, _NOTHING))
-        if filled is not None and all(map(_is_number, filled[2])):
-            changes["list", "", name] = *filled[:2], list(map(_copy, filled[2]))
+    told = _changes(old.lists, new.lists)
+    return changes | {key: value for key, value in told.items() if all(map(_is_number, value[2]))}
+
+
+def _changes(old: _Values, new: _Values) -> State:
+    """The new values, and of lists the entries after those that stay."""
+    changes: State = {}
+    for (path, name), now in new.items():
+        before = old.get((path, name), _NOTHING)
+        if isinstance(now.value, list):
+            if (filled := now.filled(before)) is not None:
+                changes["list", path, name] = *filled[:2], list(map(_copy, filled[2]))
+        elif not now.is_as(before):
+            changes["attribute", path, name] = _copy(now.value)
     return changes
 
 

@@ -7,11 +7,12 @@ the indices they have on one device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,8 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.common.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
 
-
-class NamesParameters(Protocol):
-    """A module, or what stands for it."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Its parameters by name, each once."""
+NamesParameters = Any
+"""A module, or what stands for it: has ``named_parameters``, each once."""
 
 
 @dataclass(slots=True)
@@ -159,14 +156,12 @@ class PartialOptimizer:
             control: how to reach the other ranks.
             store: where rank 0 keeps a tensor of another.
         """
-        gathered = control.gather(
+        found = control.collect(
             self.state_by_index(),
             "gathering the optimizer state on rank 0",
             partial(pytree.tree_map_only, Tensor, store),
         )
-        if not control.is_leader:
-            return self.optimizer.state_dict()
-        return self._state_dict(self.merged(gathered))
+        return self._state_dict(found) if control.is_leader else self.optimizer.state_dict()
 
     def counted_state_dict(self, counted: Iterable[nn.Parameter]) -> dict[str, Any]:
         """What one device would write, with the state of these parameters of this rank only."""
@@ -174,17 +169,12 @@ class PartialOptimizer:
 
     def _state_dict(self, state: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """As one device would write it."""
-        groups, offset = [], 0
-        for group, names, _ in self._groups():
-            indices = list(range(offset, offset + len(names)))
-            groups.append({key: v for key, v in group.items() if key != "params"})
-            groups[-1]["params"] = indices
-            offset += len(names)
+        indices = itertools.count()
+        groups = [
+            {**group, "params": list(itertools.islice(indices, len(names)))}
+            for group, names, _ in self._groups()
+        ]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
-
-    def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
-        """State by index on one device, of that of all ranks; copies are those of the first."""
-        return dict(pair for part in reversed(gathered) for pair in part.items())
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""

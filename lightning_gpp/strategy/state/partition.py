@@ -74,20 +74,13 @@ class Partition:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        owners: Ownership,
-        control: Control,
-        device: torch.device,
+        self, module: nn.Module, owners: Ownership, control: Control, device: torch.device
     ) -> None:
-        self.module = module
-        self.owners = owners
-        self._control = control
-        self.rank = control.rank
-        self._device = device
+        self.module, self.owners = module, owners
+        self.rank, self._control, self._device = control.rank, control, device
         self._places = _places(module)
         self._held = owners.held_by(self.rank)
-        self._mapped = {name for name in self._places if is_mapped(self._tensor(name))}
+        self._in_files = any(is_mapped(self._tensor(name)) for name in self._places)
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
@@ -160,8 +153,7 @@ class Partition:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
         names = self.owners.counted_by(self.rank)
         own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
-        gathered = self._control.gather(own, "gathering the weights on rank 0", self._stored)
-        return {name: value for values in gathered for name, value in values.items()}
+        return self._control.collect(own, "gathering the weights on rank 0", self.stores)
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
@@ -173,27 +165,24 @@ class Partition:
             if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
         }
 
-    def _stored(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values of others where they lay before: in files or in memory."""
-        return {n: mapped(v) if n in self._mapped else v for n, v in values.items()}
-
     def share_all(self) -> None:
         """All ranks: those other than 0, whose module is whole, take values that they lack of it.
 
         One at a time where they lie in files, so that no process has all in its memory.
         """
         purpose, is_leader = "waiting for the trained weights", self._control.is_leader
-        parts = [[name] for name in self._places] if self._mapped else [list(self._places)]
+        parts = [[name] for name in self._places] if self._in_files else [list(self._places)]
         for names in parts:
             mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
-            self.make_whole(self._stored(self._control.share(mine, purpose)))
-            if self._mapped:
+            found = self._control.share(mine, purpose)
+            self.make_whole({name: self.stores(value) for name, value in found.items()})
+            if self._in_files:
                 self._control.gather(None, purpose)
 
     @property
     def stores(self) -> Callable[[Tensor], Tensor]:
         """Where tensors that belong to those of other ranks lie: in files or in memory."""
-        return mapped if self._mapped else _as_it_is
+        return mapped if self._in_files else lambda tensor: tensor
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds none; user code may have put its own there."""
@@ -275,10 +264,6 @@ def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
     for place in tensor_places(module):
         found.setdefault(id(place.tensor), []).append(place)
     return {places[0].name: places for places in found.values()}
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:

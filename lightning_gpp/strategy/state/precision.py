@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.pytorch import plugins
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.common.torch_device import widest_float
-from lightning_gpp.strategy.state.loss_scale import AgreedScaler
-from lightning_gpp.strategy.torch_private import foreach_norm
+from lightning_gpp.strategy.lightning_private import foreach_norm
 
 
-class HoldsParameters(Protocol):
-    """What clipping asks of the strategy."""
-
-    @property
-    def is_shape_only(self) -> bool:
-        """Whether tensors have shapes and no numbers."""
-
-    @property
-    def clips_alone(self) -> bool:
-        """Whether no rank waits for the norms of others, which are at other mini-batches."""
-
-    def counted_parameters(self) -> list[nn.Parameter] | None:
-        """Parameters that this rank counts; None where it counts all."""
-
-    def total(self, number: Tensor) -> Tensor:
-        """The sum of a number of each rank."""
-
-    def after_backward(self) -> None:
-        """Gradients of this rank are there, and nobody has seen them yet."""
-
-
-def pipeline_precision(
-    plugin: plugins.Precision | None, strategy: HoldsParameters
-) -> plugins.Precision | None:
+def pipeline_precision(plugin: plugins.Precision | None, strategy: Any) -> plugins.Precision | None:
     """The plug-in with norm clipping and one loss scale over all ranks; None stays None.
 
     Raises:
@@ -94,7 +72,8 @@ class _ClipsOverRanks:
     Clipping by value works on ranks without parameters, too (idle devices, stages of activations).
     """
 
-    pipeline_strategy: HoldsParameters
+    pipeline_strategy: Any
+    """The strategy; it holds the parameters, and knows who counts them."""
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         super().backward(*args, **kwargs)  # type: ignore[misc]
@@ -163,3 +142,63 @@ _CLASSES: dict[type[plugins.Precision], Any] = {
     plugins.HalfPrecision: HalfPrecision,
     plugins.MixedPrecision: MixedPrecision,
 }
+
+
+class AgreedScaler(GradScaler):
+    """A ``GradScaler`` whose ranks agree on whether gradients are finite.
+
+    All ranks have to unscale the same optimizers in the same order. Its numbers are on the CPU,
+    where ranks on devices of any type can add them up and nothing waits to look at them: the host
+    waits for the device once a step, for what was found in the gradients.
+
+    Attributes:
+        total: of a number on all ranks.
+    """
+
+    total: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def like(cls, scaler: GradScaler, device: torch.device) -> AgreedScaler:
+        """One with the scale and the factors of another.
+
+        Args:
+            scaler: the other; Lightning makes one for a GPU, which disables itself where there is
+                none.
+            device: of this rank.
+        """
+        was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
+        has_numbers = device.type != "meta"  # without them all gradients are finite
+        kind = device.type if has_numbers else "cpu"
+        made = cls(kind, enabled=has_numbers and (scaler.is_enabled() or was_meant))
+        if scaler.is_enabled():
+            made.load_state_dict(scaler.state_dict())
+        return made
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """Unscales the gradients of this rank; on how many ranks one is not finite, by device."""
+        found = super()._unscale_grads_(
+            optimizer, self._pinned(inv_scale), self._pinned(found_inf), allow_fp16
+        )
+        count = torch.zeros(())
+        for own in to_host(found.values()):
+            count += own
+        count = self.total(count)
+        return {count.device: count}
+
+    def scale(self, outputs: Any) -> Any:
+        """Outputs times the scale, which a kernel takes from the host as it is."""
+        if not (self._enabled and isinstance(outputs, Tensor)):
+            return super().scale(outputs)
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        assert self._scale is not None
+        return outputs * self._scale
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(torch.device("cpu"))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """A number of which copies to the device are not waited for."""
+        return tensor if self._device == "cpu" else tensor.pin_memory()

@@ -18,16 +18,17 @@ from torch.optim import Optimizer
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
 from lightning_gpp.strategy.ranks.failure import add_note
-from lightning_gpp.strategy.ranks.pipelines_strategy import PipelinesStrategy
+from lightning_gpp.strategy.ranks.pipelines import PipelinesStrategy
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.shape_only import refuse_checkpoint
-from lightning_gpp.strategy.state.meta_parameters import give_values
-from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import (
+    ReplacingCheckpointIO,
     ShardedCheckpoint,
     is_sharded,
+    last_good,
     write,
 )
+from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 
 StateDictType = Literal["full", "sharded"]
@@ -118,25 +119,25 @@ class SavingStrategy(PipelinesStrategy):
         """
         if self.is_shape_only:
             raise refuse_checkpoint()
+        if self.state_dict_type == "sharded" and storage_options is not None:
+            raise TypeError(
+                "storage_options are for the plug-in that writes a file; "
+                f'state_dict_type="sharded" writes a folder, got {storage_options!r}'
+            )
         self._finish_saving()
         hooks = self._hooks
         if hooks is not None:
             hooks.remove()
         try:
-            if self.state_dict_type == "sharded":
-                if storage_options is not None:
-                    raise TypeError(
-                        "storage_options are for the plug-in that writes a file; "
-                        f'state_dict_type="sharded" writes a folder, got {storage_options!r}'
-                    )
-                path, session = Path(self.broadcast(filepath)), self._open_session()
-                is_first = self.joined is None or self.joined.peers.pipeline == 0
-                if session is not None and is_first:  # all pipelines have the same
-                    session.save_sharded(checkpoint, path, self._saves_in_background)
-                elif session is None and self.is_global_zero:  # the run is over: rank 0 has all
-                    write(checkpoint, path, None)
-            else:
+            if self.state_dict_type == "full":
                 super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+                return
+            path, session = Path(self.broadcast(filepath)), self._open_session()
+            is_first = self.joined is None or self.joined.peers.pipeline == 0
+            if session is not None and is_first:  # all pipelines have the same
+                session.save_sharded(checkpoint, path, self._saves_in_background)
+            elif session is None and self.is_global_zero:  # the run is over: rank 0 has all
+                write(checkpoint, path, None)
         finally:
             if hooks is not None:
                 hooks.install()

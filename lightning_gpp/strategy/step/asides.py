@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import innermost_function_mode
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Aside
 from lightning_gpp.strategy.ranks.messages import AsideEnd, ReadAll, ReadEnd
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
-from lightning_gpp.strategy.torch_private import innermost_function_mode
 
 _READERS = ("named_parameters", "state_dict")
 _PASSED_OVER = ("torch", "lightning_gpp", "contextlib", "functools")

@@ -12,27 +12,167 @@ Ranks do not wait for each other but for messages: a deep stage may be some step
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from lightning_gpp.capture.checks.rollback import keep
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.stage_run import StageCall, StageFunction
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
-from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_short_updates
+from lightning_gpp.strategy.refusals import refuse_for_async, refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
-from lightning_gpp.strategy.step.weight_versions import WeightVersions
+from lightning_gpp.strategy.step.suspended_steps import MicrobatchBoundary, SuspendedSteps
+from lightning_gpp.weights.policies import Place
+from lightning_gpp.weights.versions import StageWeights
+
+
+@dataclass(slots=True)
+class BuffersAhead:
+    """The buffers that forwards of a stage change, as they were before those in flight.
+
+    Attributes:
+        keep: gives what puts them back to what they are now.
+        before: mini-batch -> puts them back to what they were before its forward.
+    """
+
+    keep: Callable[[], Callable[[], None]]
+    before: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+    def note(self, number: int, ahead: int) -> None:
+        """The forward of a mini-batch begins; as many as the stage is ahead are in flight."""
+        self.before[number] = self.keep()
+        self.before.pop(number - ahead - 1, None)
+
+    def put_back(self, number: int) -> None:
+        """Only the mini-batches before this one count."""
+        if ahead := [each for each in self.before if each >= number]:
+            self.before[min(ahead)]()
+        self.before.clear()
+
+
+@dataclass(slots=True)
+class WeightVersions:
+    """What all stages of a rank need to know.
+
+    Attributes:
+        first: number of the mini-batch with which the pipeline began to fill.
+        per_update: mini-batches whose gradients are accumulated for one update.
+        epoch: number of the first mini-batch of the epoch, at which accumulation begins; below 0
+            where training was resumed within an epoch.
+        all_updates: updates since training began.
+        stages: weights of every stage of this rank.
+        buffers: of those stages whose forward changes any.
+    """
+
+    first: int = 0
+    per_update: int = 1
+    epoch: int = 0
+    all_updates: int = 0
+    stages: dict[int, StageWeights] = field(default_factory=dict)
+    buffers: list[BuffersAhead] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: PipelinedRun, windows: Windows) -> WeightVersions:
+        """Puts versions of weights into the stages of a rank's pipeline."""
+        built = run.built
+        trainer = run.module.trainer
+        versions = cls(all_updates=trainer.global_step)
+        for watched in run.last_steps[:1]:
+            watched.before_update.append(versions.count)
+        most = windows.most_ahead
+        ahead = version_differences(windows.window(most + 1, most))
+        codes = dict(built.executor.stages)
+        for stage, code in codes.items():
+            operators = [
+                built.captured.graph.operator[name] for name in built.plan.stages[stage].operators
+            ]
+            names = dict.fromkeys(name for each in operators for name in each.parameters)
+            own = {name: built.captured.module.get_parameter(name) for name in names}
+            weights = versions.stages[stage] = StageWeights(
+                run.settings.policy, own, run.last_steps
+            )
+            buffers = None
+            if changing := sorted({name for each in operators for name in each.state}):
+                buffers = BuffersAhead(partial(keep, built.captured.module, changing))
+                versions.buffers.append(buffers)
+            function = VersionedStage(code.function, weights, versions, ahead[stage], most, buffers)
+            codes[stage] = replace(code, function=function, keep_state=None)
+        built.executor.stages = codes
+        return versions
+
+    def put_back_buffers(self, number: int) -> None:
+        """Buffers become what they were before the forward of a mini-batch, if it has begun."""
+        for buffers in self.buffers:
+            buffers.put_back(number)
+
+    def count(self) -> None:
+        """An update comes."""
+        self.all_updates += 1
+
+    def begin(self, number: int) -> None:
+        """The pipeline fills anew, from this mini-batch on."""
+        self.first = number
+        for weights in self.stages.values():
+            weights.forget()
+
+    def place(self, number: int, ahead: int, most_ahead: int) -> Place:
+        """Where a stage is when the forward of a mini-batch runs.
+
+        The backward of the mini-batch that many before it is the next one: the pipeline is full,
+        or filling with the weights of its first one.
+        """
+        next_backward = max(self.first, number - ahead)
+        difference = self._updates_before(number) - self._updates_before(next_backward)
+        return Place(difference, ahead, most_ahead)
+
+    def _updates_before(self, number: int) -> int:
+        """Updates of the epoch before the backward of a mini-batch."""
+        return (number - self.epoch) // self.per_update
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedStage:
+    """A :class:`~lightning_gpp.runtime.stage_run.StageFunction` whose weights a policy gives.
+
+    Attributes:
+        function: the operators.
+        weights: of the stage.
+        versions: of the rank.
+        ahead: mini-batches that the stage is ahead of its backward once the pipeline is full.
+        most_ahead: the most that any stage is.
+        buffers: that its forward changes, if any.
+    """
+
+    function: StageFunction
+    weights: StageWeights
+    versions: WeightVersions
+    ahead: int
+    most_ahead: int
+    buffers: BuffersAhead | None = None
+
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+        """The values that leave it; forwards that no backward follows have the weights of now."""
+        if not torch.is_grad_enabled():
+            return self.function(values, call)
+        if self.buffers is not None:
+            self.buffers.note(call.microbatch, self.ahead)
+        place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
+        found = self.weights.forward(place)
+        with found.saving:
+            return self.weights.apart(self.function(values, replace(call, weights=found.weights)))
 
 
 class _OpenSteps(Boundary):
@@ -84,22 +224,29 @@ class AsyncSteps(SuspendedSteps):
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns."""
         run = self._run
-        is_epoch = self._take_up(run.train_batches)
+        is_epoch = run.train_batches is not self._batches
+        if is_epoch:  # a new iteration of the data begins with an empty pipeline
+            self._batches, self._begins_anew = run.train_batches, True
+            self._open.abandon(list(self._open.steps))
         if run.pipeline is None:
             self._build(name, self._step(name, args, kwargs), batch, batch_size(batch))
         run.built.captured.check_reads()
         ahead = self._ahead()
         for lead, other in enumerate([batch, *ahead]):
             if self._number + lead not in self._open.steps:
-                step = self._step(name, _later(args, lead), kwargs)
-                boundary = self._boundary(step, [other], [batch_size(other)])
+                later = [args[0] + lead, *args[1:]] if args else args  # first the batch's index
+                boundary = self._boundary(
+                    self._step(name, later, kwargs), [other], [batch_size(other)]
+                )
                 self._open.steps[self._number + lead] = boundary
         own = self._open.steps[self._number]
         with run.control.alone(name), run.leader_state.watching(name), own.intercepting():
             needs = own.needs()
         if needs:
             raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
-        drops = self._drops()
+        drops, self._begins_anew = self._begins_anew and self._last is not None, False
+        if drops or self._last is None or run.settings.policy.drains:
+            self._since = 0
         resumption = run.built.time.resumption(self._since)
         message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch, resumption)
         with run.control.alone(name), run.leader_state.watching(name):
@@ -108,40 +255,20 @@ class AsyncSteps(SuspendedSteps):
         del self._open.steps[self._number - 1]
         return self._returned(own, batch, stash)
 
-    def _take_up(self, batches: LeadingBatches) -> bool:
-        """A new iteration of the data begins with an empty pipeline; whether one does."""
-        if batches is self._batches:
-            return False
-        self._batches, self._begins_anew = batches, True
-        self._open.abandon(list(self._open.steps))
-        return True
-
-    def _drops(self) -> bool:
-        """Whether what is in flight is to be forgotten before this step."""
-        drops, self._begins_anew = self._begins_anew and self._last is not None, False
-        if drops or self._last is None or self._run.settings.policy.drains:
-            self._since = 0
-        return drops
-
     def _ahead(self) -> list[Any]:
         """The batches that follow, as far as the pipeline is ahead and the Trainer will go."""
         run, trainer = self._run, self._run.module.trainer
-        loop = trainer.fit_loop.epoch_loop
+        loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
         if run.settings.policy.drains:
             return []
         left = [
             most_ahead(run.built.placed.stages),
             trainer.num_training_batches - loop.batch_progress.current.ready,
-            math.inf if loop.max_steps < 0 else self._until_last_update(),
         ]
+        if loop.max_steps >= 0:  # up to the last update that the Trainer will make
+            left.append((loop.max_steps - loop.global_step) * each - loop.batch_idx % each - 1)
         assert self._batches is not None
         return self._batches.look_ahead(int(max(0, min(left))), self._placed)
-
-    def _until_last_update(self) -> int:
-        """Batches of the epoch after this one up to the last update that the Trainer will make."""
-        trainer = self._run.module.trainer
-        loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
-        return (loop.max_steps - loop.global_step) * each - loop.batch_idx % each - 1
 
     def _placed(self, batch: Any) -> Any:
         """A batch as the Trainer gives it to the step."""
@@ -177,14 +304,17 @@ class AsyncSteps(SuspendedSteps):
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.built.drop_ahead(self._last, self._state, shift)
+            dropped = run.built.in_window(self._last, self._state, shift, None)
+            with run.built.time.messages():
+                dropped.drop_ahead(self._last.number)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
-        stash = run.built.window(window, self._state, shift, boundary, record, message.resumption)
+        windowed = run.built.in_window(window, self._state, shift, boundary)
+        stash = run.built.window(windowed, window.number, record, message.resumption)
         self._last = window
         self._number += 1
         self._since = message.since + 1
@@ -202,11 +332,6 @@ class AsyncSteps(SuspendedSteps):
         versions.begin(self._number)
         for watched in run.last_steps:
             watched.forget()
-
-
-def _later(args: Sequence[Any], count: int) -> Sequence[Any]:
-    """What a step takes after the batch, of a batch that comes later: its index first."""
-    return [args[0] + count, *args[1:]] if args else args
 
 
 _NEEDS = (

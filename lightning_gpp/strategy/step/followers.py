@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_gpp.runtime.gradients import GradientStash, loss_that_calls
 from lightning_gpp.strategy.logging.logs import replay
+from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import (
     AsyncMinibatch,
@@ -24,8 +25,9 @@ from lightning_gpp.strategy.ranks.messages import (
     Told,
     Trial,
 )
+from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
+from lightning_gpp.strategy.step.cut_checks import take_part
 from lightning_gpp.strategy.step.pipelined_call import RankCall
-from lightning_gpp.strategy.step.trials import take_part
 
 M = TypeVar("M")
 
@@ -56,7 +58,8 @@ class Follower:
         """A loss whose backward follows rank 0's; None if the step has none."""
         run = self._run
         end = self.until(StepEnd, doing=name)
-        run.follow_end(end)
+        replay(run.module, end.logs)
+        run.end_if_asked(end.terminated)
         stash, self._stash = self._stash, None
         if end.loss is None:
             return None
@@ -89,6 +92,11 @@ class Follower:
                 return told.message
             self._follow(told.message)
 
+    @property
+    def _model(self) -> Pipeline | SpmdModel:
+        assert self._run.model is not None, "rank 0 builds first"
+        return self._run.model
+
     def _follow(self, message: Any) -> None:
         run = self._run
         match message:
@@ -103,10 +111,10 @@ class Follower:
                 with message.autocast.on(run.device):
                     take_part(run, message)
             case Forward(call=None):
-                run.run_forward(message, None)
+                self._model.forward(message, None)
             case Forward():
                 assert message.call is not None
-                call = self._calls[message.call] = run.open_call(message, None)
+                call = self._calls[message.call] = self._model.call(message, None)
                 with message.autocast.on(run.device):
                     call.forward()
             case Backward():

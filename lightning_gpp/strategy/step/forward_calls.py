@@ -1,4 +1,4 @@
-"""Rank 0: what stands in for the pipelined forward while the user's step runs.
+"""Rank 0: the user's steps, run once per batch, and what stands in for the forward meanwhile.
 
 A call cuts its *arguments* into micro-batches, runs them through the stages of all ranks and
 returns the joined outputs; the call is one node of the user's autograd graph (:class:`LedCall`).
@@ -12,29 +12,44 @@ and only less concurrent.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.values.structure import Structure, flatten
-from lightning_gpp.common.instance_attribute import taken_away
+from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
+from lightning_gpp.strategy.lightning_private import (
+    keeps_graph,
+    when_backward_ends,
+    will_reach,
+)
+from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
-from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
+from lightning_gpp.strategy.ranks.messages import (
+    Autocast,
+    Backward,
+    BackwardEnd,
+    Build,
+    Forward,
+    HookEnd,
+)
 from lightning_gpp.strategy.settings import FullGraph
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.step.counted_entries import CountedEntries
+from lightning_gpp.strategy.step.cut_checks import CutChecks
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
-from lightning_gpp.strategy.step.trials import find_out, holds_for
-from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
+from lightning_gpp.strategy.step.suspended_steps import check_is_here, loss_in, with_loss
 
 
 class BeginAnewError(BaseException):
@@ -52,15 +67,62 @@ class ForwardCalls:
         before: called before each call.
     """
 
+    inner: Any = None
+
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._is_separable: dict[tuple[bool, ...], bool] = {}
-        self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
-        self._first: dict[tuple[bool, ...], list[Tensor]] = {}
-        self._said: set[str] = set()
+        self._checks = CutChecks(run)
         self._num_calls = 0
-        self.inner: Any = None
         self.before: Callable[[], None] = lambda: None
+
+    def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the user's step of any kind once per batch, here; returns what it returns.
+
+        Raises:
+            BeginAnewError: the plan that was made in it needs a step for every micro-batch.
+        """
+        run, log = self._run, LedLog(self._run.module)
+        with run.clock.pipeline():
+            with self._leading(name, log), run.clock.user():
+                result = getattr(run.module, name)(batch, *args, **kwargs)
+            loss = loss_in(result) if name == "training_step" else None
+            value = loss.detach() if isinstance(loss, Tensor) else None
+            if value is not None:  # before others are told of it
+                check_is_here(value, is_shape_only=run.is_shape_only)
+            run.lead_end([] if run.is_alone else log.calls(batch), value)
+            if not isinstance(loss, Tensor) or not run.module.automatic_optimization:
+                return result
+            return with_loss(result, led_backward(loss, run))
+
+    def hook(
+        self,
+        name: str,
+        hook: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs a hook of the user's; returns what it returns."""
+        log = LedLog(self._run.module)
+        with self._leading(name, log):
+            answer = hook(*args, **kwargs)
+        self._run.lead(HookEnd(answer, log.calls()))
+        return answer
+
+    @contextlib.contextmanager
+    def _leading(self, name: str, log: LedLog) -> Iterator[None]:
+        """Rank 0: user code runs in this, here and nowhere else."""
+        run, target = self._run, self._run.target
+        self.inner = target.__dict__.get("forward")
+        functools.update_wrapper(self, target.forward, updated=())
+        with (
+            run.control.alone(name),
+            run.leader_state.watching(name),
+            instance_attribute(target, "forward", self),
+            instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
+            nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
+            run.held_elsewhere(),
+        ):
+            yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
@@ -114,45 +176,16 @@ class ForwardCalls:
         if is_trained:
             run.full_batch = max(run.full_batch, num_samples)
         units = run.unit_sizes(num_samples, is_training=is_trained)
-        if input_slices(captured, inputs, units) is None:
-            return [num_samples]
-        is_open = len(units) > 1 and not run.is_shape_only
-        if is_open and not self._can_cut(captured, inputs, units, is_trained=is_trained):
-            units = [num_samples]
+        if len(units) > 1:
+            if input_slices(captured, inputs, units) is None:
+                return [num_samples]
+            if not run.is_shape_only and not self._checks.can_cut(
+                inputs, units, is_trained=is_trained
+            ):
+                units = [num_samples]
         if captured.module.training:
             run.show_state(len(units))
         return units
-
-    def _can_cut(
-        self,
-        captured: CapturedModel,
-        inputs: Mapping[str, Tensor],
-        units: list[int],
-        *,
-        is_trained: bool,
-    ) -> bool:
-        """Whether a call can be cut; tried again where samples differ in what did not before.
-
-        From each other, or from those of the first call. That is told from whole numbers and flags
-        (lengths, masks, numbers of tokens): orders and choices of samples are made of them.
-        """
-        run = self._run
-        key = holds_for(run, units, is_trained=is_trained)
-        if self._is_separable.get(key, True):
-            numbers = [
-                tensor.detach().reshape(len(tensor), -1)
-                for tensor in inputs.values()
-                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(units)
-            ]
-            first = self._first.setdefault(key, numbers)
-            both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
-            num_first = len(first[0]) if first else 0
-            is_new = bool(both) and bool(self._kinds[key].new_pairs(both, [num_first, *units]))
-            if is_new or key not in self._is_separable:
-                self._is_separable[key] = find_out(
-                    run, inputs, units, is_trained=is_trained, said=self._said
-                )
-        return self._is_separable[key]
 
     def _in_chunks(
         self, captured: CapturedModel, chunked: ChunkedModel, inputs: Mapping[str, Tensor]
@@ -193,8 +226,9 @@ class ForwardCalls:
         """
         run = self._run
         needs = frozenset(n for n, t in inputs.items() if is_trained and t.requires_grad)
-        sizes = run.built.call_sizes(units, is_trained=is_trained)
-        boundary = CallBoundary.of(captured, inputs, sizes, needs)
+        boundary = CallBoundary.of(
+            captured, inputs, run.built.call_sizes(units, is_trained=is_trained), needs
+        )
         message = Forward(
             self._num_calls if is_trained else None,
             units,
@@ -212,17 +246,13 @@ class ForwardCalls:
         """Runs a call on all ranks."""
         run = self._run
         run.lead(message)
+        assert run.model is not None
         if message.call is None:
-            run.run_forward(message, boundary)
+            run.model.forward(message, boundary)
             return boundary.take_outputs()
         self._num_calls += 1
-        call = run.open_call(message, boundary)
+        call = run.model.call(message, boundary)
         return LedCall(run, message.call, call, boundary, tuple(inputs)).outputs(inputs)
-
-
-def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
-    """Rows with as many entries as others have."""
-    return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
 
 
 def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
@@ -275,7 +305,7 @@ class LedCall:
     ) -> None:
         self._run, self._number, self._call, self._dropped = run, number, call, run.dropped
         self._boundary, self._names = boundary, names
-        self._forms: dict[str, tuple[Structure, list[Any]]] = {}
+        self._counts: dict[str, int] = {}
         self._is_over = False
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -287,26 +317,21 @@ class LedCall:
         """Runs the forward half; its outputs by name, for the arguments by name."""
         arguments = [inputs[name] for name in self._names]
         tensors = iter(_Node.apply(self, *arguments, self.anchor))  # type: ignore[no-untyped-call]
-        return {
-            name: structure.unflatten(
-                [next(tensors) if leaf is _TENSOR else leaf for leaf in leaves]
-            )
-            for name, (structure, leaves) in self._forms.items()
-        }
+        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self._leaves]
+        values: Values = self._structure.unflatten(leaves)
+        return values
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors of the outputs, and those that take no gradient."""
         self._call.forward()
         first = self._boundary.outputs[0]
         flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
-        tensors: list[Tensor] = []
         with torch.no_grad():
             values = self._boundary.take_outputs()
-        for name, value in values.items():
-            leaves, structure = flatten(value)
-            tensors += [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-            others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            self._forms[name] = structure, others
+        leaves, self._structure = flatten(values)
+        self._leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._counts = {name: len(tensors_in([value])) for name, value in values.items()}
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -327,12 +352,7 @@ class LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         run, boundary, given = self._run, self._boundary, iter(gradients)
-        boundary.put_gradients(
-            {
-                name: [next(given) for leaf in leaves if leaf is _TENSOR]
-                for name, (_, leaves) in self._forms.items()
-            }
-        )
+        boundary.put_gradients({n: list(islice(given, count)) for n, count in self._counts.items()})
         retain, hands_out = keeps_graph(), will_reach(self.anchor)
         self._is_over = not retain
         with run.failures.guard(), run.clock.pipeline():
@@ -344,6 +364,17 @@ class LedCall:
             boundary.take_input_gradients(name) if boundary.pieces[0][name].requires_grad else None
             for name in self._names
         ]
+
+
+def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
+    """The same loss, whose backward the other ranks, if there are any, follow to its end."""
+    if run.is_alone or not loss.requires_grad:
+        return loss
+    led = loss.clone()
+    led.register_hook(  # type: ignore[no-untyped-call]
+        lambda _: when_backward_ends(lambda: run.lead(BackwardEnd()))
+    )
+    return led
 
 
 class _Node(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Whether steps that run for every micro-batch add up to the step of one device.
 
 They do if the loss is a mean over samples. On some mini-batches, those with new shapes, those of a
-new kind (:mod:`~lightning_gpp.strategy.step.counted_entries`) and the 1st, 2nd, 4th, 8th and so on,
+new kind (:mod:`~lightning_gpp.strategy.step.cut_checks`) and the 1st, 2nd, 4th, 8th and so on,
 the step also runs on two neighbouring micro-batches together, each time
 others, with the outputs that their forwards gave: its loss has to have the same gradients at these
 outputs. Two need little more memory than one, which is what the schedule is there for. Gradients
@@ -11,18 +11,21 @@ each of their rows comes from the same arithmetic: they differ by a few rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast, is_tf32, of_other_sizes
+from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.torch_device import widened
+from lightning_gpp.runtime.payload import tensors_in
+from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
-from lightning_gpp.strategy.step.counted_entries import CountedEntries
+from lightning_gpp.strategy.step.cut_checks import CountedEntries
 
 _ROUNDINGS = 16
 """Units of the last place by which the same gradients may differ, relative to all of them: rows
@@ -35,7 +38,7 @@ _COARSEST = 0.05
 _MOST_SHAPES = 16
 """Mini-batches that are looked at for their shapes alone; a run may have new ones for ever."""
 
-Gradients = list[Tensor | None]
+Gradients = dict[str, list[Tensor | None]]
 
 
 class Cadence:
@@ -85,15 +88,12 @@ class OutputGradients:
     """
 
     def __init__(self, dims: Dims, sizes: Sequence[int], first: int) -> None:
-        self._dims = dims
-        self._first = first
-        self._pair = list(sizes[first : first + 2])
+        self._dims, self._sizes = dims, list(sizes[first : first + 2])
         self.pair = (first, first + 1)
-        self.cut = [sum(sizes[:first]), sum(self._pair), sum(sizes[first + 2 :])]
+        self.cut = [sum(sizes[:first]), sum(self._sizes), sum(sizes[first + 2 :])]
         """Samples of the mini-batch before the two, in them and after them."""
         self._outputs: list[Values] = []
         self._gradients: list[Gradients] = []
-        self._used: set[str] = set()
 
     def take(self, microbatch: int, outputs: Values, loss: Tensor) -> None:
         """Notes those of a micro-batch, if it is one of the two.
@@ -103,33 +103,19 @@ class OutputGradients:
             outputs: of its forward, which the loss was made of.
             loss: times the share of its samples in the mini-batch.
         """
-        if microbatch - self._first in (0, 1):
-            gradients = _gradients(loss, list(_tensors(outputs)))
-            left = iter(gradients)
-            for name, value in outputs.items():
-                found = [next(left) for _ in _tensors({name: value})]
-                if any(gradient is not None for gradient in found):
-                    self._used.add(name)
-            self._gradients.append(gradients)
+        if microbatch in self.pair:
+            self._gradients.append(_gradients(loss, outputs))
             self._outputs.append({name: _leaves(value) for name, value in outputs.items()})
 
     @property
     def used(self) -> frozenset[str]:
         """The outputs that the losses were made of."""
-        return frozenset(self._used)
-
-    def _joined(self) -> Values:
-        """The outputs of both; of those that no loss is made of, some are only the first's."""
-        joined: dict[str, Any] = {}
-        for name, value in self._outputs[0].items():
-            column = [{name: outputs[name]} for outputs in self._outputs]
-            try:
-                joined |= join_values(column, self._dims, self._pair)
-            except CannotJoinError:
-                if name in self._used:
-                    raise
-                joined[name] = value
-        return joined
+        return frozenset(
+            name
+            for gradients in self._gradients
+            for name, found in gradients.items()
+            if any(gradient is not None for gradient in found)
+        )
 
     def is_random(self, loss_of: Callable[[Values], Tensor]) -> bool:
         """Whether the step on both differs from itself, as it draws numbers."""
@@ -144,14 +130,40 @@ class OutputGradients:
         Raises:
             CannotJoinError: an output is not one entry per sample.
         """
-        return _farthest(self._gradients, self._of_both(loss_of))
+        theirs = self._of_both(loss_of)
+        return _farthest(self._joined_gradients(), theirs)
 
-    def _of_both(self, loss_of: Callable[[Values], Tensor]) -> list[Gradients]:
-        """The gradients of the loss of both, at the outputs of each."""
-        loss = loss_of(self._joined()) * (sum(self._pair) / sum(self.cut))
-        pieces = [list(_tensors(outputs)) for outputs in self._outputs]
-        found = iter(_gradients(loss, [tensor for piece in pieces for tensor in piece]))
-        return [[next(found) for _ in piece] for piece in pieces]
+    def _of_both(self, loss_of: Callable[[Values], Tensor]) -> Gradients:
+        """The gradients of the step on both, at their joined outputs."""
+        joined: dict[str, Any] = {}
+        for name, value in self._outputs[0].items():
+            column = [{name: outputs[name]} for outputs in self._outputs]
+            try:
+                joined |= join_values(column, self._dims, self._sizes)
+            except CannotJoinError:
+                if name in self.used:
+                    raise
+                joined[name] = value  # some that no loss is made of are only the first's
+        return _gradients(loss_of(joined) * (sum(self._sizes) / sum(self.cut)), joined)
+
+    def _joined_gradients(self) -> Gradients:
+        """Those of the two; of an output that both have whole their sum."""
+        joined: Gradients = {}
+        for name, value in self._outputs[0].items():
+            columns = zip(*(gradients[name] for gradients in self._gradients), strict=True)
+            dims = itertools.chain(self._dims.get(name, ()), itertools.repeat(None))
+            joined[name] = [
+                _slices(tensor, dim, self._sizes).joined(column)
+                for tensor, column, dim in zip(tensors_in([value]), columns, dims, strict=False)
+            ]
+        return joined
+
+
+def _slices(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
+    """How gradients of micro-batches of these sizes make up the whole; ``tensor``: the first."""
+    if dim is None or tensor.dim() <= dim:
+        return Slices(None)
+    return Slices.of_samples(dim, tensor.shape[dim] // sizes[0], sizes)
 
 
 def _leaves(value: Any) -> Any:
@@ -165,58 +177,38 @@ def _leaves(value: Any) -> Any:
     )
 
 
-def _tensors(outputs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for value in outputs.values():
-        yield from (leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor))
-
-
-def _gradients(loss: Tensor, tensors: Sequence[Tensor]) -> Gradients:
-    """Of the loss at each of the tensors, None where it has none."""
-    wanted = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
-    found: Gradients = [None] * len(tensors)
+def _gradients(loss: Tensor, outputs: Mapping[str, Any]) -> Gradients:
+    """Of the loss at every tensor of some outputs; None where it has none."""
+    tensors = {name: tensors_in([value]) for name, value in outputs.items()}
+    wanted = [t for column in tensors.values() for t in column if t.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(wanted)
     if loss.requires_grad and wanted:
-        inputs = [tensors[index] for index in wanted]
-        gradients = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-        for index, gradient in zip(wanted, gradients, strict=True):
-            found[index] = gradient
-    return found
+        found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    left = iter(found)
+    return {
+        name: [next(left) if t.requires_grad else None for t in column]
+        for name, column in tensors.items()
+    }
 
 
-def _pair(mine: Tensor | None, theirs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two gradients of which one may be missing, as that of something unused is."""
-    if mine is None:
-        assert theirs is not None
-        return torch.zeros_like(theirs), theirs
-    return mine, torch.zeros_like(mine) if theirs is None else theirs
-
-
-def _farthest(mine: Sequence[Gradients], theirs: Sequence[Gradients]) -> float:
+def _farthest(mine: Gradients, theirs: Gradients) -> float:
     """How far the gradients at any output differ, in tolerances."""
-    columns = zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)
-    return max((_distance(ours, others) for ours, others in columns), default=0.0)
+    pairs = [pair for name in mine for pair in zip(mine[name], theirs[name], strict=True)]
+    return max((_distance(*pair) for pair in pairs), default=0.0)
 
 
-def _is_shared(mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:
-    """Whether an output is the same for all pieces: the first stands for it in the whole."""
-    return all(g is None for g in theirs[1:]) and any(g is not None for g in mine[1:])
-
-
-def _distance(mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> float:
-    """How far the gradients at an output's pieces differ, in tolerances."""
-    pairs = [_pair(a, b) for a, b in zip(mine, theirs, strict=True) if a is not b]
-    if _is_shared(mine, theirs):
-        pairs = [
-            (torch.stack([a for a, _ in pairs]).sum(0), torch.stack([b for _, b in pairs]).sum(0))
-        ]
-    if not pairs:
+def _distance(mine: Tensor | None, theirs: Tensor | None) -> float:
+    """A gradient that is missing, as that of something unused, is zero."""
+    known = mine if theirs is None else theirs
+    if known is None:
         return 0.0
-    off = sum(float((widened(a) - widened(b)).square().sum()) for a, b in pairs) ** 0.5
-    scale = sum(float(widened(b).square().sum()) for _, b in pairs) ** 0.5
-    eps = torch.finfo(pairs[0][0].dtype).eps
-    relative = min(_ROUNDINGS * eps, _COARSEST)
+    a, b = (torch.zeros_like(known) if each is None else each for each in (mine, theirs))
+    off = float((widened(a) - widened(b)).square().sum()) ** 0.5
+    scale = float(widened(b).square().sum()) ** 0.5
+    relative = min(_ROUNDINGS * torch.finfo(known.dtype).eps, _COARSEST)
     if is_autocast():
         relative = _COARSEST
-    elif is_tf32(pairs[0][0].device):
-        relative = max(relative, of_other_sizes(pairs[0][0].device))
+    elif is_tf32(known.device):
+        relative = max(relative, of_other_sizes(known.device))
     tolerance = relative * scale
     return off / tolerance if tolerance else float("inf" if off else 0)

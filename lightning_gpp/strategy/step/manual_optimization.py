@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +25,8 @@ from lightning_gpp.strategy.ranks.messages import (
     OptimizerStep,
     RelayedCall,
 )
-from lightning_gpp.strategy.step.batch_steps import led_backward
 from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.forward_calls import led_backward
 
 _MODULE_METHODS = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
 
@@ -50,10 +51,6 @@ class ManualOptimization:
     def _is_everywhere(self) -> bool:
         """Whether what runs now runs on all ranks."""
         return self._run.control.alone_in is None
-
-    @property
-    def _optimizers(self) -> list[Optimizer]:
-        return [each.optimizer for each in self._wrapped]
 
     # Rank 0 ----------------------------------------------------------------------------------
 
@@ -106,8 +103,8 @@ class ManualOptimization:
         return value
 
     def _index(self, optimizer: Optimizer) -> int:
-        for index, known in enumerate(self._optimizers):
-            if known is optimizer:
+        for index, known in enumerate(self._wrapped):
+            if known.optimizer is optimizer:
                 return index
         raise ValueError(
             f"a {type(optimizer).__name__} steps in training_step that configure_optimizers did "
@@ -176,9 +173,20 @@ class ManualOptimization:
                 loss = self._follower.loss(self._run.on_device(message.loss))
                 self._run.module.manual_backward(loss)
             case OptimizerStep():
-                self._follow_step(message)
+                wrapped = self._wrapped[message.optimizer]
+                optimizer: Any = wrapped if message.is_wrapped else wrapped.optimizer
+                arguments = dict(message.arguments)
+                if message.has_closure:
+                    arguments["closure"] = partial(
+                        self._follower.until, ClosureEnd, doing="closure"
+                    )
+                optimizer.step(**arguments)
             case RelayedCall():
-                owner = self._owner(message.owner)
+                owner: Any = (
+                    self._wrapped[message.owner].optimizer
+                    if isinstance(message.owner, int)
+                    else self._run.module.get_submodule(message.owner)
+                )
                 args = map(self._resolved, message.args)
                 kwargs = {key: self._resolved(value) for key, value in message.kwargs.items()}
                 with self._groups(message.method):
@@ -186,21 +194,5 @@ class ManualOptimization:
             case _:
                 raise RuntimeError(f"rank 0 told {message!r}, which nothing here answers to")
 
-    def _owner(self, owner: str | int) -> Any:
-        if isinstance(owner, int):
-            return self._optimizers[owner]
-        return self._run.module.get_submodule(owner)
-
     def _resolved(self, value: Any) -> Any:
         return self._wrapped[value.index] if isinstance(value, OptimizerRef) else value
-
-    def _follow_step(self, message: OptimizerStep) -> None:
-        wrapped = self._wrapped[message.optimizer]
-        optimizer: Any = wrapped if message.is_wrapped else wrapped.optimizer
-        arguments = dict(message.arguments)
-        if message.has_closure:
-            arguments["closure"] = self._closure
-        optimizer.step(**arguments)
-
-    def _closure(self) -> None:
-        self._follower.until(ClosureEnd, doing="closure")

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gpp.capture.checks.generators import Generators
-from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.rollback import Generators, rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
-from lightning_gpp.strategy.cutting.microbatches import (
-    batch_size,
-    copy_tensors,
-    cut_batch,
-)
+from lightning_gpp.strategy.cutting.microbatches import batch_size, copy_tensors, cut_batch
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch
 from lightning_gpp.strategy.state.precision import loss_scale
+from lightning_gpp.strategy.step.cut_checks import why_not_cut
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
-from lightning_gpp.strategy.step.losses import microbatch_loss
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
-from lightning_gpp.strategy.step.step_boundaries import SuspendedSteps
-from lightning_gpp.strategy.step.trials import why_not_cut
+from lightning_gpp.strategy.step.suspended_steps import (
+    MicrobatchBoundary,
+    Step,
+    SuspendedSteps,
+    microbatch_loss,
+)
 
 DRAWS = (
     "training_step draws random numbers outside of the pipelined forward. With schedule='1f1b' it "
@@ -83,27 +81,18 @@ class MicrobatchSteps(SuspendedSteps):
             run.lead(minibatch)
             stash = run.built.train(minibatch, boundary)
             for seen in boundary.seen:
-                self._check_loss(step, batch, boundary, units, seen)
+                is_off = self._is_off(step, batch, boundary, seen)
+                why = "its gradients at the outputs of the forward are others" if is_off else None
+                _refuse(why or self._why_not_cut(boundary, units, seen.used))
             if pairs and is_once:
                 _refuse(self._why_not_cut(boundary, units, None))
         return self._returned(boundary, batch, stash)
 
-    def _check_loss(
-        self,
-        step: Callable[[Any], Any],
-        batch: Any,
-        boundary: MicrobatchBoundary,
-        units: Sequence[int],
-        seen: OutputGradients,
-    ) -> None:
-        """Compares the losses of two micro-batches with that of the step on both together.
-
-        Raises:
-            ValueError: they do not add up to it.
-        """
+    def _is_off(
+        self, step: Step, batch: Any, boundary: MicrobatchBoundary, seen: OutputGradients
+    ) -> bool:
+        """Whether two micro-batches' losses show that they are not that of the step on both."""
         run, captured = self._run, self._run.built.captured
-        target = run.target
-
         both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
 
         def loss_of_both(outputs: Values) -> Tensor:
@@ -112,10 +101,10 @@ class MicrobatchSteps(SuspendedSteps):
                     raise CannotCompareError
                 return captured.output(outputs)
 
-            with instance_attribute(target, "forward", forward):
+            with instance_attribute(run.target, "forward", forward):
                 return microbatch_loss(step(copy_tensors(both)))
 
-        why, generators = None, Generators(run.device)
+        generators = Generators(run.device)
         try:
             with (
                 run.leader_state.preserved(),
@@ -126,35 +115,20 @@ class MicrobatchSteps(SuspendedSteps):
                 try:
                     is_off = seen.difference(loss_of_both) > 1
                 finally:
-                    self._note_draws(generators)
-                if is_off and not seen.is_random(loss_of_both):
-                    why = "its gradients at the outputs of the forward are others"
+                    if not self._has_drawn and generators.have_drawn():
+                        self._has_drawn = True
+                        rank_zero_warn(DRAWS)
+                return is_off and not seen.is_random(loss_of_both)
         except (CannotCompareError, CannotJoinError):
-            pass  # the forward is tried below
-        _refuse(why or self._why_not_cut(boundary, units, seen.used))
-
-    def _note_draws(self, generators: Generators) -> None:
-        """Says, once, that the step draws numbers, if it has just done so.
-
-        Args:
-            generators: as they were before it ran.
-        """
-        if not self._has_drawn and generators.have_drawn():
-            self._has_drawn = True
-            rank_zero_warn(DRAWS)
+            return False  # the forward is tried
 
     def _why_not_cut(
         self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str] | None
     ) -> str | None:
         """Why the forward must not be cut, as a few samples show; None if they do not."""
         run, captured = self._run, self._run.built.captured
-        if captured.takes_graphs:
-            return None
-        try:
-            inputs = boundary.inputs()
-        except CannotJoinError:
-            return None
-        if input_slices(captured, inputs, units) is None:
+        inputs = None if captured.takes_graphs else boundary.inputs()
+        if inputs is None or input_slices(captured, inputs, units) is None:
             return None
         return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import torch
@@ -130,10 +130,6 @@ class CallBoundary:
         """The gradients of its outputs."""
         return self.gradients[microbatch]
 
-    def leave_only(self, names: Collection[str]) -> None:
-        """Drops all outputs but these."""
-        self.outputs = [{n: o[n] for n in o if n in names} for o in self.outputs]
-
     def take_outputs(self, *, averages: bool = False) -> Values:
         """The outputs of the whole batch, which nothing here keeps; see :func:`join_values`."""
         outputs, self.outputs = self.outputs, []
@@ -143,20 +139,16 @@ class CallBoundary:
         """Takes the gradients of the whole batch's outputs, by name and tensor."""
         self.gradients = [{} for _ in self.sizes]
         for name, column in gradients.items():
-            dims = [*self.dims.get(name, ()), *[None] * len(column)]
-            cuts = [
-                self._cut(gradient, dim, name)
-                for gradient, dim in zip(column, dims[: len(column)], strict=True)
-            ]
+            dims = chain(self.dims.get(name, ()), repeat(None))
+            cuts = [self._cut(each, dim, name) for each, dim in zip(column, dims, strict=False)]
             parts: Iterable[Column] = zip(*cuts, strict=True) if cuts else repeat(())
             for piece, part in zip(self.gradients, parts, strict=False):
                 piece[name] = part
 
     def _cut(self, gradient: Tensor | None, dim: int | None, name: str) -> Column:
         """Of an output that is the same for all pieces the first takes it all."""
-        others = [None] * (len(self.sizes) - 1)
-        if gradient is None or dim is None or not others:
-            return [gradient, *others]
+        if gradient is None or dim is None:
+            return [gradient, *[None] * (len(self.sizes) - 1)]
         return cut(gradient, self.sizes, dim, name)
 
     def take_input_gradients(self, name: str) -> Tensor | None:

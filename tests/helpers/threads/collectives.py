@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.collectives.process_collectives import late_collective
-from lightning_gpp.runtime.waits import TransportError, Waits
+from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 
 @dataclass(slots=True)
@@ -49,7 +48,8 @@ class ThreadCollectiveHub:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     missing = sorted(set(range(self.num_ranks)) - this.brought.keys())
-                    raise TransportError(late_collective(purpose, missing, self.timeout_s))
+                    what = f"the collective with rank {', '.join(map(str, missing))} did not end"
+                    raise TransportError(too_late(purpose, what, self.timeout_s))
                 self.changed.wait(remaining_s)
             self.waits.check()
             this.num_taken += 1
@@ -97,14 +97,13 @@ class ThreadCollectives:
         shard: Tensor,
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """The tensors of all ranks."""
         found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
         return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shapes = [tuple(part.shape) for part in parts]
         found = self._meet(f"reduce_scatter {shapes}", [_copy(part) for part in parts], purpose)
@@ -124,7 +123,6 @@ class ThreadCollectives:
         parts: Sequence[Tensor],
         shapes: Sequence[tuple[int, ...]],
         *,
-        is_grouped: bool,
         purpose: str,
     ) -> list[Tensor]:
         """What came from each rank."""

@@ -18,8 +18,7 @@ from helpers.threads.ranks import RankSteps, RankThreads, RankWork
 from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
 from lightning_gpp.emulation.time_scale import choose_time_scale
-from lightning_gpp.runtime.clock import ClockOffset
-from lightning_gpp.runtime.measured import measured_timeline
+from lightning_gpp.runtime.measured import ClockOffset, measured_timeline
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import Timeline, TimelineStage

@@ -16,13 +16,11 @@ from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
-from lightning_gpp.emulation.rank import EmulatedRank
-from lightning_gpp.emulation.sums import EmulatedSums
-from lightning_gpp.emulation.transport import EmulatedTransport
+from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.pieces import Cutter
@@ -104,7 +102,7 @@ class RankThreads:
         self._hub, sum_hub = ThreadHub(len(work), condition), ThreadSumHub(condition)
         reservations = LocalReservations()
         every = tuple(range(len(work)))
-        self._paces = [EmulatedRank(rank, clock, reservations, lambda _: costs) for rank in every]
+        self._paces = [EmulatedRank(rank, clock, reservations, costs) for rank in every]
         self._sums = [ThreadSums(sum_hub, rank) for rank in every]
         self._executors = [
             Executor(
@@ -188,7 +186,7 @@ class RankThreads:
     def _run(self, rank: int, marks: list[Mark]) -> None:
         """The program up to its last update; in two parts where the user has a turn."""
         executor, boundary = self._executors[rank], self._work[rank].boundary
-        run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
+        run = Run(executor, self._program, self._unit_sizes, training=True, boundary=boundary)
         turn_s = self._costs.step.turn_s
         if turn_s <= 0 or not self._program.has_turn:
             run.whole()

@@ -40,14 +40,14 @@ class LocalReservations:
             met = self._met.setdefault(meeting, _Met())
             met.num_ranks += 1
             met.ready_s = max(met.ready_s, ready_s)
-            if met.num_ranks == len(meeting.ranks):
+            if met.num_ranks == len(meeting[0]):
                 met.end_s = self._reserve(channels, met.ready_s, duration_s) + duration_s
 
     def end_s(self, meeting: Meeting) -> float:
         """When a sum ends."""
         with self._lock:
             met = self._met[meeting]
-            assert met.num_ranks == len(meeting.ranks), f"{meeting}: not all have met"
+            assert met.num_ranks == len(meeting[0]), f"{meeting}: not all have met"
             met.num_asked += 1
             if met.num_asked == met.num_ranks:
                 del self._met[meeting]

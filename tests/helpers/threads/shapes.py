@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from helpers.threads.emulate import EmulatedRun, emulate
 from helpers.threads.ranks import RankWork
-from lightning_gpp.emulation.shapes import META, Made, computed, takes_gradient
-from lightning_gpp.graph import FEED, ModelGraph
+from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.boundary import Boundary
@@ -26,6 +25,7 @@ from lightning_gpp.simulate.program_costs import ProgramCosts
 from lightning_gpp.strategy.cutting.microbatches import microbatch_sizes
 
 FLOAT_BYTES = 4
+META = torch.device("meta")
 
 
 def emulate_plan(
@@ -105,7 +105,7 @@ def emulate_shapes(
 
 def _warm_up() -> None:
     """The first backward of a process takes half a second; it would be slip."""
-    (made,) = computed([torch.empty(1, device=META)], [Parameter(torch.empty(1, device=META))])
+    made = _computed(torch.empty(1, device=META), [Parameter(torch.empty(1, device=META))])
     torch.autograd.backward([made], [torch.empty(1, device=META)])
 
 
@@ -165,6 +165,40 @@ class _Shapes:
         )
 
 
+def _made(graph: ModelGraph, values: Sequence[Value], samples: int) -> list[Any]:
+    """Values for a number of samples, that are made of nothing."""
+    return [_value(graph, value, samples) for value in values]
+
+
+def _value(graph: ModelGraph, value: Value, samples: int) -> Any:
+    tensors = [_tensor(spec, samples, graph.microbatch_size) for spec in value.tensors]
+    if not tensors:
+        return samples if value.variation is Variation.COUNT else None
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _tensor(spec: TensorSpec, samples: int, microbatch_size: int) -> Tensor:
+    shape = list(spec.shape)
+    if spec.batch_dim is not None:
+        shape[spec.batch_dim] = shape[spec.batch_dim] * samples // microbatch_size
+    return torch.empty(shape, dtype=getattr(torch, spec.dtype), device=META)
+
+
+def _takes_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def _computed(made: Any, inputs: Sequence[Tensor]) -> Any:
+    """The same as if its numbers depended on these inputs."""
+    depends = sum(tensor.sum().float() for tensor in inputs)
+
+    def like(leaf: Any) -> Any:
+        is_number = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return (leaf + depends).to(leaf.dtype) if is_number else leaf
+
+    return pytree.tree_map(like, made)
+
+
 class _ShapeFunction:
     """The operators of a stage, as far as shapes go; micro-batches come in order."""
 
@@ -176,9 +210,10 @@ class _ShapeFunction:
 
     def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
         samples = self._shapes.samples(self._stage, call.microbatch)
-        made = Made.of(self._values, samples, self._shapes.graph.microbatch_size)
-        inputs = [t for t in pytree.tree_leaves(list(values)) if takes_gradient(t)]
-        return made.values(computed(made.tensors, [*inputs, *self._read]))
+        made = _made(self._shapes.graph, self._values, samples)
+        inputs = [t for t in pytree.tree_leaves(list(values)) if _takes_gradient(t)]
+        found: list[Any] = _computed(made, [*inputs, *self._read])
+        return found
 
 
 class _ShapeBoundary(Boundary):
@@ -192,15 +227,17 @@ class _ShapeBoundary(Boundary):
         samples = self._shapes.samples(FEED, microbatch)
         arguments = {}
         for item in graph.inputs:
-            made = Made.of([item.value], samples, graph.microbatch_size)
-            tensors = [tensor.requires_grad_(item.requires_grad) for tensor in made.tensors]
-            (arguments[item.value.name],) = made.values(tensors)
+            made = _value(graph, item.value, samples)
+            for tensor in pytree.tree_leaves(made):
+                if isinstance(tensor, Tensor):
+                    tensor.requires_grad_(item.requires_grad)
+            arguments[item.value.name] = made
         return arguments
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
         leaves = pytree.tree_leaves(dict(outputs))
-        inputs = [leaf for leaf in leaves if takes_gradient(leaf)]
-        (loss,) = computed([torch.empty((), device=META)], inputs)
+        inputs = [leaf for leaf in leaves if _takes_gradient(leaf)]
+        loss: Tensor = _computed(torch.empty((), device=META), inputs)
         return loss
 
 

@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
-from lightning_gpp.runtime.waits import TransportError, Waits
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
+from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 
 class ThreadSumHub:
@@ -65,7 +66,7 @@ class ThreadSums:
         """Adds the tensor to those of the others."""
         number = self._counts[ranks]
         self._counts[ranks] += 1
-        return _ThreadSum(self, self._hub.join(ranks, number, self._rank, tensor))
+        return partial(self.wait, self._hub.join(ranks, number, self._rank, tensor))
 
     def _wake(self) -> None:
         with self._hub.changed:
@@ -79,15 +80,10 @@ class ThreadSums:
                 self.waits.check()
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    raise TransportError(late_sum(meeting.ranks, timeout_s, purpose))
+                    raise TransportError(too_late(purpose, _not_summed(meeting.ranks), timeout_s))
                 self._hub.changed.wait(remaining_s)
             self.waits.check()
 
 
-@dataclass(frozen=True, slots=True)
-class _ThreadSum:
-    sums: ThreadSums
-    meeting: _Meeting
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        self.sums.wait(self.meeting, timeout_s, purpose)
+def _not_summed(ranks: Ranks) -> str:
+    return f"the gradients of ranks {', '.join(map(str, ranks))} were not summed"

@@ -27,8 +27,6 @@ from lightning_gpp.simulate.refit.recorded import timeline_actions
 from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.step_reports import StepReport
 
-pytestmark = pytest.mark.timeout(120)
-
 SLOW = DeviceKind("abacus", {"float64": 1e5}, 1e12, source="made up")
 PLAN = [["left"], ["right"], ["join"]]
 
@@ -128,7 +126,7 @@ def fit(
     logger = MemoryLogger()
     with quiet():
         host = make_trainer(
-            {"schedule": "1f1b-async", "weights": weights, "plan": PLAN, "timeout": 30.0},
+            {"schedule": "1f1b-async", "weights": weights, "plan": PLAN, "timeout": 100.0},
             3,
             callbacks=[callback, Expect(found, count)],
             logger=logger,

@@ -10,7 +10,6 @@ import torch
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
-    difference,
     join_values,
     pieces_of,
     size_by_dims,
@@ -49,12 +48,6 @@ def test_what_is_cut_and_joined_is_the_same() -> None:
     assert all(torch.equal(joined[name], inputs[name]) for name in inputs)
 
 
-def test_containers_are_joined() -> None:
-    outputs = [{"pair": (torch.full((n,), float(n)), torch.ones(2), "text")} for n in (2, 1)]
-    (rows, same, text) = join_values(outputs, DIMS, [2, 1])["pair"]
-    assert rows.tolist() == [2, 2, 1] and same.tolist() == [1, 1] and text == "text"
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -69,21 +62,6 @@ def test_containers_are_joined() -> None:
 def test_what_cannot_be_joined(name: str, values: list[Any]) -> None:
     with pytest.raises(CannotJoinError, match=name):
         join_values([{name: value} for value in values], DIMS, [2, 1])
-
-
-def test_differences_beyond_rounding_are_found() -> None:
-    whole = {"x": torch.tensor([1.0, 100.0]), "pair": (torch.tensor([1, 2]), "a")}
-    assert difference({**whole, "x": whole["x"] + 1e-4}, whole) is None
-    assert "'x'" in str(difference({**whole, "x": whole["x"] + 0.1}, whole))
-    assert "'pair'" in str(difference({**whole, "pair": (torch.tensor([1, 3]), "a")}, whole))
-
-
-def test_gradients_of_parts_are_joined() -> None:
-    gradient = torch.ones(2, 2)
-    rows = Slices(0, (3, 2))
-    assert rows.joined([None, None]) is None
-    assert torch.equal(rows.joined([None, gradient]), torch.cat([torch.zeros(3, 2), gradient]))
-    assert torch.equal(Slices(None).joined([gradient, None, gradient]), 2 * gradient)
 
 
 def test_a_batch_of_graphs_is_cut_by_graph() -> None:

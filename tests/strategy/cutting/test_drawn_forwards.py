@@ -13,7 +13,7 @@ from hypothesis import Phase, event, given, settings
 
 pytestmark = pytest.mark.timeout(3600)
 
-NUM_CASES = 60 if settings.default.max_examples <= 20 else 2000
+NUM_CASES = 30 if settings.default.max_examples <= 20 else 2000
 """The latter with HYPOTHESIS_PROFILE=thorough, which takes about a quarter of an hour."""
 
 FULL, MIXED = BatchKind("full"), BatchKind("mixed")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
@@ -16,9 +13,6 @@ from helpers.modules import (
     ComparingModel,
     DroppingComparingModel,
     DroppingModel,
-    FunctionalF1Model,
-    InBatchLossModel,
-    SumLossModel,
 )
 from helpers.reference import assert_equal_training
 from helpers.training import Training
@@ -33,8 +27,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     resized_batch,
     unit_sizes,
 )
-
-pytestmark = pytest.mark.timeout(180)
 
 LAYERS = [f"layers.{number}" for number in range(6)]
 
@@ -53,12 +45,6 @@ def test_stages_with_microbatches_of_their_own_size(
     assert_equal_training(
         pool, training, num_ranks=3, num_microbatches=4, plan=plan, schedule=schedule
     )
-
-
-@pytest.mark.parametrize("build", [SumLossModel, InBatchLossModel, FunctionalF1Model])
-def test_losses_and_numbers_of_the_whole_batch(pool: WorkerPool, build: type) -> None:
-    training = Training(build, DataSpec(dtype="float64"), num_steps=6)
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
 
 
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
@@ -124,47 +110,6 @@ def test_batches_of_other_sizes_have_the_first_samples_over_and_over(
     places = ["abcde".index(letter) for letter in taken]
     assert found["x"].tolist() == found["a"].tolist() == places
     assert found["ids"] == list(taken) and found["n"] == 3
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """With a derived number, and a tensor that comes later."""
-
-    x: torch.Tensor
-    size: int = field(init=False)
-    late: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", len(self.x))
-
-
-def test_a_frozen_dataclass_with_fields_outside_of_init() -> None:
-    parts = cut_batch(Frozen(torch.arange(5)), [3, 2])
-    assert [part.size for part in parts] == [3, 2]
-    assert not hasattr(parts[0], "late")
-    batch = Frozen(torch.arange(5))
-    object.__setattr__(batch, "late", torch.arange(5) * 2)
-    assert [part.late.tolist() for part in cut_batch(batch, [3, 2])] == [[0, 2, 4], [6, 8]]
-
-
-def test_mappings_keep_what_they_know() -> None:
-    batch = defaultdict(list, x=torch.arange(3), n=np.arange(6).reshape(3, 2))
-    parts = cut_batch(batch, [2, 1])
-    assert parts[0]["absent"] == [] and parts[1]["n"].tolist() == [[4, 5]]
-    assert "absent" not in batch
-
-
-def test_as_many_samples_as_channels() -> None:
-    images = tuple(torch.full((3, 2, 2), float(i)) for i in range(3))
-    boxes = [{"boxes": torch.ones(n, 4)} for n in (1, 2, 4)]
-    for batch in ((images, boxes), {"images": images, "targets": boxes}):
-        assert batch_size(batch) == 3
-        first, second = cut_batch(batch, [2, 1])
-        images_of = [
-            next(iter(p.values())) if isinstance(p, dict) else p[0] for p in (first, second)
-        ]
-        assert [len(part) for part in images_of] == [2, 1]
-        assert images_of[1][0] is images[2]
 
 
 @pytest.mark.parametrize(

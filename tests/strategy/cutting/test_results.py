@@ -132,38 +132,10 @@ def test_means_over_more_samples_than_a_short_type_can_count(dtype: torch.dtype)
     assert joined.dtype == uneven.dtype == dtype
 
 
-def test_means_of_short_numbers_of_numpy() -> None:
-    joined = combine_results([np.float16(1), np.float16(4)], [200_000, 100_000])
-    assert joined == 2.0 and type(joined) is np.float16
-
-
-def test_equal_entries_stay_what_they_are() -> None:
-    value = torch.tensor([0.1, 1e38, torch.inf])
-    assert torch.equal(combine_results([value, value.clone()], [3, 7]), value)
-
-
-def test_lists_of_rows_and_of_fields() -> None:
-    rows = [[torch.ones(4), torch.ones(4)], [torch.zeros(4)]]
-    assert [row.shape for row in combine_results(rows, SIZES)] == [(4,)] * 3
-    fields = [[torch.ones(2), torch.ones(2, 4)], [torch.zeros(1), torch.zeros(1, 4)]]
-    assert [field.shape for field in combine_results(fields, SIZES)] == [(3,), (3, 4)]
-
-
 def test_joined_results_carry_no_gradient() -> None:
     weight = torch.ones(2, requires_grad=True)
     joined = combine_results([{"loss": weight.sum(), "out": weight * 2}] * 2, [2, 2])
     assert not joined["loss"].requires_grad and not joined["out"].requires_grad
-
-
-def test_the_result_of_one_micro_batch_carries_no_gradient() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    joined = combine_results([{"out": weight * 2}], [2])
-    assert not joined["out"].requires_grad
-
-
-def test_arrays_of_text_and_without_dimensions() -> None:
-    assert combine_results([np.array(["a", "b"]), np.array(["c"])], SIZES).tolist() == list("abc")
-    assert combine_results([np.array(1.0), np.array(4.0)], SIZES) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,12 @@ import torch
 import torch.distributed as dist
 from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_equal_copies, assert_same_training, train_one_device
-from helpers.training import Result, Training, quiet, train
+from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
-from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 
-from lightning_gpp import PoolAccelerator
-from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
-from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
-from lightning_gpp.strategy.planning.measuring import measuring_ranks, together
 
 CPU = torch.device("cpu")
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
@@ -44,47 +39,9 @@ def test_installation_alone_registers_it() -> None:
         "try: lp.Trainer(accelerator='mps')\n"
         "except Exception as error: print('pool' in str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     lines = done.stdout.splitlines()
     assert lines == ["PoolAccelerator 2", "CPUAccelerator", "True"], done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("devices", ["cpu,cpu", " cpu , cpu ,", ["cpu", "cpu"], (CPU, "cpu")])
-def test_lists_of_devices(devices: Any) -> None:
-    assert parse_pool(devices) == [CPU, CPU]
-
-
-def test_gpus_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = parse_pool("cuda:1, cpu, cuda, cuda:1")
-    assert [str(device) for device in found] == ["cuda:1", "cpu", "cuda:0", "cuda:1"]
-    with pytest.raises(ValueError, match=r"names cuda:2, but only cuda:0 to cuda:1 are there"):
-        parse_pool("cuda:2")
-
-
-def test_devices_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that Lightning and torch know sets its devices up and clears them away itself."""
-    calls: list[Any] = []
-
-    class Intel(CPUAccelerator):
-        def setup_device(self, device: torch.device) -> None:
-            calls.append(device)
-
-        def teardown(self) -> None:
-            calls.append("teardown")
-
-    monkeypatch.setitem(AcceleratorRegistry, "xpu", {"accelerator": Intel, "init_params": {}})
-    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    devices = parse_pool("xpu,mps,cpu")
-    assert [str(device) for device in devices] == ["xpu:0", "mps:0", "cpu"]
-    with pytest.raises(ValueError, match="names xpu:1, but only xpu:0 to xpu:0 are there"):
-        parse_pool("xpu:1")
-    accelerator = PoolAccelerator()
-    accelerator.teardown()  # of the process that starts the others
-    accelerator.setup_device(devices[0])
-    accelerator.teardown()
-    assert calls == [devices[0], "teardown"]
 
 
 @pytest.mark.parametrize(
@@ -112,41 +69,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         lp.Trainer(accelerator="pool", strategy="graphpipe")
 
 
-def test_other_strategies_are_refused() -> None:
-    trainer = lp.Trainer(
-        accelerator=PoolAccelerator(),
-        devices=["cpu"],
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-    )
-    with (
-        quiet(),
-        pytest.raises(TypeError, match=r'"pool" works with the graphpipe .* SingleDeviceStrategy'),
-    ):
-        trainer.fit(ExportableModel(), DataSpec(num_inputs=2).loader())
-
-
 # Costs of every kind -----------------------------------------------------------------------------
-
-
-def test_the_first_rank_of_every_kind_measures() -> None:
-    found = [DeviceAtHand(name, kind, 1, "here") for name, kind in KINDS]
-    assert measuring_ranks(found) == {"NVIDIA H200": 0, "cpu": 1}
-
-
-KINDS = [("cuda:0", "NVIDIA H200"), ("cpu", "cpu"), ("cuda:1", "NVIDIA H200"), ("cpu", "cpu")]
-
-
-def test_profiles_of_several_ranks_make_one_answer() -> None:
-    gpu, cpu = (
-        Profile({"a": OpProfile(seconds)}, size, kind)
-        for seconds, size, kind in ((1.0, 4.0, "NVIDIA H200"), (9.0, 4.0, "cpu"))
-    )
-    both = together([(Costs((gpu,)), ("of an earlier run",)), (Costs((cpu,)), ())])
-    assert both.costs.at(4, "cpu").operators["a"].forward_s == 9.0
-    assert both.costs.at(4, "NVIDIA H200").operators["a"].forward_s == 1.0
-    assert both.notes == ("of an earlier run",)
 
 
 # Training ----------------------------------------------------------------------------------------
@@ -162,7 +85,7 @@ def test_training_equals_one_device(pool: WorkerPool, tmp_path: Any) -> None:
     training = dataclasses.replace(TRAINING, trainer={"gradient_clip_val": 0.5})
     expected = train_one_device(training)
     mixed = dataclasses.replace(on_pool(training), save_as=saved)
-    results = pool.run(train, mixed, {"timeout": 30}, 2, num_ranks=2)
+    results = pool.run(train, mixed, {"timeout": 100}, 2, num_ranks=2)
     assert_same_training(results, expected, "float64")
     weights = torch.load(saved, weights_only=True)["state_dict"]
     assert all(torch.equal(weights[name], value) for name, value in results[0].weights.items())
@@ -181,7 +104,7 @@ def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankDevice, "of", lambda device: is_gpu[dist.get_rank() == 0])
         patch.setattr(ProcessTransport, "__init__", note)
-        result = train(training, {"timeout": 30, **strategy}, 2)
+        result = train(training, {"timeout": 100, **strategy}, 2)
     return result, len(opened)
 
 

@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.emulation.clock import Slip
-from lightning_gpp.emulation.report import EmulatedStep, emulation_report
+from lightning_gpp.emulation.clock import EmulatedStep, Slip
+from lightning_gpp.emulation.report import emulation_report
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.strategy.refusals import SHAPE_ONLY, refuse_callbacks
 
@@ -68,16 +68,6 @@ def test_options_that_make_no_sense() -> None:
         EmulatedAccelerator(tensors="shapes")  # type: ignore[arg-type]
 
 
-def test_hosts_are_in_the_description() -> None:
-    with pytest.raises(NotImplementedError, match="runs on one host, got num_nodes=2"):
-        lp.Trainer(
-            accelerator=EmulatedAccelerator("summit"),
-            devices=2,
-            num_nodes=2,
-            strategy=GraphPipeStrategy(),
-        )
-
-
 def test_other_strategies_are_refused() -> None:
     trainer = lp.Trainer(
         accelerator="emulated", devices=1, max_epochs=1, logger=False, enable_checkpointing=False
@@ -112,7 +102,7 @@ def train_and_report(
     """Trains with a timeline of the third step; of rank 0 the report is in the metrics."""
     recorder = TimelineCallback(steps=2, dirpath=".", picture=False)
     with_timeline = dataclasses.replace(training, callbacks=lambda: [recorder])
-    return train(with_timeline, {"timeout": 30, **strategy}, num_ranks), recorder.timelines
+    return train(with_timeline, {"timeout": 100, **strategy}, num_ranks), recorder.timelines
 
 
 REPORTED = ("emulated_step_s", "emulated_slip_s", "predicted_step_s")
@@ -137,7 +127,7 @@ def test_training_equals_one_device(
     assert sources == {"measured", "estimate"}, "a refit of an emulated step is not a prediction"
     results[0].logged.remove(recorded)
     assert_same_training(results, train_one_device(TRAINING), "float64")
-    real = pool.run(train, TRAINING, {"timeout": 30, **strategy}, num_ranks, num_ranks=num_ranks)
+    real = pool.run(train, TRAINING, {"timeout": 100, **strategy}, num_ranks, num_ranks=num_ranks)
     for name, value in real[0].weights.items():
         assert torch.equal(results[0].weights[name], value), name
     check_pace(numbers, ranks[0][1][2])
@@ -214,7 +204,7 @@ def test_the_report_leaves_the_first_step_out_and_takes_the_median() -> None:
         ranks, num_microbatches=4, predicted_s=2.0, time_scale=1190.4, kinds=["abacus"]
     )
     assert report is not None
-    assert report.step_s == (2.0, 2.5, 3.5) and report.median_s == 2.5
+    assert report.step_s == (2.0, 2.5, 3.5) and report.typical_s == 2.5
     assert report.slip.slips == (late,) and report.error == pytest.approx(0.25)
     assert max(map(len, report.text().split("\n"))) <= 100
     close = dataclasses.replace(report, predicted_s=2.500_01)

@@ -19,6 +19,7 @@ SLOW = DeviceKind("abacus", {"float64": 2e6, "float32": 2e6}, 1e8, source="made 
 GRAPH = {"num_vertices": 200, "num_edges": 800}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "strategy",
     [

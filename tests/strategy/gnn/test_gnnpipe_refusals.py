@@ -23,7 +23,7 @@ from torch_geometric.data import Batch, Data
 
 from lightning_gpp.gnn import GraphTrainingError
 from lightning_gpp.strategy import GNNPipeStrategy
-from lightning_gpp.strategy.planning.full_graph import GraphCall
+from lightning_gpp.strategy.planning.example import GraphCall
 
 
 def changed(**parts: Any) -> Data:

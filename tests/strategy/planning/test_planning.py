@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ FREE = Link(bandwidth_bytes_per_s=1e15)
 def test_by_default_every_device_is_used_and_the_planner_chooses_the_microbatches(
     pool: WorkerPool,
 ) -> None:
-    shown = pool.run(plan_of_fit, {"timeout": 30.0}, 3, num_ranks=3)
+    shown = pool.run(plan_of_fit, {"timeout": 100.0}, 3, num_ranks=3)
     plan, _ = shown[0]
     assert num_devices_used(plan) == 3
     assert plan.num_microbatches is not None
@@ -57,21 +56,19 @@ def test_a_cluster_file_with_too_little_memory_is_an_error(
         cluster_to_json(Cluster((Device("a", memory_bytes=8), Device("b", memory_bytes=8)), FREE))
     )
     with pytest.raises(Exception, match=r"(?s)memory"):
-        pool.run(plan_of_fit, {"cluster": str(path), "timeout": 30.0}, 2, num_ranks=2)
+        pool.run(plan_of_fit, {"cluster": str(path), "timeout": 100.0}, 2, num_ranks=2)
 
 
-def test_the_second_run_finds_profile_and_plan(pool: WorkerPool, tmp_path: Path) -> None:
-    """And, where the fastest plan leaves a device idle, the one on all of them."""
-    strategy = {"cache": str(tmp_path), "timeout": 30.0}
+def test_the_second_run_finds_the_profile(pool: WorkerPool, tmp_path: Path) -> None:
+    strategy = {"cache": str(tmp_path), "timeout": 100.0}
     (plan, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert messages == other[1] == []
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert {re.match("[a-z]+", name)[0] for name in kept} == {"plan", "profile"}
-    (again, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith("profile")
+    (again, (message,)), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert again == plan
-    found = [text.partition(" is of an earlier run: ")[0] for text in messages]
-    assert found == ["The profile", *["The plan"] * (len(kept) - 1)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert message.startswith(f"The profile is of an earlier run: {kept}")
+    assert list(tmp_path.iterdir()) == [kept]
     assert other[1] == []  # rank 0 alone looks
 
 
@@ -94,9 +91,6 @@ def test_the_verdict_waits_until_batches_tell_what_they_take(
     assert times is not None and times.own_s is not None
     assert times.batch_s - times.own_s >= LAYER_S
     assert times.own_s >= STEP_S  # though the calls are in the midst of it
-    (said, _), _ = pool.run(said_in_fit, strategy, 2, 2, num_ranks=2)
-    if plan is not None:  # what a planner finds may differ
-        assert "measured in an earlier run" in " ".join(said[0].split()) and len(said) == 1
 
 
 def test_a_training_that_ends_before_says_what_was_predicted(pool: WorkerPool) -> None:

@@ -9,8 +9,6 @@ from helpers.workers import WorkerPool
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import Kind
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_MICROBATCHES = 6
 
 

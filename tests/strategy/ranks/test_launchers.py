@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,24 +14,18 @@ from typing import Any
 import pytest
 import torch
 from helpers import launch_script
-from helpers.processes import wait_until_ended
+from helpers.processes import is_running, wait_until_ended
 from helpers.reference import relative_error, weight_differences
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from lightning.pytorch.trainer.states import TrainerState
 
-from lightning_gpp.strategy import GraphPipeStrategy, graphpipe
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
-from lightning_gpp.strategy.ranks import process_launcher
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 
-pytestmark = pytest.mark.timeout(200)
-
 NUM_RANKS = launch_script.NUM_RANKS
-LIMIT_S = 90.0
-ORPHAN_LIMIT_S = 10.0
+LIMIT_S = 280.0
+ORPHAN_LIMIT_S = 60.0
 
 
 def start_script(
@@ -107,35 +100,6 @@ def test_weights_come_back_on_the_host_of_rank_0_alone(
     assert (found.weights_path is not None) == is_kept == (tmp_path / "weights").exists()
 
 
-@pytest.mark.parametrize(("start_method", "num_lines"), [("spawn", 1), ("fork", 0)])
-def test_a_line_says_that_processes_are_started(
-    start_method: str, num_lines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(process_launcher, "show", said.append)
-    monkeypatch.setattr(MultiProcessingLauncher, "launch", lambda *args, **kwargs: None)
-    strategy: Any = SimpleNamespace(num_processes=4)
-    ProcessLauncher(strategy, start_method).launch(lambda: None)
-    assert said == ["Starting 4 processes ..."] * num_lines
-
-
-def test_a_script_says_that_it_waits_for_its_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    def waiting_for(what: str, module: Any) -> contextlib.AbstractContextManager[None]:
-        said.append(what)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(graphpipe, "waiting_for", waiting_for)
-    strategy: Any = GraphPipeStrategy()
-    strategy.parallel_devices = [torch.device("cpu")] * 3
-    strategy.cluster_environment = LightningEnvironment()
-    strategy.cluster_environment.set_world_size(3)
-    strategy._lightning_module = LightningModule()
-    with strategy._starting():
-        assert said == ["Starting 3 processes"]
-
-
 @pytest.mark.parametrize(
     ("strategy", "fault", "text"),
     [
@@ -162,9 +126,10 @@ def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) ->
         script.kill()
         script.wait()
     assert script.returncode == 1, errors[-4000:]
-    wait_until_ended(pids, 0.0)
+    assert not any(map(is_running, pids))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("times", [1, 2])
 def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> None:
@@ -183,6 +148,7 @@ def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> Non
     wait_until_ended(pids, ORPHAN_LIMIT_S)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_rank_ends_all_after_the_step(

@@ -7,17 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.models import DataSpec, ExportableModel
 from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
-from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
 
-from lightning_gpp import TimelineCallback
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
-
-pytestmark = pytest.mark.timeout(120)
 
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
@@ -149,12 +144,6 @@ def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path:
         assert list(again.reports[2].comparison.predicted) == ["known", "fit"]
 
 
-def test_the_users_own_records_go_on(runs: list[TimelineRun]) -> None:
-    for run in runs:
-        assert run.users_records >= 4 * len(run.program)
-        assert not run.recorder_is_on
-
-
 def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False, "page": False}
     first, second = pool.run(
@@ -205,28 +194,6 @@ def test_replicas_are_rows_of_their_own(pool: WorkerPool, tmp_path: Path) -> Non
     assert {span.rank for span in sums} == {0, 2}
 
 
-def test_a_step_with_a_mini_batch_too_small_for_the_replicas_is_not_shown(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
-    """Mini-batches of 8, 8 and 1 samples are one step; the last is a program of fewer stages."""
-    plan = [
-        {"modules": ["left", "right"], "devices": [1, 2]},
-        {"modules": ["fuse", "norm", "head"], "device": 0},
-    ]
-    callback = {"steps": (0,), "dirpath": tmp_path, "picture": False}
-    runs = pool.run(
-        fit_with_timeline,
-        3,
-        callback,
-        plan=plan,
-        num_samples=17,
-        accumulate_grad_batches=3,
-        num_steps=1,
-        num_ranks=3,
-    )
-    assert not runs[0].timelines and not list(tmp_path.iterdir())
-
-
 def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_path: Path) -> None:
     outcomes = pool.outcomes(
         fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, fail_on=2, num_ranks=3
@@ -242,12 +209,6 @@ def test_other_strategies_have_nothing_to_record(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("steps", [(), (-1,), -2])
-def test_steps_are_counted_from_0(steps: object) -> None:
-    with pytest.raises(ValueError, match="counted from 0"):
-        TimelineCallback(steps)  # type: ignore[arg-type]
-
-
 def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"dirpath": tmp_path, "picture": False, "page": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=17, num_samples=29)
@@ -258,31 +219,3 @@ def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) 
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
     assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
-
-
-def test_a_short_training_has_a_typical_step_of_those_that_there_are(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
-    callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=8)
-    assert tuple(first.timelines) == TYPICAL_OF[:2]
-    assert sum("timeline/bubble_share" in row for row in first.logged) == 1
-
-
-def test_a_run_that_goes_on_has_a_typical_step_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
-    with quiet():
-        before = make_trainer(None, max_steps=20)
-        data = DataSpec(num_samples=80, num_inputs=2).loader()
-        before.fit(ExportableModel().double(), data)
-    before.save_checkpoint(tmp_path / "before.ckpt")
-    callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(
-        fit_with_timeline,
-        2,
-        callback,
-        num_ranks=2,
-        num_steps=28,
-        checkpoint=tmp_path / "before.ckpt",
-    )
-    assert tuple(first.timelines) == (23, 26)
-    assert sum("timeline/bubble_share" in row for row in first.logged) == 1

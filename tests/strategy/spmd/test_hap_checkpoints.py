@@ -20,8 +20,6 @@ from helpers.reference import (
 from helpers.training import Result, Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 SHARES = {2: [0.3, 0.7], 3: [0.2, 0.5, 0.3]}
 

@@ -56,7 +56,7 @@ def towers(num_devices: int, accelerator: Any) -> Training:
 def test_pace_and_weights(pool: WorkerPool, num_devices: int, strategy: dict[str, Any]) -> None:
     """What one device learns, in the time that is predicted."""
     training = towers(num_devices, EmulatedAccelerator(cluster(num_devices)))
-    options = {"kind": "HAPStrategy", "timeout": 60, **strategy}
+    options = {"kind": "HAPStrategy", "timeout": 100, **strategy}
     limit_s = 200.0  # a busy machine makes emulated time pass more slowly
     results = pool.run(
         train, training, options, num_devices, num_ranks=num_devices, limit_s=limit_s
@@ -71,7 +71,7 @@ def test_pace_and_weights(pool: WorkerPool, num_devices: int, strategy: dict[str
 
 def test_a_given_scale_begins_at_once(pool: WorkerPool) -> None:
     training = towers(2, EmulatedAccelerator(cluster(2), time_scale=0.5))
-    options = {"kind": "HAPStrategy", "timeout": 60}
+    options = {"kind": "HAPStrategy", "timeout": 100}
     results = pool.run(train, training, options, 2, num_ranks=2)
     assert results[0].final_metrics["emulated_step_s"] > 0
 

@@ -20,8 +20,6 @@ from torch.utils.data import DataLoader
 from lightning_gpp import TimelineCallback
 from lightning_gpp.strategy import HAPStrategy
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -64,7 +62,7 @@ class Narrow(lp.LightningModule):
 
 def fit_on_single_samples() -> None:
     """Batches of one sample of one number."""
-    strategy = {"kind": "HAPStrategy", "planner": "data_parallel", "timeout": 30.0}
+    strategy = {"kind": "HAPStrategy", "planner": "data_parallel", "timeout": 100.0}
     with quiet():
         make_trainer(strategy, 2, max_steps=1).fit(Narrow(), DataLoader(torch.ones(2, 1)))
 

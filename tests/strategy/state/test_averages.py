@@ -15,8 +15,6 @@ from helpers.workers import WorkerPool
 from lightning.pytorch import callbacks as pc
 from torch import nn
 
-pytestmark = pytest.mark.timeout(200)
-
 AVERAGING: dict[str, Callable[[], pc.Callback]] = {
     "exponential": lambda: pc.EMAWeightAveraging(decay=0.9),
     "all weights": lambda: pc.WeightAveraging(use_buffers=False),

@@ -21,8 +21,6 @@ from helpers.reference import (
 from helpers.training import Result, Training
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(180)
-
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 TOLERANCE = 1e-9
 
@@ -102,7 +100,7 @@ def test_load_from_checkpoint_on_one_device(pool: WorkerPool, tmp_path: Path) ->
 def test_saving_when_the_fit_is_over(pool: WorkerPool, tmp_path: Path) -> None:
     path, one = tmp_path / "after.ckpt", tmp_path / "one.ckpt"
     save_after_fit(str(one), None)
-    strategy = {"num_microbatches": 2, "timeout": 30.0}
+    strategy = {"num_microbatches": 2, "timeout": 100.0}
     weights = pool.run(save_after_fit, str(path), strategy, 3, num_ranks=3)[0]
     torch.set_default_dtype(torch.float64)
     module = ExportableModel.load_from_checkpoint(path, map_location="cpu")

@@ -33,11 +33,13 @@ from lightning_gpp.strategy import (
     unshard_checkpoint,
 )
 from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
-from lightning_gpp.strategy.state import replacing
-from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
-from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
-
-pytestmark = pytest.mark.timeout(180)
+from lightning_gpp.strategy.state import sharded_checkpoint
+from lightning_gpp.strategy.state.sharded_checkpoint import (
+    ReplacingCheckpointIO,
+    is_sharded,
+    last_good,
+    write,
+)
 
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 TRAINING = Training(BUILD, DataSpec(num_inputs=2), num_steps=12)
@@ -133,6 +135,7 @@ def test_states_that_no_batch_came_for_are_not_lost(
         assert_same(again[name], expected[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["sharded", "full"])
 @pytest.mark.parametrize("num_pipelines", [1, 2])
 def test_saving_in_the_background(
@@ -207,10 +210,9 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     save(1)
     with monkeypatch.context() as patch:
         if step == "replace":
-            patch.setattr(replacing.os, "replace", end)
+            patch.setattr(sharded_checkpoint.os, "replace", end)
         else:
-            patch.setattr(replacing, "put_in_place", end)
-            patch.setattr("lightning_gpp.strategy.state.sharded_checkpoint.put_in_place", end)
+            patch.setattr(sharded_checkpoint, "put_in_place", end)
         with pytest.raises((KeyboardInterrupt, CheckpointException)):
             save(2)
     assert GraphPipeStrategy().load_checkpoint(path)["epoch"] == 1
@@ -220,36 +222,6 @@ def test_the_path_always_leads_to_a_whole_checkpoint(
     assert loaded["state_dict"]["weight"].tolist() == [3.0, 3.0]
     assert last_good(path) == path
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_a_form_replaces_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "epoch": 1}
-    for save in (ReplacingCheckpointIO().save_checkpoint, partial(write, group=None)) * 2:
-        save(checkpoint, path)  # type: ignore[operator]
-        assert_same(GraphPipeStrategy().load_checkpoint(path), checkpoint)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_groups_that_have_tensors(tmp_path: Path) -> None:
-    """A capturable learning rate; and an optimizer that has no state."""
-    groups = [{"lr": torch.tensor(0.1), "params": [0]}, {"lr": torch.tensor(0.2), "params": [1]}]
-    states = [{"state": {}, "param_groups": groups}, {"state": {}, "param_groups": [{"lr": 1.0}]}]
-    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "optimizer_states": states}
-    write(checkpoint, tmp_path / "folder", None)
-    assert_same(HAPStrategy().load_checkpoint(tmp_path / "folder"), checkpoint)
-
-
-def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown state_dict_type 'shards'"):
-        GraphPipeStrategy(state_dict_type="shards")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="state_dict_type: not for SPMD programs"):
-        HAPStrategy(state_dict_type="sharded")
-    torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="no checkpoint of a Trainer"):
-        shard_checkpoint(tmp_path / "weights.pt", tmp_path / "folder")
-    with pytest.raises(ValueError, match="is no sharded checkpoint"):
-        unshard_checkpoint(tmp_path, tmp_path / "file")
 
 
 def test_callbacks_with_weights_of_their_own_are_refused() -> None:

@@ -13,9 +13,7 @@ from helpers.reference import assert_equal_training, train_pipeline
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
 
-pytestmark = pytest.mark.timeout(120)
-
-STRATEGY: dict[str, Any] = {"num_microbatches": 4, "schedule": "1f1b", "timeout": 30.0}
+STRATEGY: dict[str, Any] = {"num_microbatches": 4, "schedule": "1f1b", "timeout": 100.0}
 DATA = DataSpec(num_samples=64)
 FLOATS = DataSpec(num_samples=64, dtype="float32")
 MASKED = losses.MaskedData(num_samples=64)

@@ -14,7 +14,7 @@ import torchmetrics
 from torch import Tensor, nn
 
 from lightning_gpp.runtime.suspend import StepThreads
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
+from lightning_gpp.strategy.step.suspended_steps import MicrobatchBoundary
 
 Step = Callable[[lp.LightningModule, Tensor], Any]
 
@@ -86,13 +86,6 @@ def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads)
     logged = {call.name: float(call.value) for call in calls}  # type: ignore[arg-type]
     assert logged == {"loss": pytest.approx(whole), "sum": pytest.approx(10 + 36)}
     assert {call.kwargs["batch_size"] for call in calls} == {3}
-
-
-def test_results_keep_nothing_of_what_stages_read(threads: StepThreads) -> None:
-    """With as many micro-batches as a mini-batch has, that would be all of it."""
-    boundary = run(threads, lambda module, x: {"loss": module(x).mean(), "more": [module.weight]})
-    assert [read() for read in boundary.read] == [None, None]  # type: ignore[attr-defined]
-    assert float(boundary.result()["loss"]) == pytest.approx(2.0)
 
 
 def twice(module: lp.LightningModule, x: Tensor) -> Tensor:

@@ -25,11 +25,9 @@ from torch import Tensor
 
 from lightning_gpp.strategy import TimelineCallback
 
-pytestmark = pytest.mark.timeout(120)
-
 DATA = DataSpec(num_samples=21, num_inputs=2)
 SINGLE = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
-STRATEGY: dict[str, Any] = {"num_microbatches": 1, "timeout": 30.0, "cache": False}
+STRATEGY: dict[str, Any] = {"num_microbatches": 1, "timeout": 100.0, "cache": False}
 
 
 class PenaltyModel(ExportableModel):

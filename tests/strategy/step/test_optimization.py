@@ -17,43 +17,11 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import GraphPipeStrategy
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def branchy(name: str, optimizer: OptimizerSpec, **trainer: object) -> Training:
     spec: ModelSpec = FIXED_MODELS[name]
     data = DataSpec(num_inputs=spec.num_inputs)
     return Training(partial(BranchyModel, spec, optimizer), data, trainer=trainer)
-
-
-@pytest.mark.parametrize("num_batches", [2, 3])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_accumulation(pool: WorkerPool, num_batches: int, schedule: str) -> None:
-    """Four batches an epoch: with three to a step, the last step of an epoch has one."""
-    training = branchy("shared_weights", OptimizerSpec(), accumulate_grad_batches=num_batches)
-    results = assert_equal_training(
-        pool, training, num_ranks=3, num_microbatches=2, schedule=schedule
-    )
-    assert results[0].global_step == 20
-
-
-@pytest.mark.parametrize("scheduler", ["step", "epoch"])
-def test_schedulers_and_parameter_groups(pool: WorkerPool, scheduler: str) -> None:
-    optimizer = OptimizerSpec("adamw", scheduler=scheduler, num_groups=3)
-    results = assert_equal_training(
-        pool, branchy("two_towers", optimizer), num_ranks=4, num_microbatches=4
-    )
-    for result in results:
-        assert len(result.learning_rates[0]) == 3
-        assert result.learning_rates[0] != result.learning_rates[-1]
-
-
-@pytest.mark.parametrize("algorithm", ["value", "norm"])
-def test_gradient_clipping(pool: WorkerPool, algorithm: str) -> None:
-    """The norm is that of all stages' gradients, a parameter of several stages counted once."""
-    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
-    training = branchy("shared_weights", OptimizerSpec(), **clip)
-    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
 
 
 @pytest.mark.parametrize("algorithm", ["value", "norm"])
@@ -128,6 +96,7 @@ def test_sparse_gradients_of_embeddings(
     )
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_stages(pool: WorkerPool, schedule: str) -> None:

@@ -202,31 +202,6 @@ def test_a_decorated_forward_is_called_as_the_user_calls_it(kind: str) -> None:
     assert [item.value.name for item in captured.graph.inputs] == ["x"]
 
 
-def test_a_default_that_a_decorator_may_set_otherwise_is_another_call() -> None:
-    captured = assert_partitions_exact(scaled("sets a default"), data(4, 3))
-    x = data(4, 3)
-    assert captured.inputs((), {"x": x}) == {"x": x}
-    with pytest.raises(ValueError, match=r"captured with arguments dict\(x: \*\), got .*scale"):
-        captured.inputs((x,), {"scale": 1.0})
-
-
-class Named(nn.Module):
-    """Not decorated: the arguments in front of the one that is given have defaults."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-
-    def forward(self, ids: Any = None, mask: Any = None, x: Any = None, **rest: Any) -> Tensor:
-        return self.a(x)
-
-
-def test_keywords_stay_keywords() -> None:
-    captured = assert_partitions_exact(Named(), x=data(4, 3))
-    x = data(4, 3)
-    assert captured.inputs((None, None, x), {}) == {"x": x}
-
-
 class Bounded(nn.Module):
     """Changes its own parameter."""
 
@@ -265,12 +240,6 @@ OF_SAMPLES = {
     "rows of several lengths": [torch.ones(n) for n in (2, 3, 2, 5)],
     "nested": {"names": ("a", "b", "c", "d")},
 }
-OF_FIELDS = {
-    "fewer names": ["a", "b"],
-    "tensors with all samples": [torch.ones(4, n) for n in (2, 3, 2, 5)],
-    "numbers": [1, 2, 3, 4],
-    "several lengths of fewer": [torch.ones(n) for n in (2, 3)],
-}
 
 
 @pytest.mark.parametrize("rest", OF_SAMPLES.values(), ids=OF_SAMPLES)
@@ -278,11 +247,6 @@ def test_lists_with_an_entry_per_sample_are_refused_at_once(rest: Any) -> None:
     """The next batch would have others, and the last one fewer."""
     with pytest.raises(CaptureError, match=r"argument 'rest.*' is in a list of 4, one for each"):
         example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
-
-
-@pytest.mark.parametrize("rest", OF_FIELDS.values(), ids=OF_FIELDS)
-def test_other_lists_are_taken(rest: Any) -> None:
-    example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
 
 
 class Pairs(nn.Module):
@@ -295,16 +259,6 @@ class Pairs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first, second = self.a(x).view(-1, 2, 4).unbind(1)
         return (first - second).square()
-
-
-@pytest.mark.parametrize(("rows", "taken"), [(8, 4), (6, 6)])
-def test_an_example_has_all_rows_where_the_forward_does_not_take_a_microbatch(
-    rows: int, taken: int
-) -> None:
-    """That it takes fewer rows than a micro-batch says nothing."""
-    example = example_of(Pairs(), (torch.ones(rows, 3),), {}, lambda total: [total // 2] * 2)
-    assert len(example.args[0]) == taken
-    assert example.minibatch_size == (rows if taken < rows else None)
 
 
 class Untraceable(nn.Module):

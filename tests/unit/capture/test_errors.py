@@ -67,36 +67,6 @@ def test_the_remedy_works(leaf: type | str) -> None:
     assert captured.graph.operators[0].parameters == ("inner.a.weight", "inner.a.bias")
 
 
-class ThroughNumpy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(torch.from_numpy(x.numpy() * 2))  # leaves
-
-
-class AroundNumpy(Outer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = ThroughNumpy()
-
-
-def test_arrays_of_numpy_are_numbers_that_are_read() -> None:
-    """They were frozen into the graph, and the error named no line."""
-    x = torch.randn(4, 3)
-    with pytest.raises(CaptureError, match=line_of(ThroughNumpy.forward, "# leaves")):
-        capture(ThroughNumpy(), (x,), {})
-    captured = capture(AroundNumpy(), (x,), {})
-    assert [operator.name for operator in captured.graph] == ["inner", "head"]
-    torch.testing.assert_close(run(captured, x), captured.module(x))
-
-
-def test_unknown_leaf_name() -> None:
-    with pytest.raises(ValueError, match=r"names \['innner'\].*sub-modules are .*'inner'"):
-        capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=["innner"])
-
-
 class DecidesOnData(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -126,29 +96,6 @@ class Checks(nn.Module):
         if x.isnan().any() or x.isinf().any():  # not
             raise ValueError("not finite")
         return self.a(x)
-
-
-class ChecksFew(Checks):
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.max() < 9
-        if (  # over several lines
-            x < 0
-        ).any():
-            raise ValueError("negative")
-        return self.a(x)
-
-
-def test_a_check_stays_a_check() -> None:
-    """It raises when the module would; what has several parts may not."""
-    captured = capture(ChecksFew(), (torch.ones(4, 3),), {})
-    assert captured.decision is None
-    for wrong in (-torch.ones(4, 3), 10 * torch.ones(4, 3)):
-        with pytest.raises((ValueError, AssertionError)):
-            captured.module(wrong)
-        with pytest.raises(CaptureError, match="depends on the data"):
-            run(captured, wrong)
-    with pytest.raises(CaptureError, match=f"{line_of(Checks.forward, '# not')} decides"):
-        capture(Checks(), (torch.ones(4, 3),), {})
 
 
 class Around(nn.Module):
@@ -215,16 +162,6 @@ class OneSample(nn.Module):
         return self.a(x) + bias
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
-def test_a_decision_about_one_sample_that_changes_nothing(num_samples: int) -> None:
-    captured = capture(OneSample(in_vain=True), (torch.randn(num_samples, 3),), {})
-    assert captured.graph.outputs == ("add",)
-    assert captured.graph.values["add"].tensors[0].batch_dim == 0
-    for count in (1, 2, 3, 8):
-        x = torch.randn(count, 3)
-        assert torch.allclose(run(captured, x), captured.module(x))
-
-
 @pytest.mark.parametrize("num_samples", [1, 4])
 def test_a_decision_about_one_sample_that_matters(num_samples: int) -> None:
     """Is guarded in the captured module, and keeps a sub-module whole."""
@@ -254,26 +191,6 @@ def test_a_decision_on_sizes_is_guarded(caplog: pytest.LogCaptureFixture) -> Non
         run(captured, x[:, :2])
 
 
-class DrawsOnce(nn.Module):
-    """Draws numbers without looking at the input: fx runs that once, while tracing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) + torch.randn(3)
-
-
-def test_numbers_drawn_while_tracing_are_not_frozen() -> None:
-    captured = capture(DrawsOnce(), (torch.randn(4, 3),), {})
-    x = torch.randn(4, 3)
-    torch.manual_seed(7)
-    expected = captured.module(x)
-    torch.manual_seed(7)
-    assert torch.equal(run(captured, x), expected)
-
-
 class BranchesOnMode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -287,33 +204,6 @@ def test_the_root_may_not_branch_on_the_mode() -> None:
     line = line_of(BranchesOnMode.forward, "# mode")
     with pytest.raises(CaptureError, match=f"different operators in train and in eval.*{line}"):
         capture(BranchesOnMode(), (torch.randn(4, 3),), {})
-
-
-def test_objects_that_hide_tensors_are_refused() -> None:
-    class Graph:
-        def __init__(self) -> None:
-            self.x = torch.randn(4, 3)
-
-    class Reads(nn.Module):
-        def forward(self, graph: Graph, y: Tensor) -> Tensor:
-            return graph.x + y
-
-    with pytest.raises(CaptureError, match="'graph' is a Graph, an object with tensors inside"):
-        capture(Reads(), (Graph(), torch.randn(3)), {})
-
-
-def test_no_tensor_argument() -> None:
-    class Constant(nn.Module):
-        def forward(self, n: int) -> Tensor:
-            return torch.ones(n)
-
-    with pytest.raises(CaptureError, match="without a tensor argument"):
-        capture(Constant(), (3,), {})
-
-
-def test_lazy_parameters() -> None:
-    with pytest.raises(CaptureError, match="lazy parameters"):
-        capture(nn.Sequential(nn.LazyLinear(3)), (torch.randn(4, 3),), {})
 
 
 @pytest.mark.parametrize(

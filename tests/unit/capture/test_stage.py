@@ -11,7 +11,7 @@ import torch
 from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
-from lightning_gpp.capture import CapturedModel, capture, profile_costs
+from lightning_gpp.capture import CapturedModel, capture
 
 
 class Small(nn.Module):
@@ -29,34 +29,6 @@ def captured() -> CapturedModel:
     return capture(Small(), (torch.randn(4, 3),), {})
 
 
-def test_parameters_of_other_stages_may_be_swapped_for_meta(captured: CapturedModel) -> None:
-    module, x = captured.module, torch.randn(4, 3)
-    expected = module.a(x).relu()
-    for owner, name in [(module.b, "weight"), (module.b, "bias"), (module, "scale")]:
-        tensor = owner._parameters[name]
-        assert tensor is not None
-        owner._parameters[name] = nn.Parameter(tensor.to("meta"))
-    stage = captured.stage(["a", "relu"], ["x"], ["relu"])
-    assert torch.equal(stage([x], training=True)[0], expected)
-    assert stage.parameter_names == ("a.bias", "a.weight")
-
-
-def test_a_stage_reads_the_current_parameter(captured: CapturedModel) -> None:
-    stage = captured.stage(["mul"], ["b"], ["mul"])
-    b = torch.ones(2, 4)
-    assert stage([b], training=True)[0].eq(1).all()
-    captured.module._parameters["scale"] = nn.Parameter(torch.full((4,), 3.0))
-    assert stage([b], training=True)[0].eq(3).all()
-    assert stage.parameter_names == ("scale",)
-
-
-def test_values_pass_through(captured: CapturedModel) -> None:
-    x, a = torch.randn(2, 3), torch.randn(2, 4)
-    stage = captured.stage(["relu"], ["x", "a"], ["a", "relu", "x"])
-    assert stage([x, a], training=True)[0] is a
-    assert stage([x, a], training=True)[2] is x
-
-
 def test_the_source_is_readable(captured: CapturedModel) -> None:
     source = captured.stage(["a", "relu"], ["x"], ["relu"]).source(training=True)
     assert [line.split("  #")[0].strip() for line in source.splitlines()] == [
@@ -68,35 +40,6 @@ def test_the_source_is_readable(captured: CapturedModel) -> None:
         "return (v_relu, )",
     ]
     assert f"{Path(__file__).name}:" in source
-
-
-def test_a_captured_device_is_replaced_by_that_of_the_stage() -> None:
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.arange(3.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.arange(x.shape[1], device=x.device) + self.table
-
-    captured = capture(Positions(), (torch.randn(4, 3),), {})
-    operators = [operator.name for operator in captured.graph]
-    stage = captured.stage(operators, ["x"], captured.graph.outputs)
-    (result,) = stage([torch.empty(4, 3, device="meta")], training=True)
-    assert result.device.type == "meta"
-
-
-def test_profile_measures_every_operator(captured: CapturedModel) -> None:
-    costs = profile_costs(captured, (torch.randn(4, 3),), repeats=2, num_sizes=1)
-    (measured,) = costs.profiles
-    assert measured.microbatch_size == 4
-    assert measured.device == "cpu"
-    assert list(measured.operators) == [operator.name for operator in captured.graph]
-    assert all(item.forward_s > 0 and item.backward_s > 0 for item in measured.operators.values())
-    saved = {name: item.activation_bytes for name, item in measured.operators.items()}
-    assert saved["a"] == 4 * 3 * 4  # its input
-    assert saved["relu"] == 4 * 4 * 4  # its result
-    assert saved["mul"] == 4 * 4 * 4  # its input; the parameter is not counted
 
 
 SCRIPT = """

@@ -8,7 +8,6 @@ from lightning_gpp.cluster import (
     Cluster,
     Device,
     Link,
-    all_reduce_channels,
     all_reduce_s,
     uniform_cluster,
 )
@@ -48,12 +47,6 @@ def test_few_bytes_are_faster_in_a_tree_and_many_in_a_ring() -> None:
     assert few[1] == pytest.approx(2 * 4 * (1e-4 + 1e-6))
 
 
-@pytest.mark.parametrize("devices", [[], [2]])
-def test_one_device_has_nothing_to_sum(devices: list[int]) -> None:
-    assert all_reduce_s(HOSTS, devices, 8.0) == 0.0
-    assert all_reduce_channels(HOSTS, devices) == ()
-
-
 def test_messages_of_a_round_take_turns_on_what_they_share() -> None:
     # three messages of a byte: beside each other, over one bus, or in and out of one port
     seconds = {"private": Link(1.0), "bus": Link(1.0, is_shared=True)}
@@ -63,13 +56,6 @@ def test_messages_of_a_round_take_turns_on_what_they_share() -> None:
         for name, link in seconds.items()
     }
     assert found == {"private": 4 * 1.0, "bus": 4 * 3.0, "half": 4 * 2.0}
-
-
-def test_a_sum_occupies_the_ports_of_all_devices() -> None:
-    assert all_reduce_channels(HOSTS, [1, 2]) == ("gpu1 sums", "gpu2 sums")
-    assert set(all_reduce_channels(HOSTS, range(4), "tree")) == {f"gpu{i} sums" for i in range(4)}
-    bus = uniform_cluster(2, Link(1.0, is_shared=True))
-    assert all_reduce_channels(bus, [0, 1]) == ("cpu:0 sums", "host0 bus", "cpu:1 sums")
 
 
 def test_an_unknown_sum_is_named() -> None:

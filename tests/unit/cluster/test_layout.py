@@ -8,10 +8,7 @@ import pytest
 
 from lightning_gpp.cluster import (
     Cluster,
-    ClusterLayout,
     Device,
-    HostGroup,
-    HostLink,
     Link,
     cluster_from_json,
     cluster_to_json,
@@ -53,19 +50,6 @@ def test_links_of_every_level():
     assert pool.link(0, 4) == pool.link(16, 24) == Link(22e9, 20e-6)  # in a rack
     assert pool.link(0, 16) == pool.link(24, 32) == Link(11e9, 30e-6)  # between racks
     assert pool.slowest_link == pool.spine_link
-
-
-def test_only_the_first_devices():
-    pool = load_cluster(POOL, num_devices=18)
-    assert [device.name for device in pool.devices[-3:]] == ["host3:3", "host4:0", "host4:1"]
-    with pytest.raises(ValueError, match=r"pool.yaml: the cluster has 48 devices, 49 were asked"):
-        load_cluster(POOL, num_devices=49)
-
-
-def test_an_open_group_has_as_many_hosts_as_needed():
-    layout = ClusterLayout((HostGroup("a", 4, num_hosts=1), HostGroup("b", 8)))
-    assert layout.cluster().num_devices == 12
-    assert layout.cluster(21).devices[-1] == Device("host3:0", "b", None, "host3")
 
 
 def test_a_cluster_survives_json_and_older_documents_are_read():
@@ -119,9 +103,3 @@ def test_broken_json_names_the_line(tmp_path):
         load_cluster(path)
     with pytest.raises(FileNotFoundError, match=r"there is no file .*nowhere.json"):
         load_cluster(tmp_path / "nowhere.json")
-
-
-def test_one_link_per_host():
-    link = HostLink("host0", Link(1.0))
-    with pytest.raises(ValueError, match="two links of one host"):
-        Cluster((Device("a"),), host_links=(link, link))

@@ -11,7 +11,7 @@ from lightning_gpp.cluster import load_cluster
 from lightning_gpp.common.data_file import read_data_file, read_text
 from lightning_gpp.cost import load_costs
 from lightning_gpp.graph import ModelGraph, graph_to_json
-from lightning_gpp.jobs.problem.workload import read_graph_file
+from lightning_gpp.jobs.problem.problem_of import read_graph_file
 from lightning_gpp.planner import load_plan
 from lightning_gpp.workloads import read_pipedream_profile, read_piper_workload
 

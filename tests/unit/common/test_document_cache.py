@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 
 import pytest
 
-from lightning_gpp.common.document_cache import DocumentCache, default_folder
+from lightning_gpp.common.document_cache import DocumentCache
 
 KEY = {"model": "m", "size": 4}
 
@@ -70,22 +69,3 @@ def test_readers_never_see_half_a_file(cache: DocumentCache):
         writer.join()
     assert seen - {None} <= set(texts)
     assert len(list(cache.folder.iterdir())) == 2  # nothing is left aside
-
-
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    cache = DocumentCache(tmp_path / "file" / "cache")
-    with caplog.at_level(logging.WARNING):
-        cache.write("profile", KEY, "text")
-    assert "the profile cannot be kept in" in caplog.text
-    assert found(cache, "profile") is None
-
-
-def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert "lightning-gpp-tests-" in str(default_folder())  # tests keep away from the user's
-    monkeypatch.setenv("LIGHTNING_GPP_CACHE", "")
-    assert default_folder() is None
-    monkeypatch.delenv("LIGHTNING_GPP_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.platform", "linux")
-    assert default_folder() == tmp_path / "lightning_gpp"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
-
-import pytest
 
 from lightning_gpp.common import progress
 from lightning_gpp.common.progress import doing
@@ -21,9 +18,9 @@ class FakeClock:
         self.now_s = 100.0
         self.timers: list[FakeTimer] = []
 
-    def timer(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+    def timer(self, delay_s: float, call: Callable[..., None], args: tuple[str]) -> FakeTimer:
         """Like ``threading.Timer``."""
-        self.timers.append(FakeTimer(self, delay_s, call))
+        self.timers.append(FakeTimer(self, delay_s, partial(call, *args)))
         return self.timers[-1]
 
     def monotonic(self) -> float:
@@ -54,35 +51,15 @@ class FakeTimer:
         assert self.state == "over", "somebody would wait"
 
 
-def refuse_after(seconds: float, clock: FakeClock) -> None:
-    clock.work(seconds)
-    raise ValueError("refused")
-
-
-class Terminal(io.StringIO):
-    """Where lines can be rewritten."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 @contextmanager
-def measuring(clock: FakeClock, lines: list[str], *, may_pass: bool = True) -> Iterator[None]:
+def measuring(clock: FakeClock, lines: list[str]) -> Iterator[None]:
     with (
         mock.patch.object(progress.time, "monotonic", clock.monotonic),
         mock.patch.object(progress.threading, "Timer", clock.timer),
-        doing("Measuring", lines.append, may_pass=may_pass),
+        doing("Measuring", lines.append),
     ):
         yield
     assert [timer.state for timer in clock.timers] == ["over"]
-
-
-def test_short_work_is_not_spoken_of() -> None:
-    clock, lines = FakeClock(), list[str]()
-    with measuring(clock, lines):
-        clock.work(1.9)
-    clock.work(10)
-    assert not lines
 
 
 def test_long_work_is_spoken_of_while_it_lasts_and_when_it_is_done() -> None:
@@ -92,40 +69,3 @@ def test_long_work_is_spoken_of_while_it_lasts_and_when_it_is_done() -> None:
         assert lines == ["Measuring ..."]
         clock.work(4.1)
     assert lines == ["Measuring ...", "Measuring took 6.20 s."]
-
-
-def test_work_that_fails_was_not_done() -> None:
-    clock, lines = FakeClock(), list[str]()
-    with pytest.raises(ValueError, match="refused"), measuring(clock, lines):
-        refuse_after(3, clock)
-    assert lines == ["Measuring ..."]
-
-
-def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lines = FakeClock(), list[str]()
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with measuring(clock, lines):
-        clock.work(3)
-        shown = terminal.getvalue()
-        assert shown.strip() == "Measuring ..."
-        assert not lines
-    assert lines == ["Measuring took 3.00 s."]
-    erased = terminal.getvalue()[len(shown) :]
-    assert erased.startswith("\r") and not erased.strip()
-
-
-def test_without_progress_bars_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lines = FakeClock(), list[str]()
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with measuring(clock, lines, may_pass=False):
-        clock.work(3)
-    assert not terminal.getvalue()
-    assert lines == ["Measuring ...", "Measuring took 3.00 s."]
-
-
-def test_with_the_machines_clock_no_thread_is_left() -> None:
-    """A fixture of all tests finds threads that are."""
-    lines: list[str] = []
-    with doing("Measuring", lines.append):
-        pass
-    assert not lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,14 +25,6 @@ def test_beyond_the_largest_size_times_do_not_fall(
 ) -> None:
     smaller, larger = fitted(SIZES, measured, size), fitted(SIZES, measured, 2 * size)
     assert larger >= (1 - 1e-9) * smaller
-
-
-@given(seconds, st.floats(0.3, 1.0), st.floats(5.0, 100.0))
-def test_what_no_line_fits_grows_as_the_last_two_do(
-    first: float, ratio: float, last: float
-) -> None:
-    measured = (first, ratio * first, last * first)
-    assert fitted(SIZES, measured, 6.0) == pytest.approx(2 * measured[2] - measured[1])
 
 
 def test_a_disturbed_measurement_does_not_make_larger_microbatches_free() -> None:

@@ -3,10 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from helpers.graphs import MICROBATCH_SIZE, literal_graph
+from helpers.graphs import literal_graph
 
-from lightning_gpp.cluster import ClusterLayout, HostGroup, cluster_preset
-from lightning_gpp.cluster.known_kinds import V100_16GB
+from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.cost import (
     ESTIMATED,
     Costs,
@@ -33,10 +32,6 @@ def test_costs_grow_with_the_bytes_that_are_touched():
     assert ratio == pytest.approx((2 * tensor + weight) / (3 * tensor))
     assert costs["a"].backward_s == 2 * costs["a"].forward_s
     assert costs["a"].activation_bytes == tensor
-
-
-def test_the_microbatch_size_is_read_from_the_inputs():
-    assert estimate_profile(GRAPH).microbatch_size == MICROBATCH_SIZE
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
@@ -66,12 +61,6 @@ def test_a_measured_profile_gives_the_flops_of_an_estimate():
     assert found.forward_s > 1e6 * guessed.forward_s
 
 
-def test_flops_are_judged_by_parameters_and_rows():
-    work = graph_work(GRAPH)["a"]
-    assert work.flops.at(MICROBATCH_SIZE) == 2 * (1000 / 4) * MICROBATCH_SIZE
-    assert graph_work(GRAPH)["add"].flops.at(MICROBATCH_SIZE) == 0
-
-
 def test_of_a_table_only_the_rows_are_read():
     ids = Value("ids", (TensorSpec((4, 3), "int64", 0),))
     rows = Value("rows", (TensorSpec((4, 3, 8), "float32", 0),))
@@ -80,24 +69,3 @@ def test_of_a_table_only_the_rows_are_read():
     work = graph_work(graph)["table"]
     assert work.flops.at(4) == 0
     assert work.moved_bytes.at(4) == ids.size_bytes + 2 * rows.size_bytes
-
-
-def test_missing_kinds_are_estimated_and_measured_ones_kept():
-    pool = ClusterLayout((HostGroup("cpu", 1, num_hosts=1), HostGroup(V100_16GB, 1, num_hosts=1)))
-    measured = Costs((Profile({n: OpProfile(1.0, 2.0) for n in ("a", "add")}, 4, "cpu"),))
-    costs = with_estimates(measured, GRAPH, pool.cluster(), 8)
-    assert costs.at(4, "cpu").operators["a"].forward_s == 1.0
-    assert costs.at(4, V100_16GB).operators["a"].forward_s < 1e-3
-    assert costs.is_estimated and not measured.is_estimated
-    only = pool.cluster(1)
-    assert with_estimates(measured, GRAPH, only, 8) is measured
-
-
-def test_an_unknown_kind_beside_known_ones_is_refused():
-    pool = ClusterLayout(
-        (HostGroup("abacus", 1, num_hosts=1), HostGroup(V100_16GB, 1, num_hosts=1))
-    )
-    with pytest.raises(ValueError, match="nothing is known of devices of kind 'abacus'"):
-        estimate_costs(GRAPH, pool.cluster(), 8)
-    nominal = estimate_costs(GRAPH, pool.cluster(1), 8)
-    assert {profile.device for profile in nominal.profiles} == {ESTIMATED}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.threads.reservations import LocalReservations
 
-from lightning_gpp.emulation.reservations import Meeting, SharedReservations
+from lightning_gpp.emulation.reservations import SharedReservations
 
 PAIR = (0, 1)
-NUM_EACH = 500
 
 Reservations = LocalReservations | SharedReservations
 Open = Callable[[], Reservations]
@@ -52,8 +49,8 @@ def test_a_meeting_starts_when_the_last_rank_is_ready_and_its_channels_are_free(
     ranks = [open_reservations(), open_reservations()]
     ranks[0].reserve(["host0 bus"], ready_s=0.0, duration_s=6.0)
     for rank, ready_s in enumerate((5.0, 3.0)):
-        ranks[rank].meet(Meeting(PAIR, 0), ready_s, ["gpu0 out", "host0 bus"], 1.0)
-    assert [each.end_s(Meeting(PAIR, 0)) for each in ranks] == [7.0, 7.0]
+        ranks[rank].meet((PAIR, 0), ready_s, ["gpu0 out", "host0 bus"], 1.0)
+    assert [each.end_s((PAIR, 0)) for each in ranks] == [7.0, 7.0]
     assert ranks[1].reserve(["gpu0 out"], ready_s=0.0, duration_s=1.0) == 7.0  # all its channels
 
 
@@ -63,32 +60,7 @@ def test_several_meetings_are_open_at_a_time_and_in_every_step(open_reservations
         for own in ranks:
             for bucket in range(2):
                 number = 2 * step + bucket
-                own.meet(Meeting(PAIR, number), 10.0 * step + bucket, ["gpu0 out"], 1.0)
+                own.meet((PAIR, number), 10.0 * step + bucket, ["gpu0 out"], 1.0)
         for own in ranks:
-            ends = [own.end_s(Meeting(PAIR, 2 * step + bucket)) for bucket in range(2)]
+            ends = [own.end_s((PAIR, 2 * step + bucket)) for bucket in range(2)]
             assert ends == [10.0 * step + 1, 10.0 * step + 2]
-
-
-@pytest.fixture
-def restless_threads():
-    """Threads are interrupted all the time, also in the middle of a reservation."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("restless_threads")
-def test_ranks_never_get_a_channel_at_the_same_time(open_reservations: Open):
-    starts: list[float] = []
-
-    def reserve(own: Reservations) -> None:
-        for _ in range(NUM_EACH):
-            starts.append(own.reserve(["host0 bus"], 0.0, 1.0))
-
-    threads = [threading.Thread(target=reserve, args=(open_reservations(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(starts) == [float(start) for start in range(4 * NUM_EACH)]

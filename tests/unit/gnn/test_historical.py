@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from helpers.chunk_stages import stages_of, train
-from helpers.history_reference import Net, Reference, dense
+from helpers.history_reference import Net
 from torch import Tensor
 
 from lightning_gpp.capture import capture
@@ -41,52 +38,6 @@ def chunked(
     captured = capture(net, (x, edges))
     flags = {name: True for name, _ in net.named_modules()}
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
-
-
-@pytest.mark.parametrize(("num_stages", "num_ways"), [(1, 1), (3, 1), (1, 3), (2, 2)])
-@pytest.mark.parametrize("historical_gradients", [False, True])
-@pytest.mark.parametrize("refresh_every", [1, 3])
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gcn2"])
-def test_history_is_that_of_the_definition(
-    kind: str, refresh_every: int, historical_gradients: bool, num_stages: int, num_ways: int
-) -> None:
-    """What ways exchange takes the place of vertices of one chunk: no other result."""
-    torch.manual_seed(1)
-    net = Net(kind, num_layers=3)
-    twin = copy.deepcopy(net)
-    x, edges, y = graph()
-    chunks = partition(edges, NUM_VERTICES, NUM_CHUNKS, num_ways=num_ways)
-    techniques = Techniques(True, refresh_every, historical_gradients)
-    model = chunked(net, x, edges, chunks, techniques)
-    stages = stages_of(model, num_stages)
-    inputs = model.captured.inputs((x, edges), {})
-    reference = Reference(
-        twin,
-        dense(kind, edges, NUM_VERTICES),
-        chunks.vertices,
-        refresh_every,
-        historical_gradients,
-    )
-    mask = torch.arange(NUM_VERTICES) % 3 > 0
-
-    def loss(scores: Tensor) -> Tensor:
-        return F.cross_entropy(scores[mask], y[mask])
-
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.3) for each in (net, twin)]
-    generator = torch.Generator().manual_seed(2)
-    for epoch in range(8):
-        order = torch.randperm(NUM_CHUNKS, generator=generator).tolist()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        got = train(model, stages, inputs, order, loss)
-        want = reference.run(x, order, loss)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12, msg=f"scores of epoch {epoch}")
-        for (name, one), other in zip(net.named_parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(
-                one.grad, other.grad, rtol=0, atol=1e-12, msg=f"{name} in epoch {epoch}"
-            )
-        for optimizer in optimizers:
-            optimizer.step()
 
 
 @pytest.mark.parametrize("num_ways", [1, 2])

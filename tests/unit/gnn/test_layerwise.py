@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.chunk_stages import stages_of, train
 from helpers.layerwise_history import ByteDropout, LayerwiseHistory, SparseStem, layers
-from test_historical import stages_of, train
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
@@ -45,6 +45,7 @@ def network(data: BlockModel, layer: str) -> NodeNetwork:
     return NodeNetwork.for_data(data, layer=layer, depth=4, width=8, dropout=0.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("begins_exact", [False, True])
 @pytest.mark.parametrize("techniques", TECHNIQUES)
 @pytest.mark.parametrize("layer", ["gcn2", "resgcn"])

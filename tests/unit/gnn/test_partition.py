@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.gnn import GraphTrainingError, partition
-from lightning_gpp.gnn.partition import METIS, ORDERING
+from lightning_gpp.gnn.partition import ORDERING
 
 
 def ring(num_vertices: int, apart: int = 1) -> Tensor:
@@ -23,17 +23,6 @@ def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
 
 
-def test_metis_cuts_few_edges_and_is_seeded() -> None:
-    edges = ring(120, apart=7)
-    chunks = partition(edges, 120, 4, seed=1)
-    assert chunks.method == METIS
-    assert sorted(torch.cat(chunks.vertices).tolist()) == list(range(120))
-    assert max(chunks.sizes) - min(chunks.sizes) <= 4
-    assert chunks.cut <= 8
-    again = partition(edges, 120, 4, seed=1)
-    assert all(map(torch.equal, chunks.vertices, again.vertices))
-
-
 @pytest.mark.usefixtures("without_metis")
 def test_without_metis_an_ordering_is_cut() -> None:
     chunks = partition(ring(120, apart=7), 120, 4)
@@ -41,12 +30,6 @@ def test_without_metis_an_ordering_is_cut() -> None:
     assert chunks.sizes == [30] * 4
     assert chunks.cut <= 16  # a ring in this order goes up one side and down the other
     assert "pymetis is not installed" in chunks.describe()
-
-
-def test_every_chunk_has_a_vertex() -> None:
-    """Also where all edges are loops, which leave nothing to divide by."""
-    loops = torch.zeros(2, 3, dtype=torch.long)
-    assert partition(loops, 5, 5).sizes == [1] * 5
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.chunk_stages import stages_of, train
-from helpers.history_reference import Net
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
@@ -36,38 +32,6 @@ def divided(
     captured = capture(module, (x, edges))
     flags = {name: True for name, _ in module.named_modules()}
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, Techniques(), flags)
-
-
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
-@given(data=st.data())
-@pytest.mark.parametrize("kind", ["gcn", "both_ways", "sage", "gcn2", "gin", "gat", "resgcn"])
-def test_gradients_are_those_of_one_device(kind: str, data: st.DataObject) -> None:
-    """Directed edges, loops, repetitions, lonely vertices, ways without edges or mirrors."""
-    num_vertices = data.draw(st.integers(4, 14))
-    num_ways = data.draw(st.integers(1, 3))
-    vertex = st.integers(0, num_vertices - 1)
-    pairs = data.draw(st.lists(st.tuples(vertex, vertex), min_size=1, max_size=30))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    edges = torch.tensor(pairs).T.contiguous()
-    x = torch.randn(num_vertices, 5, generator=generator)
-    y = torch.randint(0, 3, (num_vertices,), generator=generator)
-    parts = torch.randperm(num_vertices, generator=generator) % num_ways
-    torch.manual_seed(3)
-    net = Net(kind, num_layers=2)
-    twin = copy.deepcopy(net)
-    model = divided(net, x, edges, num_ways, parts)
-    num_stages = data.draw(st.integers(1, 2))
-
-    def loss(scores: Tensor) -> Tensor:
-        return F.cross_entropy(scores, y)
-
-    inputs = model.captured.inputs((x, edges), {})
-    scores = train(model, stages_of(model, num_stages), inputs, [0], loss)
-    expected = twin(x, edges)
-    loss(expected).backward()
-    torch.testing.assert_close(scores, expected.detach(), rtol=0, atol=1e-9)
-    for (name, one), other in zip(net.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-9, msg=name)
 
 
 class OneLayer(nn.Module):

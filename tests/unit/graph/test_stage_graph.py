@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from helpers.graphs import literal_graph, stage_edges
 
-from lightning_gpp.graph import FEED, GraphInput, StageEdge, StageGraph, stage_depths, stage_graph
+from lightning_gpp.graph import FEED, GraphInput, StageEdge, StageGraph, stage_graph
 
 #            ┌─> a ──┐
 #  x ─> stem ┤       ├─> cat ─> head ─> (output)
@@ -87,11 +87,6 @@ def test_wrong_divisions_are_refused(division, match):
 )
 def test_depths(num_stages, edges, depths):
     assert list(stage_edges(num_stages, edges).depths.values()) == depths
-
-
-def test_depths_need_topological_ids():
-    with pytest.raises(ValueError, match="edge 1->0 is not in topological order"):
-        stage_depths({0: (), 1: (0,)})
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ from lightning_gpp.jobs.options import (
     as_mapping,
     as_seed,
     as_text,
-    check_names,
 )
-from lightning_gpp.jobs.train import build_run
 
 
 def of(text: str) -> Any:
@@ -69,23 +67,3 @@ def test_mistakes_name_the_option(
 ) -> None:
     with pytest.raises(ValueError, match=f"job.option: expected {expected}"):
         read("job.option", of(text))
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (
-            "trainer.gradient_clip_valu=1",
-            r"trainer\.gradient_clip_valu .* mean trainer\.gradient_clip_val\?",
-        ),
-        ("trainer.entirely_unlike=1", r"trainer\.entirely_unlike is no option$"),
-    ],
-)
-def test_an_option_that_was_added_to_the_trainer_must_be_one(option: str, said: str) -> None:
-    config = OmegaConf.from_dotlist(["trainer._target_=lightning.pytorch.Trainer", option])
-    with pytest.raises(ValueError, match=said):
-        build_run(config)
-
-
-def test_what_takes_any_option_is_given_any() -> None:
-    check_names("trainer", ["anything"], lambda **options: options)

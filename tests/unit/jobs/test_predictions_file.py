@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_gpp import GraphPipeStrategy
-from lightning_gpp.jobs.predictions_file import PredictionsFile
+from lightning_gpp.jobs.evaluate import PredictionsFile
 
 
 def test_parts_of_the_data_are_refused(tmp_path: Path) -> None:

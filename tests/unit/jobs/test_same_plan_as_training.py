@@ -47,9 +47,7 @@ def test_unequal_devices(
     cluster = Cluster(devices, Link(1e9), Link(1e3))
 
     def look_at(*_: Any) -> recipe_problem.Look:
-        look = recipe_problem.Look()
-        look.captured, look.costs, look.minibatch_size = captured, costs, MINIBATCH
-        return look
+        return recipe_problem.Look(captured, MINIBATCH, costs)
 
     monkeypatch.setattr(recipe_problem, "look_at", look_at)
     config = OmegaConf.create(

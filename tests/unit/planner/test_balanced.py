@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from helpers.graphs import literal_graph, profile_of, value
@@ -10,7 +9,7 @@ from helpers.planning import balanced_plan, evaluated
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import PLANNERS, Plan, Stage, plan_to_json, validate_plan
+from lightning_gpp.planner import Plan
 
 
 def two_branches(length: int) -> ModelGraph:
@@ -33,33 +32,6 @@ def costs(graph: ModelGraph, **special: float) -> Profile:
 
 def homes(plan: Plan) -> dict[str, int]:
     return {name: stage.devices[0] for stage in plan.stages for name in stage.operators}
-
-
-def test_a_chain_is_cut_into_equal_work():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
-    profile = costs(graph, a=3e-3)
-    plan = balanced_plan(graph, num_devices=2, profile=profile, num_microbatches=8)
-    assert [stage.operators for stage in plan.stages] == [("a",), ("b", "c", "d")]
-    assert plan.planner == "balanced"
-
-
-def test_equal_branches_run_side_by_side():
-    graph = two_branches(length=3)
-    plan = balanced_plan(graph, num_devices=3, profile=costs(graph, head=3e-3), num_microbatches=8)
-    placed = validate_plan(plan, graph, num_devices=3)
-    assert {stage.operators for stage in plan.stages[:2]} == {
-        ("a_0", "a_1", "a_2"),
-        ("b_0", "b_1", "b_2"),
-    }
-    assert list(placed.stages.depths.values()) == [2, 2, 1]
-
-
-def test_two_devices_take_a_branch_each():
-    graph = two_branches(length=4)
-    plan = balanced_plan(graph, num_devices=2, profile=costs(graph, head=0.0), num_microbatches=8)
-    home = homes(plan)
-    assert {home[f"a_{i}"] for i in range(4)} != {home[f"b_{i}"] for i in range(4)}
-    assert len({home[f"a_{i}"] for i in range(4)}) == 1
 
 
 def test_branches_of_unequal_weight_share_devices():
@@ -99,46 +71,9 @@ def test_common_state_is_kept_together():
         balanced_plan(graph, num_devices=3, profile=costs(graph), num_microbatches=4)
 
 
-def test_what_nobody_returns_does_not_come_last():
-    #  x ─> a ─> b(output)
-    #       └──> c
-    graph = literal_graph({"a": "x", "b": "a", "c": "a"}, outputs=["b"])
-    plan = balanced_plan(graph, num_devices=3, profile=costs(graph), num_microbatches=4)
-    assert plan.stages[-1].operators == ("b",)
-
-
-def test_an_output_in_the_middle_takes_the_rest_along():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b"}, outputs=["b"])
-    plan = balanced_plan(graph, num_devices=2, profile=costs(graph), num_microbatches=4)
-    assert [stage.operators for stage in plan.stages] == [("a",), ("b", "c")]
-
-
-def test_a_large_chain_is_planned_on_coarser_units():
-    names = [f"layer.{i}" for i in range(600)]
-    graph = literal_graph(dict(zip(names, ["x", *names])))
-    profile = costs(graph)
-    plan = balanced_plan(graph, num_devices=4, profile=profile, num_microbatches=4)
-    work = [len(stage.operators) for stage in plan.stages]
-    assert sum(work) == 600
-    shares = [Stage(i, tuple(o.name for o in graph)[150 * i :][:150], (i,)) for i in range(4)]
-    arguments = {"profile": profile, "num_microbatches": 4}
-    equal_s = evaluated(Plan(tuple(shares)), graph, **arguments).step_s
-    assert evaluated(plan, graph, **arguments).step_s <= equal_s
-
-
 def test_without_a_profile_the_plan_says_estimated():
     graph = two_branches(length=2)
     assert balanced_plan(graph, num_devices=2, num_microbatches=4).planner == "balanced (estimated)"
-
-
-def test_the_same_question_gets_the_same_answer():
-    graph = two_branches(length=3)
-    plans = {
-        plan_to_json(balanced_plan(graph, num_devices=3, profile=costs(graph), num_microbatches=4))
-        for _ in range(3)
-    }
-    assert len(plans) == 1
-    assert json.loads(plans.pop())["planner"] == "balanced"
 
 
 def test_parallel_branches_shorten_the_step():
@@ -178,13 +113,3 @@ def test_wrong_questions_are_refused(arguments, match):
     usual = {"num_devices": 2, "num_microbatches": 4}
     with pytest.raises(ValueError, match=match):
         balanced_plan(two_branches(length=2), **(usual | arguments))
-
-
-def test_a_model_without_operators_cannot_be_planned():
-    graph = ModelGraph(literal_graph({"a": "x"}).inputs, operators=(), outputs=("x",))
-    with pytest.raises(ValueError, match="the model has no operator"):
-        balanced_plan(graph, num_devices=1, num_microbatches=1)
-
-
-def test_planners_are_listed():
-    assert "balanced" in PLANNERS

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.planner import PLANNERS, PlanRequest, answer, evaluate_plan, validate_plan
+from lightning_gpp.planner import PlanRequest, answer, evaluate_plan, validate_plan
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 FAST = Link(bandwidth_bytes_per_s=1e12)
@@ -44,11 +42,6 @@ def test_the_whole_model_is_on_every_device(num_devices):
     assert evaluate_plan(plan, request).step_s == pytest.approx(share_s, rel=1e-3)
 
 
-def test_a_fixed_number_of_microbatches_is_shared():
-    plan = answer(request_of(3, num_microbatches=6), "data_parallel")
-    assert (plan.num_microbatches, plan.stages[0].microbatch_multiple) == (6, 3)
-
-
 def test_memory_asks_for_several_microbatches():
     """Six samples per device keep 18 kB; two at a time, twice in flight, 12 kB."""
     step_bytes = BATCH_BYTES + 2 * 6 * 64
@@ -59,48 +52,6 @@ def test_memory_asks_for_several_microbatches():
     assert plan.num_microbatches == 6 and evaluate_plan(plan, less).is_feasible
 
 
-def test_memory_asks_for_recomputation():
-    step_bytes = BATCH_BYTES + 2 * 3 * 64
-    less = request_of(2, memory_bytes=FIXED_BYTES + step_bytes + 17_999, num_microbatches=4)
-    with pytest.raises(ValueError, match=r"needs 31.2 kB \(31152 bytes\) on device 0"):
-        answer(less, "data_parallel")
-    plan = answer(replace(less, may_recompute=True), "data_parallel")
-    assert plan.stages[0].recompute
-
-
-def test_shares_may_differ_by_a_sample():
-    plan = answer(request_of(5, minibatch_size=7), "data_parallel")
-    assert plan.num_microbatches == 5
-
-
 def test_a_model_that_does_not_fit_says_so():
     with pytest.raises(ValueError, match=r"no plan of data_parallel fits .* planner=graphpipe"):
         answer(request_of(2, memory_bytes=FIXED_BYTES), "data_parallel")
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (request_of(4, minibatch_size=3), "mini-batch of 3 samples among 4 devices"),
-        (request_of(4, num_microbatches=6), "a multiple of 4, got 6"),
-        (request_of(4, max_replicas=2), "each of 4 devices, but max_replicas is 2"),
-        (
-            request_of(2, graph=literal_graph({"a": "x", "n": "a"}, state={"n": ["mean"]})),
-            "its operator 'n' changes 'mean'",
-        ),
-    ],
-)
-def test_what_replicas_cannot_do_is_refused(request_, message):
-    with pytest.raises(ValueError, match=message):
-        answer(request_, "data_parallel")
-
-
-def test_micro_batches_that_save_nothing_are_not_made():
-    """Costs in proportion to samples: only the feed would gain from several, and hardly."""
-    graph = literal_graph({"a": "x", "b": "a"})
-    plan = answer(request_of(3, graph=graph), "data_parallel")
-    assert plan.num_microbatches == 3
-
-
-def test_it_is_a_planner():
-    assert "data_parallel" in PLANNERS

@@ -16,8 +16,7 @@ from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, DoesNotFitError, HeldVersions
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate import StepCosts, predicted_timeline, program_costs, simulate_plan
-from lightning_gpp.simulate.timeline.span import SpanKind
+from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.simulate.usage import usage
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
@@ -102,36 +101,3 @@ def test_a_planned_pipeline_fits_with_its_versions(
         return
     assert answered.request.num_minibatches == IN_A_ROW
     assert evaluate_plan(answered.plan, answered.request).is_feasible
-
-
-def test_updates_of_several_mini_batches() -> None:
-    """The optimizer takes its time once for all of them, and weights are as old as updates say."""
-    step = StepCosts(optimizer_s=dict.fromkeys(range(4), 8e-3), per_update=4)
-    simulation = simulate_plan(PLAN, asked(), program_costs(PLAN, asked(), step=step))
-    spans = predicted_timeline(simulation).spans
-    steps = [span for span in spans if span.kind is SpanKind.OPTIMIZER]
-    assert len(steps) == 4 * IN_A_ROW / 4
-    assert simulation.minibatch_s > (3e-3 * 4 + 8e-3) / 4
-    met = {span.name: span.updates for span in spans if span.updates is not None}
-    assert [met[f"0F{i}"] for i in range(8, 16)] == [1, 1, 1, 2, 2, 2, 2, 3]
-    assert all(met[f"{stage}B{i}"] == i // 4 for stage in range(4) for i in range(16))
-
-
-def test_what_makes_no_sense_is_said() -> None:
-    with pytest.raises(ValueError, match="num_microbatches is 1, got 4; use schedule='gpipe'"):
-        replace(asked(schedule="1f1b"), num_microbatches=4).scheduled(ASYNC)
-    with pytest.raises(ValueError, match="has no replicas: max_replicas has to be 1, got None"):
-        replace(asked(), max_replicas=None)
-    with pytest.raises(ValueError, match="about mini-batches in a row"):
-        asked().scheduled("gpipe")
-    assert asked().scheduled(ASYNC) == asked()
-
-
-def test_a_picture_tells_which_weights_are_met() -> None:
-    """By its backward, those of a forward of the first stage of four are three updates old."""
-    timeline = predicted_timeline(simulate_plan(PLAN, asked()))
-    assert timeline.num_minibatches == IN_A_ROW
-    met = {span.name: span.updates for span in timeline.spans if span.updates is not None}
-    assert [met[f"0F{i}"] for i in range(6)] == [0, 0, 0, 0, 1, 2]
-    assert [met[f"3F{i}"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
-    assert all(met[f"{stage}B{i}"] == i for stage in range(4) for i in range(6))

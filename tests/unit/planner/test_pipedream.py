@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Iterator
@@ -15,11 +14,8 @@ from lightning_gpp.planner.baselines.pipedream import (
     Layers,
     Level,
     Segment,
-    cluster_levels,
-    linear_layers,
     pipedream_stages,
     solve_levels,
-    stage_devices,
 )
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
@@ -85,23 +81,6 @@ def test_one_level_is_the_best_of_all_divisions(seed, memory):
         assert slowest_s(found, chosen, machines, memory) == pytest.approx(best)
 
 
-def test_the_filter_decides_in_some_of_these_cases():
-    """So the test above would notice if it were wrong."""
-    best = {
-        memory: [
-            solve_levels(
-                random_layers(seed, 2 + seed % 5),
-                [Level(1 + seed % 5, BANDWIDTH)],
-                memory_bytes=memory,
-            )[0][0][-1][-1][0]
-            for seed in range(12)
-        ]
-        for memory in (math.inf, 250.0)
-    }
-    pairs = list(zip(best[math.inf], best[250.0]))
-    assert any(loose < tight for loose, tight in pairs)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_two_levels_are_the_best_of_all_divisions(seed):
     """Hosts of 2 devices: the slowest stage of a host, shared by the hosts that repeat it."""
@@ -136,29 +115,6 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
     assert sum(inner.num_replicas * outer.num_replicas for inner, outer in stages) == hosts * size
 
 
-def test_one_stage_for_all_hosts_shares_its_synchronisation():
-    """As the published code has it, between hosts every device of a host takes its part."""
-    found = layers([10.0], parameters=[60.0])
-    inner_s = (10.0 + 4 * 1 * 60.0 / (100.0 * 2)) / 2
-    outer_s = (inner_s + 4 * 2 * 60.0 / (30.0 * 3) / 2) / 3
-    levels = [Level(2, 100.0), Level(3, 30.0)]
-    assert solve_levels(found, levels)[-1][0][0][3][0] == pytest.approx(outer_s)
-
-
-def test_replicas_can_be_limited():
-    stages = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)])
-    assert [segment.num_replicas for (segment,) in stages] == [4]  # 2.5 s, or 3 and 1: 3 s
-    limited = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1, 2)])
-    assert [segment.num_replicas for (segment,) in limited] == [2, 2]
-    # As published all machines are used, and two layers cannot fill four one by one.
-    assert pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1,)]) is None
-
-
-def test_layers_with_state_have_no_replicas():
-    stages = pipedream_stages(layers([9.0, 1.0], single=[True, False]), [Level(4, BANDWIDTH)])
-    assert [segment.num_replicas for (segment,) in stages] == [1, 3]
-
-
 def hosts(*sizes: int, memory_bytes: int | None = None) -> Cluster:
     devices = [
         Device(f"{host}:{i}", host=f"host{host}", memory_bytes=memory_bytes)
@@ -166,24 +122,6 @@ def hosts(*sizes: int, memory_bytes: int | None = None) -> Cluster:
         for i in range(size)
     ]
     return Cluster(tuple(devices), Link(4e9), Link(1e9))
-
-
-def test_levels_of_clusters():
-    assert cluster_levels(hosts(2, 2, 2)) == [Level(2, 4e9), Level(3, 1e9)]
-    assert cluster_levels(hosts(4)) == [Level(4, 4e9)]
-    assert cluster_levels(hosts(1, 1)) == [Level(2, 1e9)]
-    assert cluster_levels(hosts(2, 1)) == [Level(3, 1e9)]  # hosts differ
-
-
-def test_copies_in_several_hosts_take_the_same_places():
-    # Two hosts of 4 run 3 + 1 devices as copies of each other, a third host runs 4 of one stage.
-    twice, once = Segment(0, 2, 2), Segment(2, 3, 1)
-    stages = [(Segment(0, 1, 3), twice), (Segment(1, 2, 1), twice), (Segment(2, 3, 4), once)]
-    assert list(stage_devices(stages, [Level(4, 4e9), Level(3, 1e9)])) == [
-        (0, 1, 2, 4, 5, 6),
-        (3, 7),
-        (8, 9, 10, 11),
-    ]
 
 
 def two_branches() -> dict[str, str]:
@@ -195,17 +133,6 @@ def request_of(cluster: Cluster | int, minibatch_size: int = 32, **options):
     graph = literal_graph(two_branches())
     costs = options.pop("costs", None) or profile_of(graph)
     return plan_request(graph, cluster, minibatch_size=minibatch_size, costs=costs, **options)
-
-
-def test_the_line_ends_with_an_output_and_keeps_common_state_together():
-    graph = literal_graph(
-        {"a": "x", "b": "a", "c": "b", "d": "a"}, outputs=["c"], state={"a": ["s"], "b": ["s"]}
-    )
-    found = linear_layers(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)), 4)
-    assert found.operators == (("a", "b"), ("d",), ("c",))
-    assert found.compute_s == pytest.approx((0, 6e-3, 9e-3, 12e-3))
-    assert found.parameter_bytes == (0, 2000, 3000, 4000)
-    assert found.num_single == (0, 1, 1, 1)
 
 
 @pytest.mark.parametrize("cluster", [1, 2, 4, hosts(2, 2), hosts(4, 4)])
@@ -240,44 +167,7 @@ def test_the_best_of_all_microbatch_sizes_is_taken():
     assert chosen.step_s < max(steps.values())
 
 
-@pytest.mark.parametrize("planner", ["pipedream", "piper"])
-@pytest.mark.parametrize("limit", [1, 2])
-def test_replicas_are_limited_over_hosts_too(planner, limit):
-    # Two hosts of 4 devices, 8 layers of which one has most of the work.
-    operators = two_branches()
-    profile = profile_of(
-        literal_graph(operators),
-        {"head": 20e-3}
-        | dict.fromkeys(
-            [name.replace(".", "_").removesuffix("()") for name in operators if name != "head"],
-            1e-3,
-        ),
-    )
-    free = PLANNERS[planner](request_of(hosts(4, 4), costs=profile))
-    assert max(stage.num_replicas for stage in free.stages) > 2
-    plan = PLANNERS[planner](request_of(hosts(4, 4), costs=profile, max_replicas=limit))
-    assert max(stage.num_replicas for stage in plan.stages) == limit
-
-
 def test_without_enough_memory_it_says_how_much_is_needed():
     request = request_of(hosts(4, memory_bytes=1000))
     with pytest.raises(ValueError, match=r"no plan of pipedream fits into memory: .*1.0 kB"):
         PLANNERS["pipedream"](request)
-
-
-def test_the_memory_filter_is_a_second_chance():
-    """The first layers keep most, and the first stages keep it for most micro-batches."""
-    profile = request_of(4).costs.profiles[0]
-    kept_bytes = [20_000, 20_000, 10_000, 10_000, 0, 1000, 1000, 0]
-    forward_s = [1e-3, 2e-3, 2e-3, 1e-3, 2e-3, 5e-3, 5e-3, 2e-3]
-    operators = {
-        name: dataclasses.replace(cost, activation_bytes=size, forward_s=seconds)
-        for (name, cost), size, seconds in zip(profile.operators.items(), kept_bytes, forward_s)
-    }
-    costs = dataclasses.replace(profile, operators=operators)
-    roomy = request_of(4, 64, costs=costs, num_microbatches=16)
-    tight = request_of(hosts(4, memory_bytes=64_000), 64, costs=costs, num_microbatches=16)
-    unfiltered = PLANNERS["pipedream"](roomy)
-    assert not evaluate_plan(unfiltered, tight).is_feasible
-    filtered = PLANNERS["pipedream"](tight)
-    assert evaluate_plan(filtered, tight).is_feasible

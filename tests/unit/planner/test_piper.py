@@ -9,16 +9,13 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
-from helpers.published import piper_document, shared_graph, write_piper
+from helpers.published import shared_graph
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_preset
-from lightning_gpp.planner import PLANNERS, Stage, make_plan, validate_plan
-from lightning_gpp.planner.baselines.best_plan import uniform_plans
-from lightning_gpp.planner.baselines.piper import instance_of
-from lightning_gpp.planner.baselines.piper_search import PiperPlan, PiperRules, downsets, search
+from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
+from lightning_gpp.planner.baselines.piper_search import PiperPlan, search
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
-from lightning_gpp.planner.units.units import build_units, indivisible_groups
 from lightning_gpp.workloads import (
     PiperEdge,
     PiperInstance,
@@ -154,28 +151,6 @@ def test_the_best_of_all_divisions(seed):
     assert slowest_s(instance, choices(found)) == pytest.approx(best)
 
 
-def test_memory_decides_in_some_of_these_cases():
-    """So the test above would notice if the knapsack were wrong."""
-    tight = [search(random_instance(seed)) for seed in range(25)]
-    loose = [search(random_instance(seed, memory_bytes=1e9)) for seed in range(25)]
-    assert any(found is None for found in tight)
-    assert any(
-        found and found.seconds_per_sample > other.seconds_per_sample
-        for found, other in zip(tight, loose)
-    )
-    assert any(found and any(any(stage.ways) for stage in found.stages) for found in tight)
-
-
-def test_downsets_multiply_with_branches():
-    chain = [[i + 1] if i < 4 else [] for i in range(5)]
-    assert len(downsets(chain)) == 6
-    #  three chains of four into one operator: its own set, and 5 ends per chain
-    branches = [[4 * b + i + 1] if i < 3 else [12] for b in range(3) for i in range(4)] + [[]]
-    assert len(downsets(branches)) == 1 + 5**3
-    with pytest.raises(ValueError, match=r"101 already|limit of 100: their number multiplies"):
-        downsets(branches, limit=100)
-
-
 def test_many_branches_are_refused_with_the_reason():
     workload = mmt(num_branches=8, layers_per_branch=2)
     cluster = cluster_preset("summit", num_devices=4)
@@ -188,33 +163,6 @@ def test_many_branches_are_refused_with_the_reason():
             minibatch_size=64,
             num_microbatches=8,
         )
-
-
-def test_ways_that_the_knapsack_cannot_choose_from(tmp_path):
-    document = piper_document()
-    ways = document["nodes"][0]["TMPCs"]["1"]
-    path = write_piper(
-        tmp_path / "w.json", document, *("nodes", 0, "TMPCs", "1"), value=[*ways, ways[0]]
-    )
-    with pytest.raises(ValueError, match=r"'a' has 3 ways to run on 1 devices; .* at most 2"):
-        search(read_piper_instance(path))
-    path = write_piper(
-        tmp_path / "w.json", document, *("nodes", 0, "TMPCs", "1", 1, "parameterSize"), value=1.0
-    )
-    with pytest.raises(ValueError, match=r"'a': ways .* must have the same parameterSize"):
-        search(read_piper_instance(path))
-
-
-def test_an_instance_can_be_asked_with_other_devices(tmp_path):
-    instance = read_piper_instance(write_piper(tmp_path / "w.json", piper_document()))
-    alone = search(replace(instance, num_devices=1))
-    assert alone.seconds_per_sample == pytest.approx(18e-3)  # 3 + 6 + 9 ms
-    assert search(replace(instance, num_devices=1, memory_bytes=1e7)) is None
-    slow = search(replace(instance, num_devices=2, bandwidth_bytes_per_s=1e3))
-    # Cutting an edge would take 2000 s; one stage on two devices synchronises 12 MB in 64 samples.
-    assert len(slow.stages) == 1
-    expected = 18e-3 / 2 + 4 * 12e6 / 2 / 64 / 1e3
-    assert slow.seconds_per_sample == pytest.approx(min(expected, 18e-3))
 
 
 # --- the planner -----------------------------------------------------------------------------
@@ -262,74 +210,3 @@ def test_state_has_no_replicas_and_the_last_stage_makes_an_output():
     assert with_state.num_replicas == 1
     assert any(stage.num_replicas > 1 for stage in plan.stages)
     assert "c" in plan.stages[-1].operators
-
-
-def test_stages_recompute_where_that_is_allowed_and_needed():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
-    profile = profile_of(graph)
-    heavy = {
-        name: dataclasses.replace(cost, activation_bytes=10_000)
-        for name, cost in profile.operators.items()
-    }
-    costs = dataclasses.replace(profile, operators=heavy)
-    options = {"costs": costs, "num_microbatches": 8}
-    cluster = hosts(2, memory_bytes=35_000)
-    with pytest.raises(ValueError, match="piper found no plan for 2 devices"):
-        PLANNERS["piper"](request_of(cluster, graph, **options))
-    request = request_of(cluster, graph, may_recompute=True, **options)
-    plan = PLANNERS["piper"](request)
-    assert plan.stages[0].recompute
-    assert evaluate_plan(plan, request).is_feasible
-
-
-def test_the_problem_that_a_model_graph_states():
-    graph = two_branches()
-    request = request_of(hosts(2, 2, memory_bytes=10**6), graph, may_recompute=True)
-    units = build_units(graph, request.profile(8), indivisible_groups(graph))
-    instance = instance_of(request, units, microbatch_size=8)
-    assert (instance.num_devices, instance.num_samples, instance.memory_bytes) == (4, 4, 10**6)
-    assert instance.bandwidth_bytes_per_s == 1e9  # between hosts
-    assert PiperEdge(6, 7, 8 * 16 * 4.0) in instance.edges  # cat -> head: 16 floats a sample
-    plain, again = instance.operators[0].ways[1]
-    cost = request.profile(8).operators["a_0"]
-    assert plain.seconds_per_sample == pytest.approx(cost.forward_s + cost.backward_s)
-    assert plain.memory_bytes_fixed == 4 * 1000  # parameter, gradient, two values of Adam
-    assert plain.memory_bytes_in_flight == cost.activation_bytes
-    assert again.seconds_per_sample == pytest.approx(2 * cost.forward_s + cost.backward_s)
-    assert again.memory_bytes_fixed == 4 * 1000 + cost.activation_bytes
-    assert again.memory_bytes_in_flight == 0
-
-
-def test_operators_with_state_do_not_recompute():
-    instance = dataclasses.replace(random_instance(3), num_devices=1, memory_bytes=1e9)
-    ids = frozenset(operator.id for operator in instance.operators)
-    kept = sum(o.ways[1][0].memory_bytes_in_flight + 2.0 for o in instance.operators)
-    tight = dataclasses.replace(instance, memory_bytes=kept - 1.0)
-    assert any(search(tight, PiperRules(whole_stages=True)).stages[0].ways)
-    assert search(tight, PiperRules(whole_stages=True, single=ids)) is None
-    assert search(instance, PiperRules(whole_stages=True, single=ids)) is not None
-
-
-def test_replicas_take_turns_or_share_microbatches():
-    request = request_of(4, minibatch_size=32)
-    stages = [Stage(0, ("a",), (0, 1), 2), Stage(1, ("b",), (2,))]
-    turns, share = uniform_plans(request, stages, 4.0, "x")
-    assert turns.num_microbatches == 8  # of 4 samples, two at a time in the first stage
-    assert [stage.microbatch_multiple for stage in turns.stages] == [2, 1]
-    assert share.num_microbatches == 16  # of 2 samples, one for each replica
-    assert [stage.microbatch_multiple for stage in share.stages] == [2, 2]
-    (turns,) = uniform_plans(request, stages, 1.0, "x")  # one sample cannot be shared
-    assert turns.num_microbatches == 32
-    assert [p.num_microbatches for p in uniform_plans(request, stages, 32.0, "x")] == [2]
-    (alone,) = uniform_plans(request, [Stage(0, ("b",), (2,))], 4.0, "x")
-    assert alone.num_microbatches == 8
-
-
-def test_rules_of_the_last_stage_and_of_copies():
-    instance = random_instance(3, memory_bytes=1e9)
-    ids = [operator.id for operator in instance.operators]
-    free = search(instance, PiperRules(last=frozenset(ids)))
-    assert free == search(instance)
-    alone = search(instance, PiperRules(single=frozenset(ids)))
-    assert all(stage.data_parallel == 1 for stage in alone.stages)
-    assert search(instance, PiperRules(last=frozenset())) is None

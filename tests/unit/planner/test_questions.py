@@ -14,7 +14,6 @@ from lightning_gpp.cluster import Cluster, Device, HostLink, Link, cluster_prese
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph, Parameter, TensorSpec
 from lightning_gpp.planner import answer, evaluate_plan
-from lightning_gpp.planner.base import MOST_MICROBATCHES
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.workloads import WORKLOADS, mmt
@@ -35,10 +34,7 @@ def ask(**changes: Any) -> object:
     [
         ({"minibatch_size": 0}, "minibatch_size must be at least 1, got 0"),
         ({"minibatch_size": 1.5}, r"minibatch_size must be a whole number .*got 1\.5"),
-        ({"minibatch_size": math.nan}, "minibatch_size must be a whole number .*got nan"),
-        ({"minibatch_size": None}, "minibatch_size must be a whole number .*got None"),
         ({"num_microbatches": 0}, "num_microbatches must be at least 1, got 0"),
-        ({"num_microbatches": "8"}, "num_microbatches must be a whole number .*got '8'"),
         ({"num_microbatches": 17}, "num_microbatches can be at most 16 for 16 samples, got 17"),
         (
             {"num_microbatches": 10**9, "minibatch_size": 10**9},
@@ -69,12 +65,10 @@ def test_numbers_and_names(changes, match):
     ("changes", "match"),
     [
         ({"graph": mmt()}, "graph must be a ModelGraph, got a Workload; a Workload has one as"),
-        ({"graph": "mmt"}, "graph must be a ModelGraph, got 'mmt'"),
         (
             {"cluster": "summit"},
             "cluster must be a Cluster .*'summit'; .*cluster_preset",
         ),
-        ({"cluster": 1.5}, r"cluster must be a Cluster or a number of devices, got 1\.5"),
         ({"cluster": True}, "cluster must be a Cluster or a number of devices, got True"),
         (
             {"costs": "costs.json"},
@@ -99,22 +93,10 @@ def test_a_profile_that_was_disturbed_can_still_be_planned_with():
     assert "samples/s" in describe_plan(evaluation, request)
 
 
-def test_huge_minibatches_have_no_tiny_microbatches():
-    sizes = plan_request(GRAPH, 2, minibatch_size=2**30).microbatch_sizes
-    assert sizes[0] == 2**30 / MOST_MICROBATCHES
-    assert sizes[-1] == 2**30
-
-
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 0, -1, 1e-320, "fast", True])
 def test_links_have_a_real_bandwidth(wrong):
     with pytest.raises(ValueError, match="a link needs a bandwidth above 0"):
         Link(wrong)
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1, None])
-def test_links_have_a_real_latency(wrong):
-    with pytest.raises(ValueError, match="a latency of at least 0 seconds"):
-        Link(1.0, wrong)
 
 
 def test_sizes_of_tensors():
@@ -132,20 +114,12 @@ def test_names_are_not_empty():
         literal_graph({"": "x"})
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"full_graph"}))
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "many"])
-def test_models_of_papers_have_samples(name, wrong):
-    with pytest.raises(ValueError, match=f"samples_per_device must be .*got {wrong!r}"):
-        WORKLOADS[name](samples_per_device=wrong)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
         ("mmt", {"num_branches": 0}, "num_branches must be at least 1, got 0"),
         ("mmt", {"num_branches": "4"}, "num_branches must be a whole number .*got '4'"),
-        ("mmt", {"hidden": -3}, "hidden must be at least 1, got -3"),
-        ("mmt", {"dtype": "float33"}, "unknown dtype 'float33'; expected float64, float32"),
+        ("mmt", {"layers_per_branch": -3}, "layers_per_branch must be at least 1, got -3"),
         ("dlrm", {"num_dense": 0, "num_sparse": 0}, "at least one branch, got none"),
         ("dlrm", {"num_dense": -1}, "num_dense must be at least 0, got -1"),
         ("transformer", {"num_layers": 0}, "num_layers must be at least 1, got 0"),
@@ -166,13 +140,6 @@ def test_links_of_a_cluster_are_of_its_hosts():
 def test_devices_have_memory(wrong):
     with pytest.raises(ValueError, match="memory_bytes of device 'a' must be"):
         Cluster((Device("a", memory_bytes=wrong),))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "4", 10**7])
-@pytest.mark.parametrize("name", ["summit", "uniform", "cpu"])
-def test_clusters_have_a_sensible_number_of_devices(name, wrong):
-    with pytest.raises(ValueError, match=r"num_devices must be .*got|at most 100000 devices .*got"):
-        cluster_preset(name, num_devices=wrong)
 
 
 def test_memory_may_be_written_with_an_exponent():

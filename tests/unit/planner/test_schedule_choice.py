@@ -34,7 +34,6 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.base import HOLD_FEWER, DoesNotFitError
 from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, plan_to_run
-from lightning_gpp.reports.plan.describe import describe_plan
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))
@@ -125,42 +124,6 @@ def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_f
     assert found.request.schedule == "gpipe" and not found.notes
     step_s, few_s = (evaluate_plan(one.plan, one.request).step_s for one in (found, few))
     assert few_s < step_s
-
-
-class TestByHand:
-    def chosen(self, memory_bytes: int, schedule: str | None = None) -> tuple[str, tuple[str, ...]]:
-        request = question(memory_bytes)
-        found = choose_schedule(request, schedule, lambda _: SearchResult(PLAN))
-        assert found.plan is PLAN
-        return found.request.schedule, found.notes
-
-    def test_all_where_they_fit(self):
-        assert self.chosen(ALL_BYTES) == ("gpipe", ())
-
-    def test_few_where_all_do_not_fit(self):
-        assert self.chosen(FEW_BYTES) == ("1f1b", (note("9.6 kB", "8.6 kB"),))
-
-    def test_all_where_nothing_fits_and_the_report_says_so(self):
-        assert self.chosen(FEW_BYTES - 1) == ("gpipe", ())
-        request = replace(question(FEW_BYTES - 1), schedule="gpipe")
-        text = describe_plan(evaluate_plan(PLAN, request), request)
-        assert "the plan does not fit" in text
-        assert "Memory by schedule: gpipe 9.6 kB, 1f1b 8.6 kB on the fullest device" in text
-
-    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-    @pytest.mark.parametrize("memory_bytes", [ALL_BYTES, FEW_BYTES, 1])
-    def test_who_names_a_schedule_gets_it(self, schedule: str, memory_bytes: int):
-        assert self.chosen(memory_bytes, schedule) == (schedule, ())
-
-
-def test_a_plan_that_the_first_search_missed_holds_all():
-    def search(request: PlanRequest) -> SearchResult:
-        if request.schedule == "gpipe":
-            raise DoesNotFitError("nothing found")
-        return SearchResult(PLAN)
-
-    found = choose_schedule(question(ALL_BYTES), None, search)
-    assert (found.request.schedule, found.notes) == ("gpipe", ())
 
 
 def test_only_a_lack_of_memory_is_a_reason_to_hold_few():

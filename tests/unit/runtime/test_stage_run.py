@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -72,17 +71,3 @@ def test_nothing_but_inputs_is_kept():
     _, recomputed = fly(layers, recompute=True, x=x)
     assert kept > 8 * x.nbytes
     assert recomputed == x.nbytes
-
-
-@pytest.mark.parametrize("has_backward", [True, False])
-def test_outputs_are_let_go(has_backward):
-    layers = Layers()
-    flight = run_forward(
-        StageCode(layers, ("x",), ("y",), True),
-        {"x": torch.randn(8, 16).requires_grad_()},
-        StageCall(),
-        has_backward=has_backward,
-    )
-    assert flight.outputs["y"].requires_grad
-    flight.let_go()
-    assert not flight.outputs

@@ -80,31 +80,6 @@ def test_what_the_receiver_makes_of_it_does_not_reach_the_sender():
     assert got.tolist() == [0, 0, 0]
 
 
-def test_what_is_there_before_the_first_message_is_not_sent():
-    pair, edges, x = Pair(), torch.tensor([[0, 1], [1, 2]]), torch.randn(3, 4)
-    pair.sender.are_at(3, 1, {"edge_index": edges, "x": x})
-    pair.receiver.keep(3, {"edge_index": edges.clone(), "x": x.clone()})
-    assert sent(pair.hand_over([edges, x])) == [False, False]
-    x += 1
-    assert sent(pair.hand_over([edges, x])) == [False, True]
-
-
-def test_stages_and_ranks_are_sent_their_own():
-    sender, x = StayingInputs(frozenset("x")), torch.ones(2)
-    places = [(1, 3), (1, 4), (2, 3)]
-    for expected in (True, False):
-        found = [sent(sender.thinned(pack([x]), ("x",), *place)) for place in places]
-        assert found == [[expected]] * 3
-
-
-def test_what_needs_a_gradient_or_may_change_is_always_sent():
-    pair = Pair(frozenset({"edge_index"}))
-    leaf = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        assert sent(pair.hand_over([leaf, torch.ones(2)])) == [True, True]
-        assert sent(pair.hand_over([[torch.ones(2)], torch.ones(2)])) == [True, True]
-
-
 def test_what_was_kept_in_inference_mode_can_be_trained_with():
     pair = Pair()
     with torch.inference_mode():

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.planner.plan.plan_graph import chained
 from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, build_program, dry_run
-from lightning_gpp.schedule.action import unit_time_s
 from lightning_gpp.schedule.schedules import Steps, in_flight_microbatches, most_in_flight
 
 
@@ -93,40 +91,12 @@ def test_k_f_k_b_where_the_successor_takes_two():
     assert [most_in_flight(steps) for steps in map(steps_of, uniform.actions)] == [3, 2, 1]
 
 
-def test_k_f_k_b_waits_for_the_successor_with_the_smallest_microbatches():
-    """It answered in bursts of four to stage 3, while stage 1 needed its forwards one by one.
-
-    0 ─> 1 ─> 2 ─> 3 (four micro-batches at a time)
-    └──────────────┘
-    """
-    stages = StageGraph(
-        4, tuple(StageEdge(*pair, ("x",)) for pair in [(0, 1), (0, 3), (1, 2), (2, 3)])
-    )
-    program = build_program(
-        stages, devices=[0, 1, 2, 3], num_microbatches=32, multiples=[1, 1, 1, 4]
-    )
-    assert program.num_microbatches == 32  # and building it found no deadlock
-
-
 def test_several_stages_on_one_device_run_what_can_start_first():
     program = build_program(TWO_TOWERS, devices=[0, 0, 1], num_microbatches=2)
     assert compute_rows(program) == [
         "1F0 0F0 1F1 0F1 1B0 0B0 1B1 0B1",
         "2F0 2B0 2F1 2B1",
     ]
-
-
-@pytest.mark.parametrize("multiples", [[1, 1, 1, 1], [2, 1, 1, 1], [4, 2, 2, 1]])
-def test_gradients_to_the_feed_do_not_hold_up_the_stage_of_the_loss(multiples):
-    def step_s(*feeds: StageEdge) -> float:
-        edges = (*feeds, *graph(4, (0, 1), (1, 2), (2, 3)).edges)
-        program = build_program(
-            StageGraph(4, edges), devices=range(4), num_microbatches=32, multiples=multiples
-        )
-        return dry_run(program, lambda a: program.num_units(a) * unit_time_s(a)).step_s
-
-    without = StageEdge(FEED, 0, ("x",), has_backward=False)
-    assert step_s(StageEdge(FEED, 0, ("x",))) == step_s(without)
 
 
 def test_1f1b_on_a_balanced_chain_takes_the_closed_form_time():
@@ -189,13 +159,6 @@ def test_replicas_reduce_their_gradients():
     ]
 
 
-def test_a_chain_waits_where_no_data_flow():
-    chain = build_program(chained(TWO_TOWERS), devices=[0, 1, 2], num_microbatches=4)
-    assert compute_rows(chain)[0] == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"
-    towers = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=4)
-    assert dry_run(chain).step_s > dry_run(towers).step_s
-
-
 @pytest.mark.parametrize("text", ["2X0", "2S", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
 def test_what_is_not_an_action(text):
     with pytest.raises(ValueError, match=r"not an action|peer"):
@@ -222,42 +185,3 @@ def test_a_deadlock_is_found():
     wrong = replace(program, actions=tuple(tuple(map(Action.parse, row.split())) for row in rows))
     with pytest.raises(ScheduleError, match="deadlocks: device 0 waits at 0RB0<1"):
         dry_run(wrong)
-
-
-def test_devices_that_only_hold_parameters_take_part_in_their_sums():
-    stages = StageGraph(2, (StageEdge(0, 1, ("h",)),), parameter_readers=(("w", (0,)),))
-    program = build_program(stages, devices=[0, 1], num_microbatches=1, holders=[(0, 2), (1,)])
-    assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0", "0S0"]
-    assert [str(row[-2]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
-
-
-#   0 ──▶ 1 ────────▶ 4      from 0 the way through 2 is the longest; from 4 back that through 3
-#   └───▶ 2 ──▶ 3 ────┘
-UNEVEN = graph(5, (0, 1), (0, 2), (1, 4), (2, 3), (3, 4))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "forward", "backward"),
-    [
-        ("gpipe", "0F0 0SF0>2 0SF0>1", "4SB0>3 4SB0>1"),
-        ("1f1b", "0F0 0SF0>1 0SF0>2", "4SB0>1 4SB0>3"),
-    ],
-)
-def test_with_all_forwards_first_the_longest_way_is_served_first(schedule, forward, backward):
-    program = build_program(UNEVEN, devices=range(5), num_microbatches=1, schedule=schedule)
-    rows = str(program).splitlines()
-    assert forward in rows[0] and backward in rows[4]
-
-
-def test_with_all_forwards_first_a_shared_device_keeps_the_others_busy():
-    """It did the lower micro-batch first, 2F0 2F1 0F2, while device 1 waited for 0F2.
-
-    0 ──▶ 1 ──▶ 2 ──▶ 3     in turns on two devices
-    """
-    stages = graph(4, (0, 1), (1, 2), (2, 3))
-    program = build_program(stages, devices=[0, 1, 0, 1], num_microbatches=3, schedule="gpipe")
-    assert compute_rows(program) == [
-        "0F0 0F1 2F0 0F2 2F1 2F2 2B0 2B1 0B0 2B2 0B1 0B2",
-        "1F0 1F1 3F0 1F2 3F1 3F2 3B0 3B1 1B0 3B2 1B1 1B2",
-    ]
-    assert dry_run(program).step_s == 2 * 9 + 3  # work, and filling; it took 24

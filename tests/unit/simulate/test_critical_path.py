@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.simulations import simulated_stages
 
-from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cluster import Link
 from lightning_gpp.simulate import Bucket, StepCosts, TaskKind, critical_path, usage
 
 BRANCHES = simulated_stages(
@@ -90,25 +90,3 @@ def test_a_sum_in_the_middle_of_a_backward() -> None:
     assert path.channel_s == 1.0  # the second bucket is there at 5 s and begins at 6 s
     sums = [t for t in usage(found).transfers if t.kind is TaskKind.REDUCE]
     assert [transfer.hidden_s for transfer in sums] == [2.0, 0.0]
-
-
-def test_a_transfer_may_begin_and_end_in_the_middle_of_compute() -> None:
-    # device 1 computes from 1.5 s on, for 3 s; the second message takes from 2 to 2.5 s
-    found = simulated_stages(
-        "0>1",
-        2,
-        num_microbatches=2,
-        forward_s=[1.0, 3.0],
-        message_bytes=0.5,
-        link=Link(1.0),
-        forward_only=True,
-    )
-    first, second = usage(found).transfers
-    assert (first.duration_s, first.hidden_s) == (0.5, 0.0)
-    assert (second.duration_s, second.hidden_s) == (0.5, 0.5)
-
-
-def test_a_device_whose_memory_is_too_small() -> None:
-    places = tuple(Device(f"gpu{i}", memory_bytes=14) for i in range(2))
-    found = simulated_stages("0>1", 2, memory=(10.0, 2.0, 1.0), cluster=Cluster(places, Link(1e30)))
-    assert [d.peak_bytes <= (d.limit_bytes or 0) for d in usage(found).devices] == [False, True]

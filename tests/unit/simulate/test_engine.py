@@ -13,8 +13,6 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.schedule import Action, ScheduleError
 from lightning_gpp.simulate import (
     Bucket,
-    Overhead,
-    StepCosts,
     TaskKind,
     simulate,
 )
@@ -159,48 +157,7 @@ def test_a_half_duplex_port_sends_or_receives() -> None:
         assert found.step_s == step_s
 
 
-def test_first_come_first_served_can_make_a_step_longer_when_a_device_gets_faster() -> None:
-    """Graham's anomaly (SIAM J. Appl. Math. 17(2), 1969): more speed, later end.
-
-    Devices 0 and 1 share a network port. Device 2 has long work to do as soon as it hears from
-    device 1; what device 0 sends is long, and can wait.
-
-    .. code-block:: text
-
-        0 takes 2 s   1>2 |-|          0>3   |----------|
-                              2F |--------------------| 3F
-        0 takes 0.5 s 0>3 |----------| 1>2              |-|
-                                                        2F |--------------------| 3F
-    """
-    cluster = hosts(2, 2, host=Link(1e9), rack=Link(1.0, is_shared=True))
-    steps_s = []
-    for forward_s in (2.0, 0.5):
-        found = simulated_stages(
-            "0>3 1>2 2>3",
-            4,
-            num_microbatches=1,
-            forward_s=[forward_s, 1.0, 20.0, 1.0],
-            message_bytes={(0, 3): 10.0, (1, 2): 1.0, (2, 3): 0.0},
-            cluster=cluster,
-            forward_only=True,
-        )
-        steps_s.append(found.step_s)
-    assert steps_s == [1 + 1 + 20 + 1, 0.5 + 10 + 1 + 20 + 1]
-
-
 # Sends ---------------------------------------------------------------------------------------
-
-
-def test_handing_over_and_python_take_a_device_its_time() -> None:
-    # device 0: F 0-1, (0.5) send 1.5-1.75; message 1.75-2.75
-    # device 1: receives 2.75-3, (0.5) F 3.5-4.5, (0.5) B 5-7, (0.5) send 7.5-7.75; message to 8.75
-    # device 0: receives 8.75-9, (0.5) B 9.5-11.5
-    quarter = Overhead(per_byte_s=0.25)
-    step = StepCosts(send=quarter, receive=quarter, action_s=0.5)
-    found = simulated_stages(
-        chain(2), 2, num_microbatches=1, message_bytes=1.0, link=Link(1.0), step=step
-    )
-    assert found.step_s == 11.5
 
 
 # Sums of gradients ---------------------------------------------------------------------------
@@ -303,14 +260,6 @@ def test_parameters_that_stages_share_are_summed_by_their_owner() -> None:
 
 
 # Steps and their input -----------------------------------------------------------------------
-
-
-def test_the_input_is_read_and_copied_first() -> None:
-    step = StepCosts(data_s=3.0, input_bytes=4.0, host_link=Link(2.0), optimizer_s={0: 1.0})
-    found = simulated_stages("", 1, num_microbatches=1, step=step)
-    assert found.step_s == 3 + 2 + 3 + 1
-    (copy,) = (task for task in found.tasks if task.kind is TaskKind.COPY)
-    assert (copy.channels, copy.device) == (("gpu0 copy",), 0)
 
 
 # Memory --------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage
-from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,
@@ -66,17 +65,6 @@ def test_a_parameter_of_two_operators_is_final_after_the_first_of_them() -> None
     assert found == (Bucket(0, 1000, pytest.approx(2 / 3)), Bucket(0, 1000, 1.0))
 
 
-def test_frozen_parameters_are_not_summed() -> None:
-    frozen = [replace(parameter, requires_grad=False) for parameter in CHAIN.parameters]
-    graph = replace(CHAIN, parameters=tuple(frozen))
-    assert program_costs(replicated(), question(graph)).buckets == ()
-
-
-def test_an_unknown_overlap_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown overlap 'none'; known: at_end, wait_free"):
-        program_costs(replicated(), question(), overlap="none")  # type: ignore[arg-type]
-
-
 def test_every_replica_computes_at_the_pace_of_its_own_device() -> None:
     fast, slow = (replace(profile_of(CHAIN, s), device=k) for s, k in ((1.0, "cpu"), (3.0, "old")))
     cluster = Cluster((Device("new"), Device("old", "old")), Link(1000.0))
@@ -119,17 +107,3 @@ def test_what_does_not_grow_with_the_samples_is_in_every_message() -> None:
     plan = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,))), num_microbatches=4)
     found = program_costs(plan, question(graph))
     assert found.forward_bytes[0, 1] == MessageBytes(per_unit=0.0, fixed=256.0)
-
-
-def test_sums_beside_the_backward_are_what_planners_do_not_count() -> None:
-    request = question()
-    evaluation = evaluate_plan(replicated(), request)
-    assert evaluation.stages[0].reduce_s == 3.0
-    late_s, early_s = (
-        simulate_plan(
-            replicated(), request, program_costs(replicated(), request, overlap=overlap)
-        ).step_s
-        for overlap in ("at_end", "wait_free")
-    )
-    # of three sums of 1 s, ready 2, 4 and 6 s into the backward, the last one is not hidden
-    assert late_s - early_s == pytest.approx(2.0)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
 from helpers.refits import STEP
-from omegaconf import OmegaConf
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.graph import graph_to_json
-from lightning_gpp.jobs.problem.problem_of import problem_of
-from lightning_gpp.jobs.simulate import with_recorded
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import ProgramCosts, Span, SpanKind, StepCosts, Timeline, simulate
+from lightning_gpp.simulate import ProgramCosts, SpanKind, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
-from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.refit.fit import fit_link
 from lightning_gpp.simulate.refit.from_timelines import refit, refit_windows
-from lightning_gpp.simulate.refit.recorded import Message
-from lightning_gpp.simulate.refit.refit import Refit, load_refit
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 
@@ -115,49 +107,6 @@ def test_windows_that_overlap_are_refitted_to_what_made_them() -> None:
     assert abs(windows(asked, step).step_s / timeline.step_s - 1) > 0.2
 
 
-def test_links_and_overheads_are_read_off_messages() -> None:
-    asked = request()
-    step = replace(STEP, send=Overhead(5e-5, 1e-7), receive=Overhead(2e-5))
-    timeline, _ = recorded(HALVES, asked, step)
-    wrong = replace(asked, cluster=uniform_cluster(2, Link(LINK.bandwidth_bytes_per_s, 5e-3)))
-    found = refit([timeline], program(HALVES, asked), HALVES, wrong)
-    assert found.receive.fixed_s == pytest.approx(2e-5)
-    (link,) = found.links.values()
-    size_bytes = 4 * 16 * 4
-    assert link.transfer_s(size_bytes) == pytest.approx(LINK.transfer_s(size_bytes))
-    assert found.send.seconds(size_bytes) == pytest.approx(step.send.seconds(size_bytes))
-    assert found.cluster(wrong.cluster).host_link == link
-
-
-@pytest.mark.parametrize("bytes_per_s", [1e3, 1e4, 1e30])
-def test_messages_that_queue_do_not_count_as_receiving(bytes_per_s: float) -> None:
-    link = Link(bytes_per_s, 2e-4)
-    asked = replace(request(), cluster=uniform_cluster(2, link))
-    timeline, _ = recorded(HALVES, asked, StepCosts())
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    assert found.receive == Overhead()
-    assert found.links["host"].transfer_s(256) == pytest.approx(link.transfer_s(256))
-
-
-@pytest.mark.parametrize("seconds", [1.0, 1.0 - 1e-12, 0.5])
-def test_messages_of_one_size_are_never_free_of_bytes(seconds: float) -> None:
-    """Where latency came out a little below 0, larger messages took no longer."""
-    messages = [Message(0, 1, 1e3, send_s=0.0, sent_s=0.0, asked_s=0.0, received_s=seconds)]
-    found = fit_link([messages], Overhead(), Link(1e3), {(0, 1)})
-    assert found is not None and found.transfer_s(2e3) == pytest.approx(2 * seconds)
-
-
-def test_a_link_that_nothing_limits_is_fitted_to_one() -> None:
-    """A rounded bandwidth of a little more than any link may have was refused."""
-    messages = [
-        Message(0, 1, size_bytes, send_s=0.0, sent_s=0.0, asked_s=0.0, received_s=seconds)
-        for size_bytes, seconds in ((1e3, 0.999e-27), (2e3, 1.999e-27))
-    ]
-    apart = [[message] for message in messages]
-    found = fit_link(apart, Overhead(), Link(1e30), {(0, 1)})
-    assert found is not None and found.bandwidth_bytes_per_s == pytest.approx(1e30)
-
-
 def test_the_median_step_counts_and_warming_up_does_not() -> None:
     asked = request()
     good, _ = recorded(HALVES, asked, StepCosts())
@@ -189,6 +138,9 @@ def test_a_timeline_of_another_program_is_refused_by_name() -> None:
     three = request(num_devices=3)
     with pytest.raises(ValueError, match="another program: it has 2 stages"):
         refit([timeline], program(PAIR, three), PAIR, three)
+    swapped = Plan((Stage(0, ("a",), (1,)), Stage(1, ("b", "c", "d"), (0,))), num_microbatches=8)
+    with pytest.raises(ValueError, match="the program is not of this plan"):
+        refit([timeline], program(HALVES, asked), swapped, asked)
 
 
 def test_costs_of_another_model_are_refused() -> None:
@@ -215,66 +167,6 @@ def planned(asked: PlanRequest) -> Plan:
     return make_plan(CHAIN, asked.cluster, costs=asked.costs, minibatch_size=32, planner="balanced")
 
 
-def test_the_optimizer_of_another_plan_goes_by_what_devices_hold() -> None:
-    asked = request()
-    timeline, _ = recorded(
-        HALVES, asked, replace(full_step(HALVES), optimizer_s={0: 2e-3, 1: 2e-3})
-    )
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    other = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c", "d"), (1,))), num_microbatches=8)
-    step = found.step_costs(other, CHAIN)
-    assert step.optimizer_s == pytest.approx({0: 1e-3, 1: 3e-3})
-
-
-def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
-    asked = request()
-    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    assert Refit.from_json(found.to_json()) == found
-    path = tmp_path / "refit.json"
-    path.write_text(found.to_json())
-    assert load_refit(path) == found
-    path.write_text(found.to_json().replace('"data_s"', '"data_ms"'))
-    with pytest.raises(ValueError, match=r"refit\.json: unknown key 'data_ms'"):
-        load_refit(path)
-
-
-def test_a_planning_job_takes_a_refit_for_its_costs(tmp_path: Path) -> None:
-    asked = request()
-    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
-    found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    (tmp_path / "refit.json").write_text(found.to_json())
-    (tmp_path / "graph.json").write_text(graph_to_json(CHAIN))
-    config = OmegaConf.create(
-        {
-            "graph": str(tmp_path / "graph.json"),
-            "graph_options": None,
-            "costs": str(tmp_path / "refit.json"),
-            "cluster": {
-                "_target_": "lightning_gpp.cluster.this_machine.cpu_cluster",
-                "num_devices": 2,
-            },
-            "minibatch_size": 32,
-            "num_microbatches": None,
-            "schedule": "1f1b",
-            "recompute": False,
-        }
-    )
-    problem = problem_of(config, tmp_path)
-    assert "refitted to steps as simulated recorded on cpu" in problem.describe(max_width=500)
-    share = problem.request.profile(4, "cpu").operators
-    assert share["a"].forward_s + share["b"].forward_s == pytest.approx(6e-3)
-    (link,) = found.links.values()
-    assert problem.request.cluster.host_link == link
-    assert problem.refit == found  # job=simulate takes from it what a step costs besides
-
-
-def test_what_is_given_of_a_step_counts_before_what_was_recorded() -> None:
-    recorded = StepCosts(data_s=2.0, turn_s=3.0, optimizer_s={0: 1.0})
-    found = with_recorded(StepCosts(data_s=1.0), recorded)
-    assert found == replace(recorded, data_s=1.0)
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_users_step_is_read_off_where_it_runs_once(schedule: str) -> None:
     asked = replace(request(), schedule=schedule)
@@ -287,20 +179,3 @@ def test_the_users_step_is_read_off_where_it_runs_once(schedule: str) -> None:
     costs = program_costs(HALVES, found.request(asked), step=found.step_costs(HALVES, CHAIN))
     again = simulate(program(HALVES, asked), costs).step_s
     assert again == pytest.approx(timeline.step_s, rel=2e-3)
-
-
-def test_waits_of_other_ranks_for_the_users_step_are_no_gaps() -> None:
-    """Recorded steps have them; simulated ones wait at the first receive of the second part."""
-    asked = replace(request(), schedule="gpipe")
-    timeline, _ = recorded(HALVES, asked, replace(full_step(HALVES), turn_s=4e-3))
-    spans = list(timeline.spans)
-    index, wait = next(
-        (i, s) for i, s in enumerate(spans) if s.kind is SpanKind.WAIT and s.action == "0RB0<1"
-    )
-    middle_s = (wait.start_s + wait.end_s) / 2
-    spans[index] = replace(wait, start_s=middle_s)
-    spans.append(Span(wait.rank, SpanKind.WAIT, wait.start_s, middle_s))
-    measured = replace(timeline, spans=tuple(spans), critical_path=())
-    found = refit([measured], program(HALVES, asked), HALVES, asked)
-    assert found.action_s == pytest.approx(STEP.action_s)
-    assert found.turn_s == pytest.approx(4e-3)

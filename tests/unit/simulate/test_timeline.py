@@ -7,20 +7,16 @@ import struct
 from pathlib import Path
 
 import pytest
-from helpers.steps import predicted_and_measured, simulated
+from helpers.steps import predicted_and_measured
 
-from lightning_gpp.reports.step.paint import path_pieces
 from lightning_gpp.reports.step.picture import timeline_figure, write_picture
-from lightning_gpp.reports.step.texts import title
-from lightning_gpp.reports.step.trace import trace_events, write_trace
+from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
-    Bucket,
     Span,
     SpanKind,
     Timeline,
     TimelineStage,
-    predicted_timeline,
     shares,
 )
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
@@ -72,17 +68,6 @@ class TestShares:
         assert (first.bubble_s, second.bubble_s) == (5.25, 5.0)
         assert shares(timeline()).bubble_share == 10.25 / 16
 
-    def test_parts_of_a_rank_add_up(self) -> None:
-        for rank in shares(timeline()).ranks:
-            assert sum(rank.by_category().values()) == pytest.approx(1.0)
-
-    def test_names_in_loggers(self) -> None:
-        metrics = shares(timeline()).metrics()
-        assert metrics["timeline/bubble_share"] == 10.25 / 16
-        assert metrics["timeline/rank1/forward_share"] == 0.25
-        assert metrics["timeline/step_s"] == 8.0
-        assert len(metrics) == 2 + 2 * 7
-
 
 class TestTimeline:
     def test_messages_are_joined(self) -> None:
@@ -113,16 +98,6 @@ class TestTrace:
             assert all(isinstance(event[key], int) for key in ("pid", "tid"))
             assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
 
-    def test_process_and_threads_are_named(self, trace: dict) -> None:
-        names = {
-            (event["name"], event["tid"]): event["args"].get("name")
-            for event in trace["traceEvents"]
-            if event["ph"] == "M"
-        }
-        assert names["process_name", 0] == "measured"
-        assert names["thread_name", 0] == "rank 0 · stage 1"
-        assert names["thread_name", 1] == "rank 1 · stage 0"
-
     def test_spans_are_in_microseconds_with_arguments(self, trace: dict) -> None:
         (event,) = (
             event for event in trace["traceEvents"] if event["name"] == "forward 0 of stage 0"
@@ -137,19 +112,6 @@ class TestTrace:
         assert sent["args"]["bytes"] == 64
         assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == len(SPANS)
 
-    def test_arrows_lie_in_the_spans_of_their_ends(self, trace: dict) -> None:
-        slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        flows = [event for event in trace["traceEvents"] if event["ph"] in "sf"]
-        assert [flow["ph"] for flow in flows] == ["s", "f"] * 3
-        for flow in flows:
-            ends = {"s": "send", "f": "receive"}[flow["ph"]]
-            assert any(
-                s["tid"] == flow["tid"]
-                and s["ts"] <= flow["ts"] <= s["ts"] + s["dur"]
-                and ends in s["name"]
-                for s in slices
-            )
-
 
 class TestTraceOfTwo:
     """Predicted and measured as two processes, each with its links, critical path and memory."""
@@ -158,42 +120,6 @@ class TestTraceOfTwo:
     def events(self, tmp_path: Path) -> list[dict]:
         write_trace(predicted_and_measured(), tmp_path / "trace.json")
         return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-    def test_events_have_what_the_format_asks_for(self, events: list[dict]) -> None:
-        required = {
-            "M": {"name", "pid", "tid", "args"},
-            "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
-            "s": {"name", "cat", "id", "pid", "tid", "ts"},
-            "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
-            "C": {"name", "pid", "tid", "ts", "args"},
-        }
-        assert {event["ph"] for event in events} == set(required)
-        for event in events:
-            assert required[event["ph"]] <= event.keys()
-            assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
-
-    def test_threads(self, events: list[dict]) -> None:
-        names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
-        for pid, link in ((0, "link gpu2 out"), (1, "link rank 2 → 0")):
-            assert {(pid, "rank 0 · stage 0"), (pid, link), (pid, "critical path")} <= names
-        processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-        assert processes == ["predicted", "measured"]
-
-    def test_slices_of_a_thread_do_not_overlap(self, events: list[dict]) -> None:
-        """Perfetto refuses slices that overlap without one being inside the other."""
-        threads: dict = {}
-        for event in events:
-            if event["ph"] == "X":
-                threads.setdefault((event["pid"], event["tid"]), []).append(event)
-        for slices in threads.values():
-            slices.sort(key=lambda event: (event["ts"], event["dur"]))
-            for one, other in zip(slices, slices[1:]):
-                assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
-
-    def test_memory_is_a_counter(self, events: list[dict]) -> None:
-        counters = [e for e in events if e["ph"] == "C" and e["name"] == "memory of rank 0"]
-        assert [e["pid"] for e in counters] == [0] * len(counters)
-        assert max(e["args"]["bytes"] for e in counters) == 5.0
 
     def test_what_is_critical_says_so(self, events: list[dict]) -> None:
         found = {
@@ -215,12 +141,6 @@ class TestEverything:
         assert not write_step(
             predicted_and_measured(), tmp_path, picture=False, page=False, trace=False
         )
-
-    def test_predictions_of_several_worlds_have_names(self) -> None:
-        as_it_is = predicted_timeline(simulated(), name="as it is")
-        assert title(as_it_is).startswith("Predicted step (as it is): 12000 ms, bubble")
-        processes = [e for e in trace_events(as_it_is) if e["name"] == "process_name"]
-        assert processes[0]["args"]["name"] == "predicted, as it is"
 
 
 class TestPicture:
@@ -245,23 +165,6 @@ class TestPicture:
         ]
         assert axes.get_xlim() == (0, 8000.0)
 
-    def test_numbers_only_where_they_fit(self) -> None:
-        (axes,) = timeline_figure(timeline()).axes
-        assert [t.get_text() for t in axes.texts].count("0") == 4
-        tiny = tuple(
-            Span(1, SpanKind.FORWARD, 0.01 * i, 0.01 * i + 0.005, f"0F{i}") for i in range(9)
-        )
-        (axes,) = timeline_figure(timeline(tiny)).axes
-        assert not {str(i) for i in range(9)} & {t.get_text() for t in axes.texts}
-
-    def test_stages_of_a_rank_have_lanes_of_their_own(self) -> None:
-        both = (Span(0, SpanKind.FORWARD, 0, 1, "0F0"), Span(0, SpanKind.FORWARD, 1, 2, "1F0"))
-        stages = (TimelineStage(0, 0), TimelineStage(1, 0))
-        (axes,) = timeline_figure(timeline(both, stages=stages)).axes
-        tops = [c.get_paths()[0].vertices[:, 1].min() for c in axes.collections if c.get_gid()]
-        heights = [c.get_paths()[0].vertices[:, 1].max() for c in axes.collections if c.get_gid()]
-        assert heights[0] <= tops[1]
-
     def test_predicted_over_measured_on_one_axis(self) -> None:
         figure = timeline_figure(predicted_and_measured())
         steps, memory = figure.axes[:2], figure.axes[2:]
@@ -277,41 +180,6 @@ class TestPicture:
         (line,) = (c for c in axes.collections if c.get_gid() == "path")
         along = [tuple(1e-3 * x for x, _ in path.vertices) for path in line.get_paths()]
         assert along == [(0.0, 1.0), (2.0, 3.0), (3.0, 5.0), (5.0, 6.0), (6.0, 8.0), (10.0, 12.0)]
-
-    def test_the_path_goes_along_a_sum(self) -> None:
-        simulation = simulated("0>1", 2, devices=[(0, 1), 2], buckets=[Bucket(0, 4.0)])
-        *_, before, last = path_pieces(predicted_timeline(simulation))
-        assert (last.start_s, last.end_s, last.rank, last.span) == (11.0, 15.0, before.rank, None)
-        assert before.rank in (0, 1)
-
-    def test_memory_above_the_limit_is_marked(self) -> None:
-        for limit, above in ((8, False), (4, True)):
-            timeline = predicted_timeline(simulated(memory_bytes=limit))
-            gids = {c.get_gid() for c in timeline_figure(timeline).axes[1].collections}
-            assert "memory/0" in gids
-            assert ("above the limit/0" in gids) == above
-
-    def test_many_ranks_stay_readable(self) -> None:
-        """Rows get thinner, names are left out before they overlap."""
-        stages = tuple(TimelineStage(rank, rank) for rank in range(400))
-        spans = tuple(Span(rank, SpanKind.FORWARD, 0, 1, f"{rank}F0") for rank in range(400))
-        figure = timeline_figure(timeline(spans, stages=stages, devices=tuple(range(400))))
-        assert figure.get_figheight() < 60
-        (axes,) = figure.axes
-        names = [t for t in axes.texts if t.get_text().startswith("rank ")]
-        assert 20 < len(names) < 400
-        pitch_pt = 72 * abs(names[1].get_position()[1] - names[0].get_position()[1])
-        assert pitch_pt > names[0].get_size()
-
-    def test_title_says_the_bubble_and_pyplot_is_untouched(self) -> None:
-        import sys
-
-        figure = timeline_figure(timeline())
-        assert figure.texts[0].get_text() == "Measured step 3: 8000 ms, bubble 64 %"
-        assert (
-            "matplotlib.pyplot" not in sys.modules
-            or not sys.modules["matplotlib.pyplot"].get_fignums()
-        )
 
 
 def ranges(bars) -> list[tuple[float, float]]:

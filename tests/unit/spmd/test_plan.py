@@ -19,13 +19,12 @@ from lightning_gpp.spmd.costs.machine import (
     measured_speeds,
 )
 from lightning_gpp.spmd.costs.prices import PriceList
-from lightning_gpp.spmd.explain import computation_table, explain_plan
+from lightning_gpp.spmd.explain import explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
-from lightning_gpp.spmd.program import Conversion, Option
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
-from lightning_gpp.strategy.spmd.hap_planner import HapPlanner
+from lightning_gpp.strategy.spmd.divide import HapPlanner
 
 
 def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:
@@ -95,39 +94,10 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
     assert found <= min(seconds((one, 1 - one)) for one in grid) * (1 + 1e-3)
 
 
-def test_a_slow_optimizer_has_its_parameters_divided() -> None:
-    """Over a fast link: parameters of which every device steps a share, by speed."""
-    graph = layers(300, 64, count=1)
-    (weight,) = graph.of_source(ValueSource.PARAMETER)
-    machine_ = machine(1e6, 2e6, link=Link(1e12))
-    assert not plan_hap(graph, machine_).program.storage["w0"].is_shard
-    per_byte = [2 / weight.size_bytes, 1 / weight.size_bytes]
-    speeds = dataclasses.replace(machine_.speeds, update_s_per_byte=np.array(per_byte))
-    plan = plan_hap(graph, dataclasses.replace(machine_, speeds=speeds))
-    assert plan.program.storage["w0"].is_shard
-    assert plan.program.shares == pytest.approx((1 / 3, 2 / 3), abs=0.02)
-    whole = plan_baseline(graph, dataclasses.replace(machine_, speeds=speeds), "DP-CP")
-    saved_s = whole.evaluation.step_s - plan.evaluation.step_s
-    assert saved_s == pytest.approx(2 - 2 / 3, abs=0.05)
-
-
 def test_a_device_of_twice_the_speed_gets_twice_the_samples() -> None:
     plan = plan_hap(layers(300, 8), machine(1e6, 2e6, link=Link(1e12)))
     assert plan.program.shares == pytest.approx((1 / 3, 2 / 3), abs=0.01)
     assert plan.gap == 0
-
-
-def test_wide_layers_of_few_samples_are_not_summed() -> None:
-    """Gradients of 4 MB would be summed; rows of 16 kB are gathered."""
-    plan = plan_hap(layers(4, 1024, count=1), machine(1e12, 1e12))
-    sums = [i for i in plan.program.instructions if isinstance(i, Conversion) and i.value == "w0"]
-    factors = [
-        i
-        for i in plan.program.instructions
-        if getattr(i, "option", None) is Option.SUFFICIENT_FACTORS
-    ]
-    assert plan.program.storage["w0"].is_shard or factors
-    assert not [each for each in sums if str(each.target) == "R"]
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
@@ -176,21 +146,6 @@ def test_a_plan_is_explained() -> None:
     ):
         assert " ".join(part.split()) in " ".join(text.split()), text
     assert max(map(len, text.split("\n"))) <= 80
-
-
-def test_operators_without_a_rule_are_shown() -> None:
-    """What all devices do whole since nothing else is known stands apart, with its time."""
-    graph, machine_ = layers(64, 16), machine(1e9, 3e9)
-    plan = plan_hap(graph, machine_)
-    assert "no rule divides it" not in computation_table(plan.program, graph, machine_)
-    strange = tuple(
-        dataclasses.replace(op, kind="nobody_knows") if op is graph.operators[-1] else op
-        for op in graph.operators
-    )
-    unknown = dataclasses.replace(graph, operators=strange)
-    whole = plan_baseline(unknown, machine_, "DP-EV").program
-    table = computation_table(whole, unknown, machine_)
-    assert "whole on every device: no rule divides it" in table and "1 nobody_knows" in table
 
 
 def test_speeds_that_are_none_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 
 import numpy as np
@@ -19,11 +18,8 @@ from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search import find, solve
-from lightning_gpp.spmd.search.factor_graph import FactorGraph
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
-from lightning_gpp.spmd.search.limits import Allowed
 
 
 def question(seed: int):
@@ -143,19 +139,3 @@ def towers(num_towers: int) -> SpmdGraph:
         SpmdOperator("y", "linear", ("x", "w"), ("input", "weight"), ("y",), flops=16e3 * width),
     ]
     return SpmdGraph(tuple(values), tuple(operators), ("y",))
-
-
-def test_many_towers_are_searched_exactly() -> None:
-    """Each is eliminated by itself, so 24 have tables no larger than two."""
-    draw = random.Random(0)
-    machine, shares = random_machine(draw, 2), random_shares(draw, 2)
-    graph = towers(24)
-    found = find_program(graph, machine, shares)
-    assert found.least_s == pytest.approx(found.seconds)
-    search = FactorGraph(Theory(graph, 2), machine, shares, Allowed())
-    scopes = [factor.variables for factor in search.factors]
-    sizes = [
-        math.prod(search.sizes[each] for each in scope)
-        for scope in solve.elimination_order(search.sizes, scopes)
-    ]
-    assert max(sizes) < 1000

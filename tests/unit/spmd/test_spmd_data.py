@@ -22,7 +22,7 @@ from lightning_gpp.spmd.program import (
 
 @given(st.integers(0, 60), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_units_are_dealt_whole_and_close_to_the_shares(units: int, weights: list[int]) -> None:
-    shares = [weight / sum(weights) for weight in weights]
+    shares = tuple(weight / sum(weights) for weight in weights)
     counts = units_per_device(units, shares)
     assert sum(counts) == units and min(counts) >= 0
     for count, share in zip(counts, shares):
@@ -35,7 +35,7 @@ def test_units_are_dealt_whole_and_close_to_the_shares(units: int, weights: list
 @pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], [1.0, 0.0], []])
 def test_shares_are_parts_of_a_whole(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="sum to 1"):
-        units_per_device(4, shares)
+        units_per_device(4, tuple(shares))
 
 
 def test_the_duals() -> None:

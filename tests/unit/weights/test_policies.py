@@ -32,12 +32,12 @@ from torch.optim import (
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner.base import HeldVersions
-from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, Windows, build_program, most_ahead
 from lightning_gpp.schedule.schedules import in_flight_units
 from lightning_gpp.schedule.windows import version_differences
-from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
+from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
 from lightning_gpp.weights.versions import ForwardWeights, StageWeights
@@ -188,13 +188,14 @@ def train(
             rank_of_device=range(count),
             stages={stage: replace(code, function=function)},
             output_names=(boundary.value,),
-            timeout_s=20,
+            timeout_s=100,
         )
         for number in range(NUM_BATCHES):
             since, left = (0, 0) if drains else (number, NUM_BATCHES - 1 - number)
             versions.first = number if drains else 0
             window = windows.window(since, left)
-            run = executor.begin(
+            run = Run(
+                executor,
                 window.program,
                 [5] * window.program.num_microbatches,
                 training=True,
@@ -256,6 +257,7 @@ def assert_by_definition(
     return most
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EACH)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_policy_trains_as_defined(policy: str, optimizer: str) -> None:
@@ -292,6 +294,7 @@ def test_updates_that_are_one_behind(shape: str, optimizer: str, per_update: int
     assert set(most.values()) == {2}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("policy", "optimizer"),
@@ -322,16 +325,6 @@ def test_versions_that_are_alive() -> None:
     assert assert_by_definition("chain", "stash", "adam") == {0: 4, 1: 3, 2: 2, 3: 1}
     assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 5
     assert assert_by_definition("chain", "none", "adam") == dict.fromkeys(range(4), 1)
-
-
-def test_policies_differ() -> None:
-    """Otherwise their definitions would not be told apart above."""
-    stages, losses = GRAPHS["chain"], set()
-    for policy in EACH:
-        weights = list(ToyStages(stages).weights.values())
-        found, _ = train_delayed(stages, weights, batches(), policy, OPTIMIZERS["momentum"])
-        losses.add(round(found[-1], 10))
-    assert len(losses) == len(EACH)
 
 
 @pytest.mark.parametrize("policy", EACH)

@@ -59,29 +59,6 @@ def test_graph_parallelism_sends_mirrors_before_every_layer() -> None:
     assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
 
 
-def test_a_hybrid_sends_both() -> None:
-    workload = full_graph(layer="gcn2", mirrors={8: REDDIT_MIRRORS}, num_classes=41)
-    found = answered(workload, 2)
-    num_vertices, shares = workload.samples_per_device, workload.shares(2)
-    mirrors = sum(shares.mirrors.values())
-    rows = 100 * (32 * mirrors + 2 * 3 * num_vertices)  # h and h⁰ go over three borders
-    assert found.message_bytes == 2 * 4 * (rows + 41 * shares.rows[1])
-    assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
-
-
-def test_mirrors_of_other_numbers_of_ways() -> None:
-    """As known; none without others; more ways have more of them, each vertex fewer readers."""
-    workload = full_graph(1000, 8000, mirrors={8: 2100})
-    assert workload.mirrors_of(8) == pytest.approx(2100)
-    assert workload.mirrors_of(1) == 0
-    per_pair = [workload.mirrors_of(ways) / (ways - 1) for ways in (2, 4, 8)]
-    assert sorted(per_pair, reverse=True) == per_pair
-    assert workload.mirrors_of(2) < 1000
-    both = full_graph(1000, 8000, mirrors={2: 300, 8: 2100})
-    assert both.mirrors_of(2) == 300
-    assert both.mirrors_of(16) == workload.mirrors_of(16)  # from eight, which are nearer
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.planner import make_plan
-from lightning_gpp.workloads import WORKLOADS, candle_uno, dlrm, mmt, transformer
+from lightning_gpp.workloads import WORKLOADS, candle_uno, dlrm, mmt
 
 
 def parameters(workload) -> float:
@@ -29,12 +29,6 @@ def test_mmt():
     # Two operations per parameter and token, and the scores.
     expected = 2 * 256 * 32 * 12 * 1024**2 + 32 * 4 * 256**2 * 1024
     assert forward_flops(workload) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_transformer_is_mmt_in_a_row():
-    assert len(transformer().graph) == len(mmt().graph) - 1
-    assert forward_flops(transformer()) == forward_flops(mmt())
-    assert all(len(sources) <= 1 for sources in transformer().graph.predecessors.values())
 
 
 def test_dlrm():
@@ -88,8 +82,3 @@ def test_costs_on_a_cluster(name):
         costs=costs,
         minibatch_size=workload.minibatch_size(4),
     )
-
-
-def test_devices_without_tensor_cores_compute_in_float32():
-    costs = mmt(num_branches=1, layers_per_branch=1).costs_for(cluster_preset("cpu"), 4)
-    assert costs.is_estimated

@@ -9,60 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CaptureError, capture
-from lightning_gpp.capture.checks.rehearsal import Rehearsal
-
-
-class Counted(nn.Module):
-    """A layer that counts its runs where no rollback sees it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.runs = nn.Linear(3, 2), itertools.count()
-
-    def forward(self, x: Tensor) -> Tensor:
-        next(self.runs)
-        return self.layer(x)
-
-
-def rehearsal_of(module: nn.Module, num_samples: int) -> Rehearsal:
-    return Rehearsal(module, (torch.randn(num_samples, 3),), {}, None)
-
-
-@pytest.mark.parametrize(
-    ("num_samples", "expected"),
-    [
-        (
-            4,  # two are fewer
-            [
-                "train mode, 4 samples",
-                "train mode, 2 samples, backward",
-                "eval mode, 2 samples, backward",
-                "eval mode, 4 samples, without gradients",
-            ],
-        ),
-        (
-            1,  # two are more
-            [
-                "train mode, 1 samples, backward",
-                "train mode, 2 samples",
-                "eval mode, 1 samples, backward",
-                "eval mode, 2 samples",
-                "eval mode, 1 samples, without gradients",
-            ],
-        ),
-    ],
-)
-def test_values_are_compared_on_all_sizes_and_gradients_on_the_smallest(
-    num_samples: int, expected: list[str]
-) -> None:
-    module = Counted()
-    rehearsal = rehearsal_of(module, num_samples)
-    rehearsal.begin()
-    passes = list(rehearsal.passes(rehearsal.others[0], gradients=True))
-    assert [f"{run}{', backward' * run.backward}" for run in passes] == expected
-    for run in passes:
-        assert bool(rehearsal.of(run).gradients) == run.backward
-    assert next(module.runs) == len(passes)  # each ran once
 
 
 class Alternating(nn.Module):

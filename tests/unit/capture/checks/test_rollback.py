@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
-from lightning_gpp.capture.checks.rollback import rollback
 
 
 class Draws(nn.Module):
@@ -97,24 +96,3 @@ def test_failing_capture_restores_too() -> None:
     with pytest.raises(ValueError, match="cannot be captured"):
         capture(module, (x,), {})
     assert_equal(before, snapshot(module))
-
-
-def test_replaced_buffer_and_flag_are_put_back() -> None:
-    module = Stateful()
-    seen = module.seen
-    with rollback(module) as changes:
-        module.seen = module.seen + 1
-        module.train(False)
-        module.cache.clear()
-    assert module.seen is seen
-    assert module.training
-    assert module.cache == {"a": 1}
-    assert changes.attributes == ["cache"]
-
-
-def test_modules_are_not_replaced() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    before = list(module.modules()), dict(vars(nn.Module))
-    capture(module, (torch.randn(4, 3),), {})
-    assert list(module.modules()) == before[0]
-    assert dict(vars(nn.Module)) == before[1]

@@ -59,22 +59,6 @@ def net(dtype: torch.dtype = torch.float32) -> Net:
         return Net(dtype)
 
 
-def test_gradients_in_files_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch, is_in_files: bool
-) -> None:
-    replayed, found = Rehearsal.replayed, []
-
-    def noting(*args: Any, **kwargs: Any) -> Result:
-        found.append(replayed(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(Rehearsal, "replayed", noting)
-    module = net()
-    capture(module, (torch.randn(4, 3),))
-    shapes = {tuple(result.gradients["layer.weight"].shape) for result in found if result.gradients}
-    assert shapes == {(7,) if is_in_files else (2, 3)}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("length", [1, 4096, 10_007])
 def test_sums_of_a_gradient_show_an_element_that_differs(dtype: torch.dtype, length: int) -> None:

@@ -3,14 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from helpers.graphs import literal_graph, profile_of
+from helpers.graphs import literal_graph
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import PlanRequest, make_plan, validate_plan
-from lightning_gpp.planner.graphpipe import choice, planner
-from lightning_gpp.planner.graphpipe.planner import AS_GOOD, search_exclusive, search_plans
+from lightning_gpp.planner import make_plan
+from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -87,14 +86,6 @@ def test_branches_run_in_parallel_and_in_sequential_they_do_not():
     assert evaluate_plan(graph_plan, request).step_s < evaluate_plan(chain, request).step_s
 
 
-def test_a_chain_is_planned_as_sequential_does():
-    graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
-    request = plan_request(graph, 2, minibatch_size=16, costs=profile_of(graph))
-    names = ("graphpipe_exclusive", "sequential")
-    steps = [evaluate_plan(PLANNERS[name](request), request).step_s for name in names]
-    assert steps[0] == pytest.approx(steps[1])
-
-
 def test_slow_devices_get_less_work():
     graph = literal_graph(dict(zip("abcdef", "xabcde")))
     fast = fixed_costs(graph).profiles[0]
@@ -140,64 +131,3 @@ def test_what_would_make_a_problem_feasible():
     #  four parameters of 1000 bytes, each with its gradient and two values of the optimizer
     assert "2 devices need 8" in str(error.value)
     assert "4 devices would do" in str(error.value)
-
-
-def test_results_are_ranked():
-    graph = branches(num_branches=2, length=4)
-    request = plan_request(graph, 4, minibatch_size=16, costs=profile_of(graph))
-    result = search_plans(request)
-    steps = [one.step_s for one in result.ranked]
-    assert steps[1:] == sorted(steps[1:]) and len(steps) > 1
-    assert steps[0] <= AS_GOOD * min(steps)
-    assert result.best == result.ranked[0].plan
-    validate_plan(result.best, graph, 4)
-
-
-def test_many_devices_are_no_worse_than_half_of_them_where_that_is_as_good(monkeypatch):
-    """Small budgets leave many devices with the plan on half of them, or a better one."""
-    monkeypatch.setattr(planner, "BUDGET", 2_000)
-    graph = branches(num_branches=3, length=3)
-    cluster = uniform_cluster(8, Link(bandwidth_bytes_per_s=1e5, latency_s=1e-3))
-
-    def step_s(num_devices: int, budget: int) -> float:
-        own = cluster.first(num_devices)
-        request = plan_request(graph, own, minibatch_size=8, costs=profile_of(graph))
-        return planner.climbed(request, budget)[0].best_s
-
-    on_half_s = step_s(4, planner.BUDGET * 2)
-    assert step_s(8, budget=0) > on_half_s
-    monkeypatch.setattr(planner, "FEW_DEVICES", 4)
-    assert step_s(8, budget=0) <= on_half_s * (1 + 1e-9)
-
-
-def test_seven_branches_fill_eight_devices():
-    """Seven times eight layers: seven on each device, of which most have parts of two branches."""
-    operators = {
-        f"b{branch}.{layer}": f"b{branch}.{layer - 1}" if layer else "x"
-        for branch in range(7)
-        for layer in range(8)
-    }
-    graph = literal_graph(operators | {"join": " ".join(f"b{branch}.7" for branch in range(7))})
-    profile = profile_of(graph, {o.name: 0.0 if o.name == "join" else 1.0 for o in graph})
-    cluster = uniform_cluster(8, Link(1e30))
-    request = PlanRequest(graph, cluster, Costs((profile,)), 64, 16, max_replicas=1)
-    found = evaluate_plan(search_plans(request).best, request)
-    layer_s = 3.0 / 4  # forward and backward, per sample
-    assert found.seconds_per_sample == pytest.approx(7 * layer_s)
-    assert len(found.devices) == 8
-
-
-def test_what_fits_nowhere_takes_no_looks_of_what_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long chain that one device cannot hold: all replicas are tried first, for nothing.
-
-    It had ended in the search of all divisions, which takes as long as the cube of the operators.
-    """
-    graph = branches(num_branches=1, length=60)
-    kept_bytes = 4 * sum(parameter.size_bytes for parameter in graph.parameters)
-    free = uniform_cluster(4, FREE)
-    small = [dataclasses.replace(one, memory_bytes=int(0.6 * kept_bytes)) for one in free.devices]
-    cluster = dataclasses.replace(free, devices=tuple(small))
-    request = plan_request(graph, cluster, minibatch_size=4, costs=profile_of(graph))
-    monkeypatch.setattr(choice, "BUDGET", 70)
-    monkeypatch.setattr(choice, "_look_everywhere", lambda *_: pytest.fail("looks everywhere"))
-    assert len(search_exclusive(request).best.stages) > 1

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from helpers.graphs import literal_graph, profile_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
 from lightning_gpp.planner.plan.by_rank import (
     by_rank,
     note_of_ranks,
-    rank_of_device,
     with_devices_of,
     with_loss_on,
 )
@@ -29,32 +25,6 @@ def question() -> PlanRequest:
     return plan_request(
         GRAPH, cluster, costs=profile_of(GRAPH), minibatch_size=12, num_microbatches=3
     )
-
-
-@given(st.permutations(range(4)), st.booleans())
-def test_the_loss_is_on_device_0_and_nothing_else_changes(order: list[int], shares: bool) -> None:
-    a, b, *join = order
-    stages = (
-        Stage(0, ("a",), (a,), 3),
-        Stage(1, ("b",), (b,), 3),
-        Stage(2, ("cat",), tuple(join), 3, shares=(2, 1) if shares else ())
-        if shares
-        else Stage(2, ("cat",), (join[0],), 3),
-    )
-    plan, request = Plan(stages, num_microbatches=3), question()
-    by_ranks, renumbered = by_rank(plan, request)
-    assert rank_of_device(by_ranks, 4) == (0, 1, 2, 3)
-    ranks = rank_of_device(plan, 4)
-    for before, after in zip(plan.stages, by_ranks.stages, strict=True):
-        assert {ranks[device] for device in before.devices} == set(after.devices)
-        assert after.operators == before.operators
-        of_rank = dict(zip(after.devices, after.replica_multiples, strict=True))
-        for device, multiple in zip(before.devices, before.replica_multiples, strict=True):
-            assert of_rank[ranks[device]] == multiple
-            assert renumbered.cluster.devices[ranks[device]] == request.cluster.devices[device]
-    old, new = evaluate_plan(plan, request), evaluate_plan(by_ranks, renumbered)
-    assert new.step_s == pytest.approx(old.step_s)
-    assert new.peak_memory_bytes == old.peak_memory_bytes
 
 
 def test_a_plan_that_was_written_down_runs_on_the_devices_that_it_was_made_for() -> None:

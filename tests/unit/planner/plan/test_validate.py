@@ -44,16 +44,6 @@ def test_a_replicated_last_stage_is_followed_by_the_loss():
     assert placed.stages.edge[1, 2].values == ("c",)
 
 
-def test_a_small_mini_batch_runs_on_the_first_devices_and_trains_all():
-    plan = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c",), (2, 1), 2)))
-    program = validate_plan(plan, CHAIN, num_devices=3).small_program(1)
-    assert str(program).splitlines() == [
-        "device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0 0S0",
-        "device 1: 1R0 1S0",
-        "device 2: -1F0 -1SF0>0 1RF0<0 1F0 2F0 2B0 1B0 1SB0>0 1R0 1S0",
-    ]
-
-
 def test_values_between_replicas_have_samples():
     graph = literal_graph({"a": "x", "b": "a", "c": "b"}, unbatched=["a"])
     same = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1, 2), 2), Stage(2, ("c",), (0,), 2)))

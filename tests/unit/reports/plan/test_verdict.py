@@ -52,14 +52,6 @@ def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
     assert "messages and waiting cost" in text and "Larger batches or layers" in text
 
 
-def test_one_device_that_has_no_room_is_no_alternative() -> None:
-    found = verdict(question(memory_bytes=8_000))  # parameters, gradients, optimizer state
-    assert not found.one_device_fits and found.one_device_pieces == 1
-    assert "train what one has no room for" in found.text(200)
-    assert "One device has no room" in found.measured_text(BatchTimes(1.0, 10), 400)
-    assert "one has no room for" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
-
-
 def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() -> None:
     whole = best_alone(question())
     request = question(memory_bytes=whole.peak_memory_bytes - 1, schedule="gpipe")
@@ -94,13 +86,6 @@ def test_of_unequal_devices_the_fastest_is_the_one() -> None:
     assert alone.plan.stages[0].operators == tuple(operator.name for operator in GRAPH)
 
 
-def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() -> None:
-    request = question(num_microbatches=None, max_replicas=1, schedule="1f1b-async")
-    alone = best_alone(request)
-    assert alone.num_minibatches > 1
-    assert alone.minibatch_s == pytest.approx(best_alone(question()).minibatch_s)
-
-
 @pytest.mark.parametrize(
     ("took", "says"),
     [
@@ -119,23 +104,6 @@ def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
     found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
     assert says in text and text.startswith("Verdict: 2 processes are ")
-    earlier = found.measured_text(took, 400, is_earlier=True)
-    first, _ = text.split(" Of a batch ")
-    assert earlier == first.replace("(measured:", "(measured in an earlier run:")
-
-
-def test_what_was_measured_beside_one_device_where_calls_cannot_be_told_apart() -> None:
-    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
-    text = found.measured_text(BatchTimes(1.0, 10), 400)
-    assert text.startswith("Measured: 1.00 s a batch (median of 10), predicted: 500 ms without")
-    assert "one device, also without, 1.00 s." in text
-
-
-def test_predictions_for_processes_say_what_is_not_in_them() -> None:
-    found = verdict(question())
-    says = "what processes do beside are in neither"
-    assert says in found.text(400)  # the devices of the question are CPUs
-    assert says not in replace(found, on_processes=False).text(400)
 
 
 def test_what_one_process_measured_is_in_both() -> None:
@@ -149,14 +117,3 @@ def test_what_one_process_measured_is_in_both() -> None:
     assert "which training tells" not in text
     shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
     assert shared.most_here == 1.0
-
-
-def test_what_batches_took_last_is_told_at_once() -> None:
-    text = verdict(question()).text(400, BatchTimes(0.25, 10))
-    assert "An earlier run of this plan on this machine took 250 ms a batch, your step" in text
-
-
-def test_estimates_are_called_so() -> None:
-    found = replace(verdict(question()), is_estimated=True)
-    for text in (found.text(), found.measured_text(BatchTimes(1.0, 10))):
-        assert "estimated, not measured" in text and "predicted" not in text

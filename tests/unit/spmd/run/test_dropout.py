@@ -38,7 +38,7 @@ def dropped(placement: Placement, returned: Placement, seed: int) -> Tensor:
     program = SpmdProgram((0.5, 0.5), {}, tuple(instructions))
 
     def run(group) -> Tensor:
-        interpreter = Interpreter(exported.graph, exported.calls, program, group)
+        interpreter = Interpreter(exported.graph, program, group)
         inputs = {given: torch.ones(ROWS, 8)} if group.rank == 0 else None
         return interpreter.run({}, inputs, seed=seed).roots[0]
 

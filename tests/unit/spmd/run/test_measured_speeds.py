@@ -1,4 +1,4 @@
-"""How long the devices of a run are timed, and with what; the times here are made up."""
+"""With what the devices of a run are timed; the times here are made up."""
 
 from __future__ import annotations
 
@@ -6,45 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gpp.spmd.costs.machine import AlphaBeta
 from lightning_gpp.strategy.spmd import measured_speeds
-from lightning_gpp.strategy.spmd.measured_speeds import (
-    LEAST_ROUNDS,
-    MOST_ROUNDS,
-    is_settled,
-    measure_speeds,
-    typical_update,
-)
-
-SLOW_SECOND = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
-ALIKE = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
-
-
-def test_some_rounds_at_least() -> None:
-    assert not is_settled([SLOW_SECOND] * (LEAST_ROUNDS - 1))
-    assert is_settled([SLOW_SECOND] * LEAST_ROUNDS)
-
-
-def test_rounds_that_disagree_are_followed_by_others() -> None:
-    assert not is_settled([SLOW_SECOND, ALIKE] * (LEAST_ROUNDS // 2))
-
-
-def test_a_moment_in_which_the_burden_does_not_show_is_outvoted() -> None:
-    """Of an odd half of three rounds the median is that of two."""
-    assert not is_settled([ALIKE, *[SLOW_SECOND] * 3])
-    assert is_settled([ALIKE, *[SLOW_SECOND] * 4])
-
-
-def test_a_slip_of_all_devices_at_once_does_not_matter() -> None:
-    slowed = [[3 * seconds for seconds in device] for device in SLOW_SECOND]
-    assert is_settled([SLOW_SECOND, slowed] * (LEAST_ROUNDS // 2))
-
-
-def test_rounds_that_never_agree_end() -> None:
-    assert is_settled([SLOW_SECOND, ALIKE] * (MOST_ROUNDS // 2))
-
 
 # Accelerators ------------------------------------------------------------------------------------
 
@@ -115,40 +80,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(measured_speeds, "synchronize", gpu.synchronize)
     monkeypatch.setattr(measured_speeds, "is_accelerator", lambda device: device == META)
     return gpu
-
-
-def test_an_accelerator_is_timed_full_and_waited_for_once_a_turn(gpu: Gpu) -> None:
-    speeds = measure_speeds(META)
-    assert speeds.flops_per_s == pytest.approx([gpu.flops_per_s], rel=1e-3)
-    assert speeds.memory_bytes_per_s == pytest.approx([gpu.bytes_per_s], rel=1e-3)
-    assert speeds.launch_s == pytest.approx([gpu.launch_s], rel=1e-3)
-    assert gpu.num_given > 100 * gpu.num_waits
-
-
-def test_another_process_in_the_first_turn_does_not_make_rounds_long(gpu: Gpu) -> None:
-    """One call took two turns then; with as many calls in all turns a round takes minutes."""
-    gpu.others_s = 0.02
-    speeds = measure_speeds(META)
-    assert speeds.launch_s == pytest.approx([gpu.launch_s], rel=0.05)
-    assert gpu.now_s < 2 * LEAST_ROUNDS
-
-
-def test_a_slow_accelerator_is_not_filled_for_long(gpu: Gpu) -> None:
-    gpu.flops_per_s = 1e11
-    speeds = measure_speeds(META)
-    assert speeds.flops_per_s[0] > 1e10
-    assert gpu.now_s < 20, "a product of 4096 takes a second and more"
-
-
-def test_an_optimizer_updates_as_much_as_fills_an_accelerator(gpu: Gpu) -> None:
-    layers = [nn.Linear(1024, 1024, bias=False, device="meta") for _ in range(100)]
-    optimizer = torch.optim.AdamW([layer.weight for layer in layers])
-    update = typical_update([optimizer], META)
-    assert update is not None and update.amount == 128 * MIB
-    few = typical_update([torch.optim.AdamW(layers[0].parameters())], META)
-    assert few is not None and few.amount == 4 * MIB  # there is no more
-    cpu = typical_update([optimizer], torch.device("cpu"))
-    assert cpu is not None and cpu.amount == 4 * MIB
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,22 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.rules.theory import Rule, Theory
 from lightning_gpp.spmd.run.export import ExportedForward, export_forward
 from lightning_gpp.spmd.run.interpreter import Interpreter
+from lightning_gpp.spmd.run.operator_calls import call
 
-CASES = cases()
+
+class ViewedTable(torch.nn.Module):
+    """A table whose rows are also seen as three parts, of each of which devices may have some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(12, 4, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = torch.nn.functional.embedding(tokens, self.table)
+        return rows * self.table.view(3, 4, 4).sum((0, 1))
+
+
+CASES = {**cases(), "ViewedTable": (ViewedTable(), (torch.randint(0, 12, (5, 3)),))}
 
 
 def alone(graph: SpmdGraph, operator: SpmdOperator) -> SpmdGraph:
@@ -85,8 +99,8 @@ def values_of(exported: ExportedForward, module: torch.nn.Module, args) -> dict[
     """All values of a forward on one device."""
     values = dict(exported.constants) | dict(module.named_buffers())
     values |= dict(module.named_parameters()) | exported.form.inputs(args, {})
-    for operator, call in zip(exported.graph.operators, exported.calls, strict=True):
-        made = call.run([values[name] for name in operator.inputs], call.arguments)
+    for operator in exported.graph.operators:
+        made = call(operator, [values[name] for name in operator.inputs])
         values.update(zip(operator.outputs, made, strict=True))
     return {name: value.detach() for name, value in values.items()}
 
@@ -100,12 +114,11 @@ def check(
     draw: random.Random,
 ) -> None:
     graph = alone(exported.graph, operator)
-    (call,) = [call for call in exported.calls if call.name == operator.name]
     leaves = {
         name: tensor.clone().requires_grad_(graph.value_of[name].requires_grad)
         for name, tensor in drawn(graph, values).items()
     }
-    made = call.run([leaves[name] for name in operator.inputs], call.arguments)
+    made = call(operator, [leaves[name] for name in operator.inputs])
     gradients = [torch.randn_like(t) if t.requires_grad else None for t in made]
     reached = [(t, g) for t, g in zip(made, gradients, strict=True) if g is not None]
     if reached:
@@ -114,7 +127,7 @@ def check(
     given = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in leaves.items()}
 
     def run(group):
-        interpreter = Interpreter(graph, [call], program, group)
+        interpreter = Interpreter(graph, program, group)
         run = interpreter.run({}, given if group.rank == 0 else None)
         reached = [name for name, result in run.results.items() if result.requires_grad]
         back = dict(zip(graph.outputs, gradients, strict=True)) if group.rank == 0 else {}

@@ -36,7 +36,7 @@ def test_gradients_can_be_scaled_one_by_one() -> None:
 
     def run(group):
         stored = stored_parts(module, exported, program, 0)
-        interpreter = Interpreter(exported.graph, exported.calls, program, group)
+        interpreter = Interpreter(exported.graph, program, group)
         inputs = exported.form.inputs(batch, {})
         backward(interpreter.run(stored, inputs), exported, squares, 0)
         for name in "abc":

@@ -4,12 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.graphs import literal_graph, profile_of
 
-from lightning_gpp.cluster import cluster_preset, cluster_to_json, host_memory_bytes
-from lightning_gpp.planner import Plan, Stage, plan_request
-from lightning_gpp.planner.plan.by_rank import in_plan_order, rank_of_device, with_loss_on
+from lightning_gpp.cluster import cluster_preset, cluster_to_json
+from lightning_gpp.planner import Plan, Stage
+from lightning_gpp.planner.plan.by_rank import in_plan_order, rank_of_device
 from lightning_gpp.strategy.devices.devices_at_hand import (
     BESIDE_TENSORS_BYTES,
     DeviceAtHand,
@@ -21,11 +19,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 
 GPU = DeviceAtHand("cuda:0", "NVIDIA H200", 100, "gpus")
 CPU = DeviceAtHand("cpu", "cpu", 100, "cpus")
-
-
-def test_what_this_process_has():
-    here = DeviceAtHand.of(torch.device("cpu"))
-    assert (here.kind, here.memory_bytes) == ("cpu", host_memory_bytes())
 
 
 def test_processes_of_a_host_share_its_memory():
@@ -68,24 +61,6 @@ def test_the_device_of_the_loss_is_that_of_rank_0():
     plan = Plan(tuple(Stage(i, (f"op{i}",), (i,)) for i in range(4)))
     ranks = rank_of_device(plan, 4)
     assert [ordered.devices[i] for i in range(4)] == [cluster.devices[rank] for rank in ranks]
-
-
-def test_replicas_on_all_devices_leave_every_rank_where_it_is(recwarn):
-    """A GPU and a CPU take shares by speed, whichever of them is rank 0."""
-    for at_hand in ([GPU, CPU], [CPU, GPU]):
-        ordered = in_plan_order(cluster_at_hand(at_hand))  # ranks 1, 0
-        graph = literal_graph({"a": "x"})
-        request = plan_request(
-            graph, ordered, costs=profile_of(graph), minibatch_size=4, num_microbatches=4
-        )
-        plan = with_loss_on(Plan((Stage(0, ("a",), (0, 1), 4, shares=(3, 1)),)), 1, request)
-        ranks = rank_of_device(plan, 2)
-        warn_of_misplaced(ordered, ranks)
-        assert ranks == (1, 0)
-        assert dict(zip(plan.stages[0].devices, plan.stages[0].shares)) == {0: 3, 1: 1}
-    assert not recwarn.list
-    elsewhere = Plan((Stage(0, ("a",), (1,), 4), Stage(1, ("b",), (0,))))
-    assert with_loss_on(elsewhere, 1, request) == elsewhere
 
 
 def test_a_rank_on_a_device_of_another_kind_is_reported(recwarn):

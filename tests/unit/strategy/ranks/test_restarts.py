@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from lightning_gpp.strategy.ranks.restarts import warn_of_old_addresses
+from lightning_gpp.strategy.ranks.starting import warn_of_old_addresses
 
 
 def started_by_torchrun(patch: pytest.MonkeyPatch, most_restarts: str, shares_store: bool) -> None:

@@ -7,10 +7,10 @@ import threading
 import pytest
 from helpers.threads.transport import ThreadHub
 
-from lightning_gpp.strategy.ranks import versions
+from lightning_gpp.strategy.ranks import starting
 from lightning_gpp.strategy.ranks.control import Control
 
-HERE = versions.versions_here()
+HERE = starting.versions_here()
 
 
 @pytest.mark.parametrize("other", [{}, {"torch": "2.11.0", "Python": "3.10.1"}])
@@ -21,12 +21,12 @@ def test_versions_of_all_ranks_are_compared(
     hub, errors = ThreadHub(2), dict[int, str]()
     of_rank = {0: HERE, 1: HERE | other}
     monkeypatch.setattr(
-        versions, "versions_here", lambda: of_rank[int(threading.current_thread().name)]
+        starting, "versions_here", lambda: of_rank[int(threading.current_thread().name)]
     )
 
     def check(rank: int) -> None:
         try:
-            versions.check_versions(Control(hub.transport(rank), 10.0), None)
+            starting.check_versions(Control(hub.transport(rank), 10.0), None)
         except RuntimeError as error:
             errors[rank] = str(error)
 

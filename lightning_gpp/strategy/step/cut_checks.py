@@ -1,0 +1,306 @@
+"""Whether cutting a batch changes what the pipelined forward returns, tried on a few samples.
+
+The forward alone runs: twice in one piece, with other samples beside the first, and cut. In
+training mode layers are random (dropout) or compare samples on purpose (batch normalisation, which
+takes the statistics of a micro-batch as it does of a process under DDP); what training mode cannot
+tell is found out in evaluation mode. Of a forward that drew random numbers at capture, training
+mode only tells whether it fails when it is cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.common.host_copies import to_host
+from lightning_gpp.runtime.boundary import Boundary
+from lightning_gpp.runtime.executor import NothingCameError
+from lightning_gpp.strategy.cutting.cutting import (
+    CannotJoinError,
+    Values,
+    at_rows,
+    difference,
+    influence,
+    some_samples,
+)
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.messages import Autocast, Trial
+from lightning_gpp.strategy.report import show, waiting_for
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary
+
+_WHOLE = 3
+"""Passes in one piece: two of the same samples, one with others beside the first."""
+
+
+class CutChecks:
+    """Rank 0: which calls of the forward can be cut, as far as is known.
+
+    Args:
+        run: whose pipeline runs them.
+    """
+
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+        self._can_cut: dict[tuple[bool, ...], bool] = {}
+        self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
+        self._first: dict[tuple[bool, ...], list[Tensor]] = {}
+        self._said: set[str] = set()
+
+    def can_cut(
+        self, inputs: Mapping[str, Tensor], units: Sequence[int], *, is_trained: bool
+    ) -> bool:
+        """Whether a call can be cut; tried again where samples differ in what did not before.
+
+        From each other, or from those of the first call. That is told from whole numbers and flags
+        (lengths, masks, numbers of tokens): orders and choices of samples are made of them.
+
+        Args:
+            inputs: arguments of the call, by name.
+            units: samples of each of the smallest micro-batches if it is cut.
+            is_trained: whether it is cut as a mini-batch that trains.
+        """
+        pipeline = self._run.built
+        at_a_time = pipeline.placed.units_at_a_time
+        key = (
+            pipeline.captured.module.training,
+            is_trained and not len(units) % at_a_time,
+            _num_apart(units, at_a_time) > 0,
+        )
+        if self._can_cut.get(key, True):
+            numbers = [
+                tensor.detach().reshape(len(tensor), -1)
+                for tensor in inputs.values()
+                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(units)
+            ]
+            first = self._first.setdefault(key, numbers)
+            both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
+            num_first = len(first[0]) if first else 0
+            is_new = bool(both) and bool(self._kinds[key].new_pairs(both, [num_first, *units]))
+            if is_new or key not in self._can_cut:
+                why_not = why_not_cut(self._run, inputs, units, is_trained=is_trained)
+                self._can_cut[key] = why_not is None
+                if why_not is not None and why_not not in self._said:
+                    self._said.add(why_not)
+                    show(
+                        f"Batches of {sum(units)} samples run through the stages in one piece, as "
+                        f"{why_not}. That is exact, but stages of one branch do not overlap."
+                    )
+        return self._can_cut[key]
+
+
+def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
+    """Rows with as many entries as others have."""
+    return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
+
+
+def why_not_cut(
+    run: PipelinedRun,
+    inputs: Mapping[str, Tensor],
+    units: Sequence[int],
+    *,
+    is_trained: bool,
+    averaged: frozenset[str] | None = None,
+) -> str | None:
+    """Rank 0: tries a few samples; why cutting them changes the outputs, None if nothing says so.
+
+    Args:
+        run: whose pipeline runs them.
+        inputs: arguments of a call, by name.
+        units: samples of each of the smallest micro-batches if it is cut.
+        is_trained: whether it is cut as a mini-batch that trains.
+        averaged: outputs that are looked at, if those which are not one entry per sample are
+            averaged; None looks at all, and does not.
+    """
+    captured, at_a_time = run.built.captured, run.built.placed.units_at_a_time
+    is_trained = is_trained and not len(units) % at_a_time  # else all take the smallest
+    training = captured.module.training
+    normalizes = any(operator.state for operator in captured.graph)
+    # a few samples may not show it
+    met = None
+    if not is_trained or _num_apart(units, at_a_time):
+        met = captured.where_samples_meet(training and not normalizes, averaged)
+    if known := captured.decision or met:
+        return known
+    few = [2 if min(units) > 1 else 1] * len(units)
+    first = some_samples(captured, inputs, sum(few), sum(units))
+    autocast, is_random = Autocast.current(run.device), training and captured.is_random
+    trial = Trial(few, is_trained, training, autocast, 0 if is_random else _WHOLE)
+    is_sure, why_not = _tried(run, first, trial, averaged)
+    is_open = not is_sure or (why_not is not None and normalizes and not why_not.startswith(_FAILS))
+    if training and is_open:
+        trial = replace(trial, training=False, num_whole=_WHOLE)
+        is_sure, why_not = _tried(run, first, trial, averaged)
+    return why_not if is_sure else None
+
+
+_FAILS = "forward fails on a part of the samples"
+
+
+def _tried(
+    run: PipelinedRun, inputs: Mapping[str, Tensor], trial: Trial, averaged: frozenset[str] | None
+) -> tuple[bool, str | None]:
+    """Whether the forward does the same twice, and why it cannot be cut."""
+    captured = run.built.captured
+    dims, num_samples = captured.graph.batch_dims, sum(trial.units)
+    num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
+
+    def at(values: Values, rows: Tensor) -> Values:
+        """Batches of graphs stay as they are: their shapes differ from sample to sample."""
+        return values if captured.takes_graphs else at_rows(values, dims, rows, num_samples)
+
+    rows = torch.arange(num_samples)
+    others = at(inputs, rows % (num_first or num_samples))
+    turned = at(inputs, rows.flip(0))  # samples may look at those in front of them only
+    cut = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
+    calls = [(each, [num_samples]) for each in (inputs, inputs, others)[: trial.num_whole]]
+    boundaries = [
+        CallBoundary.of(captured, {name: tensor.clone() for name, tensor in given.items()}, sizes)
+        for given, sizes in [*calls, (turned, cut)]
+    ]
+    run.lead(trial)
+    with waiting_for("Trying whether batches can be cut", run.module), run.control.together():
+        errors = take_part(run, trial, boundaries)
+    if errors:
+        return True, f"{_FAILS} ({errors[0]})"
+    if not trial.num_whole:
+        return False, None
+    if averaged is not None:
+        for boundary in boundaries:
+            boundary.outputs = [{n: o[n] for n in o if n in averaged} for o in boundary.outputs]
+    whole, again, beside_others = (boundary.take_outputs() for boundary in boundaries[:-1])
+    try:
+        joined = boundaries[-1].take_outputs(averages=averaged is not None)
+        why_not = difference(joined, at(whole, rows.flip(0)))
+    except CannotJoinError as error:
+        why_not = str(error)
+    if why_not is None and num_first:
+        why_not = influence(whole, again, beside_others, dims, num_samples, num_first)
+    return why_not is None or difference(again, whole) is None, why_not
+
+
+def _num_apart(units: Sequence[int], at_a_time: int) -> int:
+    """Samples, about half, that no stage takes together with the rest; 0 if there are none."""
+    return sum(units[: len(units) // at_a_time // 2 * at_a_time])
+
+
+def take_part(
+    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = ()
+) -> list[str]:
+    """All ranks: runs the forward in one piece, as often as is said, and cut; leaves no trace.
+
+    Args:
+        run: whose pipeline runs it.
+        trial: what is tried.
+        boundaries: on rank 0 those of all passes, the one that is cut last.
+
+    Returns:
+        On rank 0 the errors, those of stages that got nothing from others last.
+    """
+    errors: list[str] = []
+    *whole, cut = boundaries or [None] * (trial.num_whole + 1)
+    passes = [([sum(trial.units)], boundary, False) for boundary in whole]
+    with rollback(run.module), torch.no_grad():
+        run.module.train(trial.training)
+        for units, boundary, as_trained in [*passes, (trial.units, cut, trial.is_trained)]:
+            run.built.run_forward(
+                units,
+                training=trial.training,
+                boundary=boundary,
+                errors=errors,
+                as_trained=as_trained,
+            )
+    found = run.control.gather(errors, "waiting for what a trial of the forward showed")
+    return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
+
+
+_MOST_VALUES = 8
+"""Of a tensor's largest or most common values: with more of them they mean nothing special."""
+
+_SMALL = 1 << 16
+"""Entries of a tensor up to which all of these are looked for."""
+
+_Key = tuple[int, str, float]
+"""Leaf of the batch, what is counted, its value."""
+
+
+class CountedEntries:
+    """Of which entries micro-batches have unequal numbers: padding, ignored labels, masks.
+
+    A loss may be a mean over some entries only (``ignore_index``, a mask), which is a mean over
+    samples as long as every micro-batch has as many of them. Which entries it leaves out is not
+    known, so those that losses do leave out are counted: zeros, negative numbers, NaN, the largest
+    value (255, the size of a vocabulary) and the most common one (padding). A mini-batch is of a
+    new kind if micro-batches differ in the number of entries that did not differ before.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[_Key] = set()
+        self._num_values: Counter[tuple[int, str]] = Counter()
+
+    def new_pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
+        """Micro-batches that differ, each from the next, in what did not differ before; a few.
+
+        Args:
+            batch: the mini-batch.
+            sizes: samples of each micro-batch.
+        """
+        new: dict[_Key, set[int]] = {}
+        for key, counts in _counts(batch, sum(sizes)):
+            if key in self._known or self._num_values[key[:2]] == _MOST_VALUES:
+                continue
+            left = iter(counts)
+            means = [sum(next(left) for _ in range(size)) / size for size in sizes]
+            if firsts := {i for i, (one, other) in enumerate(pairwise(means)) if one != other}:
+                new[key] = firsts
+        self._known.update(new)
+        self._num_values.update(key[:2] for key in new)
+        pairs = []
+        while new:
+            ((first, _),) = Counter(chain(*new.values())).most_common(1)
+            pairs.append(first)
+            new = {key: firsts for key, firsts in new.items() if first not in firsts}
+        return pairs
+
+
+def _counts(batch: Any, num_samples: int) -> Iterator[tuple[_Key, Sequence[int]]]:
+    """What is counted, and how many a sample has."""
+    kinds: list[tuple[int, list[str]]] = []
+    tables: list[Tensor] = []
+    for index, leaf in enumerate(pytree.tree_leaves(batch)):
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_complex():
+            continue
+        if leaf.dim() == 0 or len(leaf) != num_samples or not leaf.numel():
+            continue
+        found = _entries(leaf.detach().reshape(num_samples, -1))
+        if found:
+            columns = torch.stack([each.sum(1) for _, each, _ in found])
+            values = torch.stack([value.to(columns.dtype) for _, _, value in found])
+            kinds.append((index, [what for what, _, _ in found]))
+            tables.append(torch.cat([values[:, None], columns], 1))
+    for (index, whats), numbers in zip(kinds, to_host(tables), strict=True):
+        for what, (value, *counts) in zip(whats, numbers.tolist(), strict=True):
+            yield (index, what, value), counts
+
+
+def _entries(rows: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """What is counted in a tensor: its name, where it is, and its value if that may vary."""
+    none, is_small = rows.new_zeros(()), rows.numel() <= _SMALL
+    if rows.dtype == torch.bool:
+        return [("zero", ~rows, none)]
+    if rows.is_floating_point():
+        return [("zero", rows == 0, none), ("nan", rows.isnan(), none)] if is_small else []
+    most = rows.max()
+    found = [("zero", rows == 0, none), ("negative", rows < 0, none), ("most", rows == most, most)]
+    if is_small:
+        common = rows.flatten().mode().values
+        found.append(("common", rows == common, common))
+    return found
