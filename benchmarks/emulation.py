@@ -77,8 +77,6 @@ class Case:
         per_host: devices of a host.
         stages_per_device: stages that share a device.
         step: what a step costs besides.
-        num_steps: steps that are run; the last one counts.
-        prefetch: whether input is read ahead.
     """
 
     name: str
@@ -97,8 +95,6 @@ class Case:
     per_host: int = 64
     stages_per_device: int = 1
     step: StepCosts = field(default_factory=StepCosts)
-    num_steps: int = 1
-    prefetch: bool = False
 
 
 OVERHEADS = StepCosts(
@@ -158,8 +154,7 @@ CASES = (
     Case("two stages per device", branches=2, depth=3, stages_per_device=2, microbatches=16),
     Case("all that a step costs", branches=2, depth=2, step=OVERHEADS),
     Case("all that a step costs, gpipe", branches=2, depth=2, schedule="gpipe", step=OVERHEADS),
-    Case("replicas, all that a step costs", depth=2, replicas=2, step=OVERHEADS, num_steps=2),
-    Case("input read ahead", depth=3, step=OVERHEADS, num_steps=3, prefetch=True),
+    Case("replicas, all that a step costs", depth=2, replicas=2, step=OVERHEADS),
     Case("32 devices", branches=1, depth=31, microbatches=32, message=0.2, unequal=0.1),
     Case("32 devices, branches", branches=6, depth=5, microbatches=16, message=0.5, unequal=0.3),
 )
@@ -178,12 +173,11 @@ def main() -> None:
 def measured(case: Case) -> Row:
     """Predicts and emulates a case."""
     graph, program, costs = problem(case)
-    predicted = simulate(program, costs, num_steps=case.num_steps, prefetch=case.prefetch)
+    predicted = simulate(program, costs)
     start_s = time.monotonic()
-    options = {"num_steps": case.num_steps, "prefetch": case.prefetch, "timeout_s": 300.0}
     size = case.microbatches
     run = least_slipped(
-        lambda: emulate_shapes(program, graph, costs, minibatch_size=size, **options)
+        lambda: emulate_shapes(program, graph, costs, minibatch_size=size, timeout_s=300.0)
     )
     return {
         "case": case.name,

@@ -41,7 +41,7 @@ from lightning_gpp.common.text_table import text_table
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.roofline import roofline
 from lightning_gpp.planner import plan_request
-from lightning_gpp.planner.ways import WaysAnswer, WaysQuestion, answer_ways
+from lightning_gpp.planner.ways import WaysAnswer, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph
@@ -215,15 +215,14 @@ def predicted(workload: FullGraphWorkload, cluster: Cluster, ways: int, *, emula
         schedule=GPIPE_REVERSED.name,
         max_replicas=1,
     )
-    (found,) = answer_ways([WaysQuestion(request, model)], "balanced")
-    return _cell(found, emulates=emulates)
+    return _cell(answer_ways(request, model, "balanced"), emulates=emulates)
 
 
 def _cell(found: WaysAnswer, *, emulates: bool) -> Cell:
     def emulate() -> EmulatedRun:
-        return emulate_plan(found.plan, found.question.request)
+        return emulate_plan(found.plan, found.request)
 
-    simulation = simulate_plan(found.plan, found.question.request)
+    simulation = simulate_plan(found.plan, found.request)
     transfers = [task for task in simulation.tasks if task.kind is TaskKind.TRANSFER]
     return Cell(
         simulation.step_s,

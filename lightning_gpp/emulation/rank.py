@@ -23,14 +23,15 @@ from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.schedule import Action, Kind, Program, last_backward
-from lightning_gpp.simulate.engine.message_costs import (
+from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.simulate.program_costs import (
+    Bucket,
     MessageCosts,
+    ProgramCosts,
     check_costs,
     compute_s,
     message_costs,
 )
-from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ def _sums(program: Program, costs: ProgramCosts, device: int) -> list[DeviceSum]
         assert group.stage is not None
         return DeviceSum(
             bucket.ready_fraction,
-            last_backward(program, device, group.stage, minibatch),
+            program.last_backward(device, group.stage, minibatch),
             all_reduce_s(costs.cluster, group.devices, bucket.size_bytes, algorithm),
             all_reduce_channels(costs.cluster, group.devices, algorithm),
         )

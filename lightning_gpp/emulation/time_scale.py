@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.engine.message_costs import compute_s
-from lightning_gpp.simulate.program_costs import ProgramCosts
+from lightning_gpp.simulate.program_costs import ProgramCosts, compute_s
 
 WAKE_S = 10e-3
 """Real seconds that a short action gets at least."""

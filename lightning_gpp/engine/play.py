@@ -98,7 +98,7 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
             clock_s += seconds[item]
             for target, message_s, port, channels in sends[item]:
                 if channels:
-                    shared.push(clock_s, number, message_s, channels, (target,), item)
+                    shared.push(clock_s, number, False, (message_s, channels, (target,), item))
                     continue
                 at_s = port_s[port]
                 if at_s < clock_s:
@@ -119,9 +119,11 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
     return Played(start_s, step_s, shared.served, stuck)
 
 
-_Entry = tuple[float, int, bool, int, float, tuple[int, ...], tuple[int, ...], int]
-"""What is ready: when, its device, whether it is a sum, how many were before it, its seconds, its
-channels, the items that wait for it, and its sender, or the number of the sum."""
+_Waiting = tuple[float, tuple[int, ...], tuple[int, ...], int]
+"""Seconds, channels, the items that wait for it, and its sender, or the number of the sum."""
+
+_Entry = tuple[float, int, bool, int, _Waiting]
+"""What is ready: when, its device, whether it is a sum, how many were before it, and what it is."""
 
 
 class _SharedChannels:
@@ -155,25 +157,15 @@ class _SharedChannels:
                 self._in_turn.setdefault(device, deque()).append(number)
         self._begun_s = dict.fromkeys(self._in_turn, 0.0)
 
-    def push(
-        self,
-        ready_s: float,
-        device: int,
-        seconds: float,
-        channels: tuple[int, ...],
-        waiting: tuple[int, ...],
-        number: int,
-        *,
-        is_sum: bool = False,
-    ) -> None:
+    def push(self, ready_s: float, device: int, is_sum: bool, what: _Waiting) -> None:
         """Something is ready that has to wait for its channels."""
         self._num_pushed += 1
-        place = ready_s, device, is_sum, self._num_pushed
-        heapq.heappush(self.queue, (*place, seconds, channels, waiting, number))
+        heapq.heappush(self.queue, (ready_s, device, is_sum, self._num_pushed, what))
 
     def serve(self) -> tuple[float, tuple[int, ...]]:
         """Serves what is ready first: when it is there, and the items that wait for it."""
-        ready_s, _, is_sum, _, seconds, channels, waiting, number = heapq.heappop(self.queue)
+        ready_s, _, is_sum, _, what = heapq.heappop(self.queue)
+        seconds, channels, waiting, number = what
         end_s = max(ready_s, *(self._free_s[channel] for channel in channels)) + seconds
         for channel in channels:
             self._free_s[channel] = end_s
@@ -203,8 +195,8 @@ class _SharedChannels:
             for place, (ready_s, seconds) in enumerate(self._ready(one), 1):
                 waiting = one.waiting if place == len(one.buckets) else ()
                 if one.channels:
-                    how = seconds, one.channels, waiting, number
-                    self.push(ready_s, min(one.devices), *how, is_sum=True)
+                    what = seconds, one.channels, waiting, number
+                    self.push(ready_s, min(one.devices), True, what)
                 else:
                     end_s = self._port_s[one.port] = max(ready_s, self._port_s[one.port]) + seconds
                     yield end_s, waiting

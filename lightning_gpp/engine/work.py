@@ -59,30 +59,3 @@ class Work:
     sums: list[Sum] = field(default_factory=list)
     num_ports: int = 0
     num_channels: int = 0
-
-    def repeated(self, count: int) -> Work:
-        """So many steps in a row; an item of step ``k`` has the number of ``k`` steps more."""
-        if count == 1:
-            return self
-        firsts = [step * len(self.seconds) for step in range(count)]
-
-        def later(items: tuple[int, ...], first: int) -> tuple[int, ...]:
-            return tuple(first + item for item in items)
-
-        return Work(
-            self.seconds * count,
-            self.missing * count,
-            [
-                tuple((first + target, *how) for target, *how in sends)  # type: ignore[misc]
-                for first in firsts
-                for sends in self.sends
-            ],
-            [[first + item for first in firsts for item in line] for line in self.lines],
-            [
-                one._replace(last=later(one.last, first), waiting=later(one.waiting, first))
-                for first in firsts
-                for one in self.sums
-            ],
-            self.num_ports,
-            self.num_channels,
-        )

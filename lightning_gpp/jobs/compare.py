@@ -35,7 +35,8 @@ from lightning_gpp.jobs.problem.problem_of import (
 from lightning_gpp.jobs.search import search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, check_spmd, program_within
 from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows, save_csv
-from lightning_gpp.planner import PLANNERS, PlanRequest, refusal_notes
+from lightning_gpp.planner import PLANNERS, PlanRequest
+from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.step_time.evaluate import message_bytes
 from lightning_gpp.reports.plan.describe import describe_source
@@ -261,14 +262,14 @@ LEGEND_OF_WAYS = (
 def compare_ways(problem: FullGraphProblem, folder: Path) -> dict[str, float]:
     """A table with a row per number of ways."""
     answers, width = problem.answers, console_width()
-    num_devices = answers[0].question.request.num_devices
+    num_devices = answers[0].request.num_devices
     what = f"{problem.name} on {count_text(num_devices, 'device')}, from {problem.source}"
     print(f"{wrapped([what], width)}\n", flush=True)
     rows = [
         {
-            "ways": answer.question.num_ways,
-            "groups": answer.question.num_groups,
-            "chunks": answer.question.num_chunks,
+            "ways": answer.model.num_ways,
+            "groups": answer.request.num_devices // answer.model.num_ways,
+            "chunks": answer.request.num_microbatches or 1,
             "epoch_s": answer.evaluation.step_s,
             "message_bytes": answer.message_bytes,
             "peak_memory_bytes": answer.evaluation.peak_memory_bytes,
@@ -286,7 +287,7 @@ def compare_ways(problem: FullGraphProblem, folder: Path) -> dict[str, float]:
         "": cell("error"),
     }
     table = describe_rows(rows, columns, max_width=width)
-    seconds = {f"ways_{one.question.num_ways}": one.evaluation.step_s for one in answers}
+    seconds = {f"ways_{one.model.num_ways}": one.evaluation.step_s for one in answers}
     return end(rows, table, LEGEND_OF_WAYS, seconds, "compare", folder)
 
 

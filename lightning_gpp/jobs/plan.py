@@ -131,7 +131,7 @@ def explanation(
     yield describe_devices(evaluation, request, max_width=width)
     times_s = {found.planner: found.search_s}
     rows = [
-        Alternative(f"{found.planner}, {number}.", ranked.evaluation)
+        Alternative(f"{found.planner}, {number}.", ranked)
         for number, ranked in enumerate(result.ranked[1 : 1 + NUM_NEXT], start=2)
     ]
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,10 +33,11 @@ from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
+from lightning_gpp.simulate import Timeline, predicted_timeline
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
+from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.simulate.what_if import Case, levers
 
 LEVERS = "What would speed up this plan"
@@ -124,6 +125,8 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     request = problem.request
     step = step_of(config.step, request.cluster, request.held_versions.per_update)
     found = chosen_plan(config, problem)
+    if problem.refit is not None:
+        step = with_recorded(step, problem.refit.step_costs(found.evaluation.plan, request.graph))
     case = Case(
         found.evaluation.plan,
         found.request,
@@ -135,6 +138,18 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )
     return case, found.answer.notes
+
+
+def with_recorded(given: StepCosts, recorded: StepCosts) -> StepCosts:
+    """What a step costs besides as recorded, but for what is given.
+
+    >>> with_recorded(StepCosts(data_s=1.0), StepCosts(data_s=2.0, turn_s=3.0)).turn_s
+    3.0
+    """
+    values = {each.name: getattr(given, each.name) for each in fields(StepCosts)}
+    unset = StepCosts()
+    changed = {name: value for name, value in values.items() if value != getattr(unset, name)}
+    return replace(recorded, **changed)
 
 
 def check_choices(config: DictConfig) -> None:
@@ -243,7 +258,6 @@ def as_json(case: Case) -> dict[str, Any]:
         "samples": case.request.minibatch_size,
         "samples_per_s": case.samples_per_s,
         "bubble_share": use.bubble_share,
-        "num_steps": case.num_steps,
         "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
         "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
@@ -282,7 +296,7 @@ def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
 
     def ssgd(count: int, variant: str) -> float:
         samples = case.request.minibatch_size * count / case.request.num_devices
-        return samples / case.ssgd(count, variant).simulate().step_s
+        return samples / case.ssgd(count, variant).step_s
 
     alone, notes, own = ssgd(1, "naive"), [], dict[int, float | None]()
     for count in counts:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.planner.units.divisions import (
     StageUnits,
     candidate_orders,
@@ -40,14 +40,18 @@ def balanced(request: PlanRequest) -> Plan:
     units = coarse_units(request.graph, profile, request.num_devices)
     _check_enough(units, request)
     judge = Judge(request, units, num_microbatches)
-    best = judge.best([*equal_counts(units, request.num_devices), *_cuts(units, request)])
+    cuts = (
+        cut
+        for order in candidate_orders(units)
+        for cut in contiguous_cuts(units, order, request.num_devices, request.cluster.slowest_link)
+    )
+    best = judge.best([*equal_counts(units, request.num_devices), *cuts])
     while judge.has_budget:
         better = judge.best([best, *neighbours(units, best)])
         if better == best:
             break
         best = better
-    name = request.named(NAME)
-    return judge.plan(best, name)
+    return judge.plan(best, request.named(NAME))
 
 
 def balanced_microbatches(request: PlanRequest) -> int:
@@ -56,12 +60,6 @@ def balanced_microbatches(request: PlanRequest) -> int:
     That is twice the number of devices, where the mini-batch has them.
     """
     return request.num_microbatches or min(2 * request.num_devices, request.minibatch_size)
-
-
-def _cuts(units: UnitGraph, request: PlanRequest) -> Iterator[StageUnits]:
-    link = request.cluster.slowest_link
-    for order in candidate_orders(units):
-        yield from contiguous_cuts(units, order, request.num_devices, link)
 
 
 def equal_counts(units: UnitGraph, num_stages: int) -> Iterator[StageUnits]:
@@ -165,4 +163,4 @@ class Judge:
         return found
 
     def _run(self, candidate: StageUnits) -> PipelineRun:
-        return pipeline_run(self.plan(candidate, planner="candidate"), self._request)
+        return PipelineRun(self.plan(candidate, planner="candidate"), self._request)

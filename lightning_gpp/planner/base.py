@@ -18,7 +18,8 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
-from lightning_gpp.schedule import GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_ASYNC, Schedule, find_schedule
+from lightning_gpp.schedule import GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_ASYNC, find_schedule
+from lightning_gpp.schedule.schedules import Schedule
 
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""

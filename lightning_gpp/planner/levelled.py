@@ -8,81 +8,42 @@ unequal devices, arXiv 2401.05965, of one stage)
 .. math:: \min T \quad \text{where} \quad a_i + b_i x_i \le T, \quad \sum_i x_i = N,
     \quad x_i \ge 1.
 
-Where :math:`x_i > 1`, the first inequality is an equality: else samples could move to
-:math:`i` from the replicas that end last, which would end earlier. So
-:math:`x_i = (T - a_i) / b_i` there, and 1 elsewhere, and with :math:`F` the replicas above 1 and
-:math:`N_F = N - \sum_{i \notin F} 1` what they take together
-
-.. math:: T = \frac{N_F + \sum_{i \in F} a_i / b_i}{\sum_{i \in F} 1 / b_i}.
-
-:math:`F` begins with all replicas; those that come out below 1 leave it. That lowers :math:`T`, so
-none of them comes back.
-
-Whole numbers: all shares are rounded down, and each of the samples left goes to the replica that
-ends first with it. No whole shares end earlier: those rounded down are all that can be done until
-:math:`T`, and what is left is done in the order in which it can end.
+Whole samples are given out one by one, each to the replica that ends first with it: no whole shares
+end earlier, as what can be done until :math:`T` is done in the order in which it can end.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lightning_gpp.cost.work import Line
-from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute
 
 
-def level(lines: Sequence[Line], total: float) -> list[float]:
-    """The shares with which all replicas end together, each of at least 1.
-
-    Args:
-        lines: seconds of every replica by its samples; each sample takes time.
-        total: samples, at least as many as there are replicas.
-
-    >>> level([Line(per_sample=1.0), Line(per_sample=3.0)], 12)
-    [9.0, 3.0]
-    >>> level([Line(per_sample=1.0), Line(per_sample=1.0, fixed=4.0)], 12)
-    [8.0, 4.0]
-    >>> level([Line(per_sample=1.0), Line(per_sample=20.0)], 12)
-    [11.0, 1.0]
-    """
-    shares = [1.0] * len(lines)
-    free = list(range(len(lines)))
-    while free:
-        left = total - (len(lines) - len(free))
-        rate = sum(1 / lines[i].per_sample for i in free)
-        end_s = (left + sum(lines[i].fixed / lines[i].per_sample for i in free)) / rate
-        found = {i: (end_s - lines[i].fixed) / lines[i].per_sample for i in free}
-        below = [i for i in free if found[i] < 1]
-        if not below:
-            for i in free:
-                shares[i] = found[i]
-            break
-        free = [i for i in free if i not in below]
-    return shares
-
-
 def whole_level(lines: Sequence[Line], total: int) -> tuple[int, ...]:
     """The whole shares of at least 1 that end first.
 
     Args:
-        lines: as of :func:`level`.
-        total: likewise.
+        lines: seconds of every replica by its samples.
+        total: samples, at least as many as there are replicas.
 
     >>> device, other = Line(per_sample=1.0), Line(per_sample=3.0)
     >>> whole_level([device, other, other, other], 32)  # of 16 and 5 1/3
     (17, 5, 5, 5)
     """
-    # what should be whole may be a rounding error below
-    shares = [max(1, math.floor(share * (1 + ROUNDING))) for share in level(lines, total)]
-    for _ in range(total - sum(shares)):
-        first = min(range(len(lines)), key=lambda i: lines[i].at(shares[i] + 1))
+    shares = [1] * len(lines)
+    ends_s = [(line.at(2), number) for number, line in enumerate(lines)]
+    heapq.heapify(ends_s)
+    for _ in range(total - len(lines)):
+        _, first = ends_s[0]
         shares[first] += 1
+        heapq.heapreplace(ends_s, (lines[first].at(shares[first] + 1), first))
     return tuple(shares)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
 from lightning_gpp.common.checks import check_whole
@@ -30,13 +29,11 @@ from lightning_gpp.planner.plan.plan_graph import validate_plan
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""
 
-RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
-    {
-        "graphpipe": search_plans,
-        "graphpipe_exclusive": search_exclusive,
-        "sequential": search_chains,
-    }
-)
+RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = {
+    "graphpipe": search_plans,
+    "graphpipe_exclusive": search_exclusive,
+    "sequential": search_chains,
+}
 """Planners that tell which plans they rank next."""
 
 
@@ -44,17 +41,15 @@ def _best(search: Callable[[PlanRequest], SearchResult]) -> Planner:
     return lambda request: search(request).best
 
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "balanced": balanced,
-        "data_parallel": data_parallel,
-        "graphpipe": _best(search_plans),
-        "graphpipe_exclusive": _best(search_exclusive),
-        "pipedream": pipedream,
-        "piper": piper,
-        "sequential": _best(search_chains),
-    }
-)
+PLANNERS: Mapping[str, Planner] = {
+    "balanced": balanced,
+    "data_parallel": data_parallel,
+    "graphpipe": _best(search_plans),
+    "graphpipe_exclusive": _best(search_exclusive),
+    "pipedream": pipedream,
+    "piper": piper,
+    "sequential": _best(search_chains),
+}
 """Planners by name. A new planner is a file with one function, and an entry here."""
 
 

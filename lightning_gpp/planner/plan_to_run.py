@@ -100,9 +100,7 @@ def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
         better = search_on_all(request, found, num_stages)
         return plan if better is None else better.plan
     fitting = [evaluation for evaluation in found if evaluation.is_feasible]
-    if not fitting:
-        return plan
-    return min(fitting, key=lambda found: found.rank).plan
+    return min(fitting, key=lambda found: found.rank).plan if fitting else plan
 
 
 def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
@@ -169,13 +167,12 @@ def choose_schedule(
     if schedule is not None:
         asked = request.scheduled(schedule)
         return Answered(search(asked), asked)
-    with_all = replace(request, schedule=HOLDS_ALL)
-    with_few = replace(request, schedule=HOLDS_FEW)
+    with_all, with_few = (replace(request, schedule=name) for name in (HOLDS_ALL, HOLDS_FEW))
     first: SearchResult | None = None
     with suppress(DoesNotFitError):
         first = search(with_all)
-    if first is not None and _fits(first.best, with_all):
-        return Answered(first, with_all)
+        if _fits(first.best, with_all):
+            return Answered(first, with_all)
     second = search(with_few)
     if first is not None and not _fits(second.best, with_few):
         return Answered(first, with_all)

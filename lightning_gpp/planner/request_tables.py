@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from lightning_gpp.cluster import Cluster, Link, ring_lines
 from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.cost import Costs, Profile
-from lightning_gpp.graph import ModelGraph, StageGraph
+from lightning_gpp.graph import ModelGraph
 
 Devices = tuple[int, ...]
 AllReduceLines = Collection[tuple[float, float]]
@@ -211,16 +211,3 @@ def edge_bytes(graph: ModelGraph, values: Iterable[str], *, has_backward: bool =
                 per_sample += size_bytes
                 gradient_per_sample += size_bytes * has_gradient
     return EdgeBytes(per_sample, fixed, kept, gradient_per_sample, gradient_fixed)
-
-
-def input_bytes(graph: ModelGraph, stages: StageGraph) -> dict[int, list[EdgeBytes]]:
-    """Stage -> the bytes of what it reads, edge by edge.
-
-    Args:
-        graph: the model.
-        stages: its stages.
-    """
-    found: dict[int, list[EdgeBytes]] = {stage: [] for stage in range(stages.num_stages)}
-    for edge in stages.edges:
-        found[edge.target].append(edge_bytes(graph, edge.values))
-    return found

@@ -33,7 +33,8 @@ from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_grad
 from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.schedule import Action, Kind, Part, Program, Window
+from lightning_gpp.schedule import Action, Kind, Program, Window
+from lightning_gpp.schedule.program_parts import Part
 
 
 class NothingCameError(RuntimeError):

@@ -20,7 +20,8 @@ from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.processes.rank_devices import host_identity
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind
-from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, with_inferred_path
+from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 SPANS: Mapping[Kind, SpanKind] = MappingProxyType(

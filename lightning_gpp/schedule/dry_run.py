@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule.action import Action, Kind, Message, unit_time_s
+from lightning_gpp.schedule.action import Action, Message, unit_time_s
 from lightning_gpp.schedule.program import Program
 
 
@@ -25,12 +25,10 @@ class DryRun:
 
     Attributes:
         step_s: seconds until the last action ends.
-        in_flight: stage -> most micro-batches (of its own size) between forward and backward.
         start_s: when each compute action started.
     """
 
     step_s: float
-    in_flight: dict[int, int]
     start_s: dict[Action, float]
 
 
@@ -51,8 +49,6 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
     position = [0] * num_devices
     arrival_s: dict[Message, float] = {}
     waiting: dict[Message, int] = {}
-    flying: dict[int, int] = {}
-    peak: dict[int, int] = {}
     start_s: dict[Action, float] = {}
     runnable = list(range(num_devices))
     while runnable:
@@ -75,18 +71,9 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
                 if action.kind.is_compute:
                     start_s[action] = clock_s[device]
                 clock_s[device] += action_s(action)
-                _count(action, flying, peak)
             position[device] += 1
     _check_finished(program, position)
-    return DryRun(max(clock_s), peak, start_s)
-
-
-def _count(action: Action, flying: dict[int, int], peak: dict[int, int]) -> None:
-    step = {Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0)
-    if action.stage == FEED or not step:
-        return
-    flying[action.stage] = flying.get(action.stage, 0) + step
-    peak[action.stage] = max(peak.get(action.stage, 0), flying[action.stage])
+    return DryRun(max(clock_s), start_s)
 
 
 def _check_finished(program: Program, position: list[int]) -> None:

@@ -6,7 +6,7 @@ right before the one that needs it; after the last backward of a mini-batch on a
 of gradients and the update of the parameters.
 
 Where all forwards come first, a stage sends the message with the longest way to go first
-(:mod:`.path_lengths`); otherwise in the order of the stages.
+(:class:`.PathLengths`); otherwise in the order of the stages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from dataclasses import replace
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.dry_run import dry_run
-from lightning_gpp.schedule.merge import merge_stages
-from lightning_gpp.schedule.orders import stage_actions
-from lightning_gpp.schedule.path_lengths import path_lengths
+from lightning_gpp.schedule.merge import path_lengths
+from lightning_gpp.schedule.numbering import Numbering
 from lightning_gpp.schedule.program import Program
-from lightning_gpp.schedule.program_parts import ReduceGroup
-from lightning_gpp.schedule.replicas import Devices, devices_of, expand
+from lightning_gpp.schedule.program_parts import ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
 
 Edges = Mapping[int, Sequence[StageEdge]]
@@ -32,30 +30,29 @@ Edges = Mapping[int, Sequence[StageEdge]]
 def build_program(
     stages: StageGraph,
     *,
-    devices: Devices,
+    devices: Sequence[int | Sequence[int]],
     num_microbatches: int,
     schedule: str | Schedule = ONE_F_ONE_B,
     multiples: Sequence[int] | None = None,
     shares: Sequence[Sequence[int]] | None = None,
     forward_only: bool = False,
     holders: Sequence[Sequence[int]] | None = None,
-    num_minibatches: int = 1,
     check: bool = True,
 ) -> Program:
-    """The program of one mini-batch, or of some that overlap as far as the schedule lets them.
+    """The program of one mini-batch, or of mini-batches of one micro-batch that overlap.
 
     Args:
         stages: the stage graph.
         devices: device of every stage, counted from 0, or the devices of its replicas. The last
             stage, where the loss is, has one.
-        num_microbatches: smallest micro-batches in all mini-batches.
+        num_microbatches: smallest micro-batches; each is a mini-batch where the schedule does not
+            drain between them.
         schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
         multiples: micro-batch size of every stage, all its replicas together, in units of the
             smallest; by default the number of its replicas.
-        shares: micro-batch size of every replica of every stage; by default equal shares.
+        shares: the same of every replica of every stage; by default equal shares of ``multiples``.
         forward_only: leave the backwards out (validation, prediction).
         holders: devices that hold the parameters of every stage, where more do than run it here.
-        num_minibatches: how many there are; each has as many micro-batches.
         check: look whether it runs to its end; a search that only compares can do without.
 
     Raises:
@@ -69,31 +66,36 @@ def build_program(
     device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0 0S0
     device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0 1S0
     """
-    homes = [devices_of(entry) for entry in devices]
-    sizes = list(multiples) if multiples is not None else [len(home) for home in homes]
-    _check(stages, homes, num_microbatches, num_minibatches, sizes, is_forward=forward_only)
+    homes = [(entry,) if isinstance(entry, int) else tuple(entry) for entry in devices]
+    sizes = list(map(sum, shares)) if shares else list(multiples or map(len, homes))
+    _check(num_microbatches, sizes)
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
     found = FORWARD_ONLY if forward_only else found
-    expansion = expand(stages, homes, sizes, shares)
+    units = [
+        tuple(shares[stage]) if shares else (size // len(home),) * len(home)
+        for stage, (home, size) in enumerate(zip(homes, sizes))
+    ]
+    steps = found.steps(stages, num_microbatches, sizes)
+    numbering = Numbering(stages, homes, units, num_microbatches, steps, found)
     skeleton = Program(
         schedule=found,
         num_microbatches=num_microbatches,
-        devices=expansion.devices,
-        multiples=expansion.multiples,
-        edges=expansion.edges,
+        devices=tuple(device for home in homes for device in home),
+        multiples=tuple(size for own in units for size in own),
+        edges=numbering.replica_edges,
         actions=(),
         reduce_groups=() if forward_only else reduce_groups(stages, holders or homes),
-        replicas=expansion.replicas,
-        num_minibatches=num_minibatches,
+        replicas=tuple(
+            Replica(stage, index, len(home))
+            for stage, home in enumerate(homes)
+            for index in range(len(home))
+        ),
     )
-    steps = found.orders(stages, num_microbatches, sizes, num_minibatches)
-    orders = {
-        stage: stage_actions(stage, steps[replica.stage])
-        for stage, replica in enumerate(expansion.replicas)
-    }
-    orders[FEED] = _feed_order(skeleton)
-    compute = merge_stages(skeleton, orders)
-    updated = set(expansion.devices).union(*(holders or homes))
+    action, lines = numbering.actions(), numbering.lines()
+    if found.flushes:
+        lines[skeleton.device(FEED)][:0] = range(numbering.first_feed, len(action))
+    compute = [[action[number] for number in line] for line in lines]
+    updated = set(skeleton.devices).union(*(holders or homes))
     compute += [[] for _ in range(len(compute), max(updated) + 1)]
     program = replace(
         skeleton,
@@ -107,56 +109,16 @@ def build_program(
     return program
 
 
-def _check(
-    stages: StageGraph,
-    devices: Sequence[Sequence[int]],
-    num_microbatches: int,
-    num_minibatches: int,
-    multiples: Sequence[int],
-    *,
-    is_forward: bool,
-) -> None:
+def _check(num_microbatches: int, multiples: Sequence[int]) -> None:
     """What plans do not look at by themselves."""
-    for name, values in (("devices", devices), ("multiples", multiples)):
-        if len(values) != stages.num_stages:
-            raise ValueError(
-                f"{name} must have one entry per stage: got {len(values)} for "
-                f"{stages.num_stages} stages"
-            )
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
-    count, rest = divmod(num_microbatches, max(1, num_minibatches))
-    if num_minibatches < 1 or rest:
-        raise ValueError(
-            f"num_minibatches must divide num_microbatches={num_microbatches}, "
-            f"got {num_minibatches}"
-        )
-    if len(devices[-1]) > 1:
-        raise ValueError(
-            f"the last stage computes the loss on one device, got {list(devices[-1])}; add a stage "
-            "without operators after it (lightning_gpp.planner.plan_graph does)"
-        )
     for stage, multiple in enumerate(multiples):
-        if multiple < 1 or count % multiple:
+        if num_microbatches % multiple:
             raise ValueError(
                 f"stage {stage} takes {multiple} micro-batches at a time, which does not divide "
-                f"the {count} of a mini-batch"
+                f"the {num_microbatches} of a mini-batch"
             )
-    for edge in stages.edges:
-        small, large = sorted((multiples[edge.source], multiples[edge.target]))
-        if edge.source != FEED and large % small and not is_forward:
-            raise ValueError(
-                f"stages {edge.source} and {edge.target} are joined by an edge, so the larger of "
-                f"their micro-batches must be a multiple of the smaller: got {small} and {large}"
-            )
-
-
-def _feed_order(program: Program) -> list[Action]:
-    count = program.stage_microbatches(FEED)
-    order = [Action(FEED, Kind.FORWARD, i) for i in range(count)]
-    if program.feed_has_backward:
-        order += [Action(FEED, Kind.BACKWARD, i) for i in range(count)]
-    return order
 
 
 def _lowered(
@@ -197,9 +159,16 @@ def _sends(program: Program) -> tuple[Edges, Edges]:
     if not program.has_halves:
         return program.out_edges, program.in_edges
     lengths = path_lengths(program.multiples, program.edges)
+    left = {FEED: 0.0, **dict(enumerate(lengths.backward))}  # the way ends at the feed
     return (
-        {stage: lengths.forward_sends(edges) for stage, edges in program.out_edges.items()},
-        {stage: lengths.backward_sends(edges) for stage, edges in program.in_edges.items()},
+        {
+            stage: sorted(edges, key=lambda edge: -lengths.forward[edge.target])
+            for stage, edges in program.out_edges.items()
+        },
+        {
+            stage: sorted(edges, key=lambda edge: -left[edge.source])
+            for stage, edges in program.in_edges.items()
+        },
     )
 
 

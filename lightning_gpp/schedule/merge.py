@@ -9,168 +9,83 @@ the device: all forwards are merged before any backward, also those that could s
 Of several actions that can start at once, a device runs the backward first, then the lower
 micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
 unit after the other is to be done at some pace, the last unit of a micro-batch says when it is due,
-and the path that it has still to go (:mod:`.path_lengths`) how much earlier it has to start. Of two
+and the path that it has still to go (:class:`PathLengths`) how much earlier it has to start. Of two
 paces, one unit of time and what the busiest device needs, the one that ends earlier is taken: the
 first keeps later devices fed where stages take turns on them, the second lets a device with many
 stages finish what it has begun.
+
+How far what a stage makes has still to go: who is first where one of several has to wait.
+
+A device sends its messages one after the other, and where it holds several stages it runs one
+action at a time. Where all forwards come first, every stage ends its half at its own work plus the
+path behind it, so what has the longest path to go is served first:
+
+.. code-block:: text
+
+    0 ──▶ 1 ──▶ 2 ──▶ 4     stage 0 sends to 1 before it sends to 3, which has time
+    └───────▶ 3 ──────┘
+
+Forwards against backwards is no question of paths alone, so schedules that mix them are not ordered
+by this.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import NamedTuple
 
-from lightning_gpp.graph import FEED
-from lightning_gpp.schedule.action import BACKWARD_UNITS, FORWARD_UNITS, Action, Kind
-from lightning_gpp.schedule.list_schedule import ListSchedule, Queues
-from lightning_gpp.schedule.orders import Steps
-from lightning_gpp.schedule.path_lengths import PathLengths, path_lengths
-from lightning_gpp.schedule.program import Program
-
-
-def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
-    """One order of compute actions for every device.
-
-    Args:
-        program: says where stages are and how they depend on each other; its actions are not read.
-        orders: compute actions of every stage and of the feed.
-
-    Raises:
-        ValueError: the orders of the stages wait for each other in a circle.
-    """
-    if not program.schedule.flushes:
-        return _without_end(program, orders)
-    feed_forwards = [action for action in orders[FEED] if action.kind is Kind.FORWARD]
-    feed_backwards = [action for action in orders[FEED] if action.kind is Kind.BACKWARD]
-    merged: list[list[Action]] = [[] for _ in range(1 + max(program.devices))]
-    merged[program.device(FEED)] += feed_forwards
-    if len(set(program.devices)) == program.num_stages and not feed_backwards:
-        for stage, order in orders.items():
-            if stage != FEED:
-                merged[program.device(stage)] += order
-        return merged
-    numbered = _Numbered(program, {**orders, FEED: feed_backwards})
-    for line, numbers in zip(merged, numbered.merged(len(merged))):
-        line += map(numbered.actions.__getitem__, numbers)
-    return merged
-
-
-class _Numbered:
-    """The compute actions of a program as numbers.
-
-    Args:
-        program: says where stages are and how they depend on each other.
-        orders: compute actions of every stage, and the backwards of the feed.
-
-    Attributes:
-        actions: by number.
-    """
-
-    def __init__(self, program: Program, orders: Mapping[int, Sequence[Action]]) -> None:
-        self._program = program
-        self._queues: list[StageQueue] = []
-        self._first: dict[int, int] = {}
-        self.actions: dict[int, Action] = {}
-        first = 0
-        for stage in (*range(program.num_stages), FEED):
-            count = program.stage_microbatches(stage)
-            units = program.units(stage, 0)
-            piece = program.num_microbatches // count
-            is_forward = [(action.kind is Kind.FORWARD, action) for action in orders[stage]]
-            steps = tuple(a.microbatch if ahead else ~a.microbatch for ahead, a in is_forward)
-            device = program.device(stage)
-            queue = StageQueue(device, steps, first, count, len(units), piece, units.start)
-            self.actions |= zip(queue.works(), orders[stage])
-            self._queues.append(queue)
-            self._first[stage] = first
-            first += 2 * count
-        self._num_works = first
-
-    def merged(self, num_devices: int) -> list[list[int]]:
-        """The order of every device."""
-        program = self._program
-        lengths = path_lengths(program.multiples, program.edges) if program.has_halves else None
-        return merge_queues(
-            self._queues, self._needs(), lengths, num_devices=num_devices, num_works=self._num_works
-        )
-
-    def _needs(self) -> Iterator[tuple[int, int]]:
-        """Pairs of work of which the first needs the second; no messages of the feed."""
-        for pair, parts in self._program.parts.items():
-            source, target = (self._first[stage] for stage in pair)
-            has_backward = self._program.has_backward and self._program.edge[pair].has_backward
-            source_count, target_count = map(self._program.stage_microbatches, pair)
-            for part in parts:
-                there, here = part.source_microbatch, part.target_microbatch
-                if pair[0] != FEED:
-                    yield target + here, source + there
-                if has_backward:
-                    yield source + source_count + there, target + target_count + here
-
-
-def _without_end(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
-    """Where the pipeline does not drain a device's order is the same for every mini-batch.
-
-    After the forwards that are ahead come the backwards, later stages first; the feed is as far
-    ahead as whoever reads it. That runs to its end: what an action needs of others comes in an
-    earlier turn, or before it in the order in which every device takes the actions of a turn.
-
-    Raises:
-        ValueError: stages take different numbers of units at a time.
-    """
-    replicas = [program.replica(stage).count for stage in range(program.num_stages)]
-    if len(set(program.multiples)) > 1 or max(replicas) > 1:
-        raise ValueError(
-            f"the schedule {program.schedule.name!r} needs stages of one micro-batch size, without "
-            f"replicas: got micro-batches of {list(program.multiples)} units, replicas {replicas}"
-        )
-    ahead = {
-        stage: num_ahead([action.kind is Kind.FORWARD for action in order])
-        for stage, order in orders.items()
-        if stage != FEED
-    }
-    readers = [edge.target for edge in program.out_edges[FEED]]
-    ahead[FEED] = max((ahead[reader] for reader in readers), default=0)
-    merged: list[list[Action]] = [[] for _ in range(1 + max(program.devices))]
-    turns = [
-        (turn(a.stage, a.microbatch, ahead[a.stage], is_forward=a.kind is Kind.FORWARD), a)
-        for order in orders.values()
-        for a in order
-    ]
-    for _, action in sorted(turns, key=lambda item: item[0]):
-        merged[program.device(action.stage)].append(action)
-    return merged
-
-
-def num_ahead(are_forwards: Sequence[bool]) -> int:
-    """Forwards that a stage does before its first backward, but one."""
-    return are_forwards.index(False) - 1
-
-
-def turn(stage: int, microbatch: int, ahead: int, *, is_forward: bool) -> tuple[int, ...]:
-    """When a step's turn is where the pipeline does not drain.
-
-    Args:
-        stage: of the step.
-        microbatch: of the step.
-        ahead: mini-batches that the stage is ahead of its backward.
-        is_forward: whether it is a forward.
-    """
-    if not is_forward:
-        return microbatch, 1, -stage
-    return max(0, microbatch - ahead), 0, int(stage != FEED), microbatch, stage
+from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.schedule.action import BACKWARD_UNITS, FORWARD_UNITS
+from lightning_gpp.schedule.schedules import Steps
 
 
 @dataclass(frozen=True, slots=True)
-class StageQueue:
+class PathLengths:
+    """Units that stages work on one after the other on the longest path to the end of a half.
+
+    Attributes:
+        forward: of every stage to the end of the forwards, its own micro-batch included.
+        backward: of every stage back to the end of the backwards, likewise.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+def path_lengths(units: Sequence[float], edges: Iterable[StageEdge]) -> PathLengths:
+    """The longest paths in a stage graph, or in that of a program.
+
+    Args:
+        units: in one micro-batch of every stage (of one of its replicas).
+        edges: between the stages.
+
+    >>> pairs = [(0, 1), (0, 3), (1, 2), (2, 4), (3, 4)]
+    >>> path_lengths([1, 1, 1, 1, 2], [StageEdge(*pair, ("x",)) for pair in pairs])
+    PathLengths(forward=(5, 4, 3, 3, 2), backward=(1, 2, 3, 2, 5))
+    """
+    inner = sorted((e for e in edges if e.source != FEED), key=lambda e: (e.source, e.target))
+    forward, backward = list(units), list(units)
+    for edge in reversed(inner):
+        ahead = units[edge.source] + forward[edge.target]
+        forward[edge.source] = max(forward[edge.source], ahead)
+    for edge in inner:
+        if edge.has_backward:
+            behind = units[edge.target] + backward[edge.source]
+            backward[edge.target] = max(backward[edge.target], behind)
+    return PathLengths(tuple(forward), tuple(backward))
+
+
+class StageQueue(NamedTuple):
     """The steps of a stage of a program, or of the feed, as numbered work.
 
     Attributes:
         device: where it runs.
         steps: its forwards and backwards in order; of the feed the backwards alone.
-        first: number of its first forward; the others follow, then the backwards.
-        num_microbatches: how many forwards there are.
+        numbers: of these steps.
         units: in one of its micro-batches.
         piece: units between the first ones of two micro-batches.
         start: first unit of its first micro-batch.
@@ -178,16 +93,10 @@ class StageQueue:
 
     device: int
     steps: Steps
-    first: int
-    num_microbatches: int
+    numbers: Sequence[int]
     units: int
     piece: int
     start: int = 0
-
-    def works(self) -> list[int]:
-        """The numbers of its steps in order."""
-        first, back = self.first, self.first + self.num_microbatches
-        return [first + step if step >= 0 else back + ~step for step in self.steps]
 
 
 def merge_queues(
@@ -201,7 +110,7 @@ def merge_queues(
     """The order of numbered work on every device.
 
     Args:
-        queues: of all stages, and last of the feed.
+        queues: of all stages, and last of the feed, whose work takes no time.
         needs: which work needs which other, those in one queue left out.
         lengths: where all forwards come first, of the paths behind the stages; otherwise None.
         num_devices: how many devices there are.
@@ -210,51 +119,37 @@ def merge_queues(
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
     """
-    works = [queue.works() for queue in queues]
-    units = _units(queues, works, num_works)
-    missing = [0] * num_works
+    units, missing = [0] * num_works, [0] * num_works
+    for queue in queues[:-1]:
+        forward, backward = queue.units * FORWARD_UNITS, queue.units * BACKWARD_UNITS
+        for step, number in zip(queue.steps, queue.numbers):
+            units[number] = forward if step >= 0 else backward
     users: list[tuple[int, ...]] = [()] * num_works
     for user, needed in needs:
         missing[user] += 1
         users[needed] += (user,)
     devices = [queue.device for queue in queues]
-    halves = [works]
+    halves: list[list[Sequence[int]]] = [[queue.numbers for queue in queues]]
     if lengths is not None:
         halves = [
             [
-                [number for step, number in zip(queue.steps, own) if (step < 0) == is_back]
-                for queue, own in zip(queues, works)
+                [number for step, number in zip(one.steps, one.numbers) if (step < 0) == is_back]
+                for one in queues
             ]
             for is_back in (False, True)
         ]
-    found: list[ListSchedule] = []
+    found: list[_ListSchedule] = []
     for pace in _paces(queues) if lengths is not None else (1,):
-        urgency = _urgency(queues, works, lengths, num_works, pace)
-        left = missing.copy()
-        found.append(ListSchedule(num_devices, num_works))
-        for numbers in halves:
-            found[-1].add(Queues(numbers, devices, units, urgency, left, users))
-    return min(found, key=lambda merged: merged.end).lines
-
-
-def _units(
-    queues: Sequence[StageQueue], works: Sequence[Sequence[int]], num_works: int
-) -> list[int]:
-    """How long every piece of work takes; the feed's takes no time."""
-    found = [0] * num_works
-    for queue, own in zip(queues[:-1], works):
-        forward, backward = queue.units * FORWARD_UNITS, queue.units * BACKWARD_UNITS
-        for step, number in zip(queue.steps, own):
-            found[number] = forward if step >= 0 else backward
-    return found
+        urgency = _urgency(queues, lengths, num_works, pace)
+        merged = _ListSchedule(num_devices, units, urgency, missing.copy(), users)
+        for half in halves:
+            merged.add(half, devices)
+        found.append(merged)
+    return min(found, key=lambda merged: max(merged.free)).lines
 
 
 def _urgency(
-    queues: Sequence[StageQueue],
-    works: Sequence[Sequence[int]],
-    lengths: PathLengths | None,
-    num_works: int,
-    pace: int,
+    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: int
 ) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
@@ -265,7 +160,7 @@ def _urgency(
         if lengths is not None and place != -1:
             behind = int(lengths.forward[position]), int(lengths.backward[position])
         done = [0, 0]  # forwards and backwards; a schedule may have these in reverse
-        for step, number in zip(queue.steps, works[position]):
+        for step, number in zip(queue.steps, queue.numbers):
             is_back = step < 0
             turn_of = done[is_back]
             done[is_back] += 1
@@ -273,8 +168,7 @@ def _urgency(
             if lengths is not None:
                 last = turn_of * queue.piece + queue.start + queue.units
                 first = last * pace - behind[is_back]
-            key = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place
-            found[number] = key
+            found[number] = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place
     return found
 
 
@@ -284,3 +178,84 @@ def _paces(queues: Sequence[StageQueue]) -> list[int]:
     for queue in queues[:-1]:
         busy[queue.device] = busy.get(queue.device, 0.0) + queue.units / queue.piece
     return sorted({1, math.ceil(max(busy.values()))})
+
+
+class _ListSchedule:
+    """The orders of devices, work in queues added to them.
+
+    Everything is a whole number, so that a search can merge the stages of thousands of plans.
+
+    Args:
+        num_devices: how many devices there are.
+        units: of every piece of work, how long it takes.
+        urgency: of several that can start at once the least goes first; all differ.
+        missing: how many others it waits for beside those in its queue; counted down.
+        users: which others wait for it.
+
+    Attributes:
+        lines: the work of every device in its order so far.
+        free: when every device is.
+    """
+
+    def __init__(
+        self,
+        num_devices: int,
+        units: Sequence[int],
+        urgency: Sequence[int],
+        missing: list[int],
+        users: Sequence[Sequence[int]],
+    ) -> None:
+        self.lines: list[list[int]] = [[] for _ in range(num_devices)]
+        self.free = [0] * num_devices
+        self._ready = [0] * len(units)
+        self._units, self._urgency, self._missing, self._users = units, urgency, missing, users
+
+    def add(self, queues: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
+        """Appends the work of some queues to the orders of their devices.
+
+        Raises:
+            ValueError: queues wait for each other in a circle.
+        """
+        missing, users, ready, free = self._missing, self._users, self._ready, self.free
+        lines, units = self.lines, self._units
+        order = sorted(chain.from_iterable(queues), key=self._urgency.__getitem__)
+        num_works = left = len(order)
+        turn, device_of = [0] * len(missing), [0] * len(missing)
+        behind = [-1] * len(missing)  # what follows in the queue, if anything
+        for place, number in enumerate(order):
+            turn[number] = place
+        heap: list[int] = []  # a start, and the turn of what can start then, as one number
+        for numbers, device in zip(queues, devices):
+            for number in numbers:
+                device_of[number] = device
+            for number, user in pairwise(numbers):
+                behind[number] = user
+                missing[user] += 1
+            for number in numbers[:1]:
+                if not missing[number]:
+                    heap.append(ready[number] * num_works + turn[number])
+        heapq.heapify(heap)
+        while heap:
+            start, place = divmod(heap[0], num_works)
+            number = order[place]
+            device = device_of[number]
+            if free[device] > start:  # it got busy since
+                heapq.heapreplace(heap, free[device] * num_works + place)
+                continue
+            heapq.heappop(heap)
+            left -= 1
+            lines[device].append(number)
+            end = free[device] = start + units[number]
+            for user in users[number]:
+                missing[user] -= 1
+                if ready[user] < end:
+                    ready[user] = end
+                if not missing[user]:
+                    heapq.heappush(heap, ready[user] * num_works + turn[user])
+            user = behind[number]
+            if user >= 0:
+                missing[user] -= 1
+                if not missing[user]:
+                    heapq.heappush(heap, ready[user] * num_works + turn[user])
+        if left:
+            raise ValueError("the orders of the stages wait for each other in a circle")

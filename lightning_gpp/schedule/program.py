@@ -26,7 +26,7 @@ from functools import cached_property
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.schedule.action import Action, Kind, Message
 from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
-from lightning_gpp.schedule.schedules import SCHEDULES, Schedule
+from lightning_gpp.schedule.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Program:
 
     Attributes:
         schedule: the schedule it was made from.
-        num_microbatches: smallest micro-batches (units) in all of its mini-batches.
+        num_microbatches: smallest micro-batches (units); each is a mini-batch where the schedule
+            does not drain between them.
         devices: device of every stage. The last stage computes the loss; the feed is on its device.
         multiples: units in one micro-batch of every stage.
         edges: the edges between the stages.
         actions: for every device the actions in order.
         reduce_groups: what the REDUCE actions sum; see :meth:`reduce_group`.
         replicas: which stage of the plan every stage is; each is one of the same id by default.
-        num_minibatches: mini-batches, each of equally many units.
     """
 
     schedule: Schedule
@@ -53,7 +53,6 @@ class Program:
     actions: tuple[tuple[Action, ...], ...]
     reduce_groups: tuple[ReduceGroup, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    num_minibatches: int = 1
 
     def __str__(self) -> str:
         return "\n".join(
@@ -67,6 +66,11 @@ class Program:
         return len(self.devices)
 
     @cached_property
+    def num_minibatches(self) -> int:
+        """Mini-batches that overlap, or one."""
+        return 1 if self.schedule.flushes else self.num_microbatches
+
+    @cached_property
     def loss_stage(self) -> int:
         """The stage that computes the loss: the last one."""
         return len(self.devices) - 1
@@ -76,10 +80,10 @@ class Program:
         """Whether it trains."""
         return self.schedule.has_backward
 
-    @property
+    @cached_property
     def has_halves(self) -> bool:
         """Whether all forwards come before all backwards, and the user's step runs between."""
-        return self.schedule.forwards_first and self.num_minibatches == 1
+        return self.schedule.forwards_first
 
     @cached_property
     def edge(self) -> dict[tuple[int, int], StageEdge]:
@@ -147,12 +151,9 @@ class Program:
         """The mini-batch that a compute action, a sum or an update is of."""
         if self.num_minibatches == 1:
             return 0
-        if action.kind is Kind.STEP:
-            return action.microbatch
         if action.kind is Kind.REDUCE:
             return action.microbatch // len(self.reduce_groups)
-        units = self.units(action.stage, action.microbatch)
-        return units.start * self.num_minibatches // self.num_microbatches
+        return action.microbatch
 
     def reduce_group(self, number: int) -> ReduceGroup:
         """What the REDUCE actions of a number sum, which is their ``microbatch``."""
@@ -163,6 +164,27 @@ class Program:
         for minibatch in range(self.num_minibatches):
             for index, group in enumerate(self.reduce_groups):
                 yield index + minibatch * len(self.reduce_groups), minibatch, group
+
+    def last_backward(self, device: int, stage: int, minibatch: int = 0) -> Action | None:
+        """The backward of a device after which the gradients of one of its stages are final.
+
+        The user's step may read the same parameters, so its backwards, before and after the
+        pipelined forward, count for all stages of its device.
+
+        Args:
+            device: whose backward.
+            stage: id of the stage in the plan.
+            minibatch: of which mini-batch.
+
+        Returns:
+            The backward; None where the device has none.
+        """
+        counted = (stage, FEED, self.replica(self.loss_stage).stage)
+        for action in reversed(self.actions[device]):
+            is_counted = self.replica(action.stage).stage in counted
+            if action.kind is Kind.BACKWARD and is_counted and self.minibatch(action) == minibatch:
+                return action
+        return None
 
     def is_local(self, edge: StageEdge) -> bool:
         """Whether both ends are on one device, so that no message is needed."""
@@ -309,7 +331,7 @@ class Program:
         return actions[:turn], actions[turn:]
 
     def forward_half(self, device: int) -> tuple[Action, ...]:
-        """What a device does before the user's step: its forwards and their messages.
+        """What a device does before the user's step, where a program has halves: its forwards.
 
         Together the forward halves of all devices are the program of the same mini-batch without
         backwards: they run to their end without any backward half.
@@ -317,21 +339,12 @@ class Program:
         Args:
             device: the device.
 
-        Raises:
-            ValueError: the schedule mixes forwards and backwards.
-
         >>> from lightning_gpp.schedule import GPIPE
         >>> devices, actions = (0,), ((Action.parse("0F0"), Action.parse("0B0")),)
         >>> program = Program(GPIPE, 1, devices, multiples=(1,), edges=(), actions=actions)
         >>> [str(action) for action in program.forward_half(0)]
         ['0F0']
         """
-        if not self.has_halves:
-            halved = [name for name, schedule in SCHEDULES.items() if schedule.forwards_first]
-            raise ValueError(
-                f"the schedule {self.schedule.name!r} mixes forwards and backwards, so its "
-                f"programs have no halves; schedules that have: {', '.join(halved)}"
-            )
         return self._forward_halves[device] if device < len(self.actions) else ()
 
     @cached_property

@@ -3,19 +3,137 @@
 A schedule says in which order every stage does its forwards and backwards; where the user's step
 meets them, how many micro-batches stages hold, whether the pipeline drains before the parameters
 change and how many versions of them a stage needs follow from it, and nobody asks for its name.
+
+The orders of the forwards and backwards of one stage.
+
+Sources: GPipe (arXiv 1811.06965) for all forwards before all backwards; PipeDream (SOSP 2019)
+for 1F1B; GraphPipe (arXiv 2406.17145, section 5.3) for kFkB and for in-flight counts by depth.
+
+How many micro-batches a stage must hold so that the pipeline flows without gaps.
+
+With one micro-batch size the answer is the depth of the stage: a chain needs ``num_stages -
+stage``, parallel branches share depths (GraphPipe, arXiv 2406.17145, section 5.3). With
+micro-batch sizes of their own, stages count in samples; here in *units* of the smallest
+micro-batch. The published table for that case is lost; the rule below reproduces the paper's
+figure 5 (10 units for sizes 1, 2, 4 and 12 for uniform size 4) and was found by simulation.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.schedule.in_flight import in_flight_microbatches
-from lightning_gpp.schedule.orders import Steps, gpipe, gpipe_reversed, k_f_k_b
+
+Steps = tuple[int, ...]
+"""Compute of a stage in order: the forward of micro-batch ``m`` is ``m``, its backward ``~m``."""
+
+
+def gpipe(num_microbatches: int) -> Steps:
+    """All forwards, then all backwards, both in the order of the micro-batches.
+
+    >>> gpipe(num_microbatches=2)
+    (0, 1, -1, -2)
+    """
+    return (*range(num_microbatches), *_backwards(num_microbatches))
+
+
+def gpipe_reversed(num_microbatches: int) -> Steps:
+    """All forwards, then all backwards in the opposite order.
+
+    >>> gpipe_reversed(num_microbatches=2)
+    (0, 1, -2, -1)
+    """
+    return (*range(num_microbatches), *reversed(_backwards(num_microbatches)))
+
+
+@lru_cache(maxsize=256)  # stages of many plans have the same orders
+def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
+    """Warm-up forwards, then k backwards and k forwards in turn, then the drain.
+
+    A stage whose successor takes ``k`` of its micro-batches at a time gets ``k`` gradients at a
+    time, so it answers with ``k`` forwards. With ``k = 1`` this is 1F1B.
+
+    ``in_flight`` counts the micro-batches whose activations the stage holds at its peak, the one
+    in the first backward included (Megatron and Zero-Bubble count one less and call it
+    ``num_warmup``).
+
+    >>> k_f_k_b(num_microbatches=6, in_flight=4, k=2)
+    (0, 1, 2, 3, -1, -2, 4, 5, -3, -4, -5, -6)
+    """
+    warmup = min(num_microbatches, in_flight)
+    forwards = range(num_microbatches)
+    backwards = _backwards(num_microbatches)
+    steps = list(forwards[:warmup])
+    for start in range(0, num_microbatches, k):
+        steps += backwards[start : start + k]
+        steps += forwards[warmup + start : warmup + start + k]
+    return tuple(steps)
+
+
+def _backwards(num_microbatches: int) -> range:
+    """The backwards ``~0``, ``~1``, … in order."""
+    return range(-1, -num_microbatches - 1, -1)
+
+
+def most_in_flight(steps: Steps) -> int:
+    """Most micro-batches between forward and backward at any time.
+
+    >>> most_in_flight(k_f_k_b(num_microbatches=8, in_flight=3, k=1))
+    3
+    """
+    return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)
+
+
+def in_flight_units(stages: StageGraph, multiples: Sequence[int]) -> dict[int, int]:
+    """Stage -> units of the smallest micro-batch in flight at its peak.
+
+    For stage *i* with micro-batches of ``b_i`` units, over its successors *j*: a sink holds
+    ``b_i``; ``i_j + b_j`` where ``b_i <= b_j``; else ``i_j + 2 b_i - b_j`` rounded up to a
+    multiple of ``b_i``.
+
+    >>> from lightning_gpp.graph import StageEdge, StageGraph
+    >>> chain = StageGraph(3, tuple(StageEdge(i, i + 1, ("x",)) for i in range(2)))
+    >>> in_flight_units(chain, [1, 2, 4]), in_flight_units(chain, [4, 4, 4])
+    ({0: 10, 1: 8, 2: 4}, {0: 12, 1: 8, 2: 4})
+    """
+    in_flight: dict[int, int] = {}
+    for stage in reversed(range(stages.num_stages)):
+        size = most = multiples[stage]
+        for successor in stages.successors[stage]:
+            other = multiples[successor]
+            need = in_flight[successor] + (other if size <= other else 2 * size - other)
+            most = max(most, -(-need // size) * size)
+        in_flight[stage] = most
+    return dict(sorted(in_flight.items()))
+
+
+def in_flight_microbatches(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int] | None = None
+) -> dict[int, int]:
+    """Stage -> its own micro-batches in flight at its peak under 1F1B (or kFkB).
+
+    Args:
+        stages: the stage graph.
+        num_microbatches: smallest micro-batches of a mini-batch.
+        multiples: micro-batch size of every stage in units of the smallest; all 1 by default.
+
+    >>> from lightning_gpp.graph import StageEdge, StageGraph
+    >>> pairs = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    >>> fork_join = StageGraph(4, tuple(StageEdge(*pair, ("x",)) for pair in pairs))
+    >>> in_flight_microbatches(fork_join, num_microbatches=8)
+    {0: 3, 1: 2, 2: 2, 3: 1}
+    """
+    sizes = multiples or [1] * stages.num_stages
+    units = in_flight_units(stages, sizes)
+    return {
+        stage: min(num_microbatches // sizes[stage], units[stage] // sizes[stage])
+        for stage in range(stages.num_stages)
+    }
+
 
 _T = TypeVar("_T")
 
@@ -37,7 +155,7 @@ class Schedule:
         peak_in_flight: gives :func:`most_in_flight` of the steps of every stage.
         has_backward: whether it trains.
         flushes: whether no micro-batch is in flight when the parameters change; otherwise
-            ``steps`` orders the micro-batches of all mini-batches of a program as one row.
+            every micro-batch of a program is a mini-batch.
         reverses: whether stages do their backwards in the opposite order of their forwards, which
             is known for stages without replicas that all take micro-batches of one size.
     """
@@ -49,39 +167,6 @@ class Schedule:
     has_backward: bool = True
     flushes: bool = True
     reverses: bool = False
-
-    def orders(
-        self,
-        stages: StageGraph,
-        num_microbatches: int,
-        multiples: Sequence[int],
-        num_minibatches: int = 1,
-    ) -> dict[int, Steps]:
-        """The steps of every stage in a program.
-
-        Args:
-            stages: the stage graph.
-            num_microbatches: smallest micro-batches of all mini-batches.
-            multiples: micro-batch size of every stage in units of the smallest.
-            num_minibatches: mini-batches, of equally many micro-batches.
-
-        >>> from lightning_gpp.graph import StageEdge
-        >>> chain = StageGraph(2, (StageEdge(0, 1, ("x",)),))
-        >>> GPIPE.orders(chain, 4, (1, 1), num_minibatches=2)[1]
-        (0, 1, -1, -2, 2, 3, -3, -4)
-        """
-        if not self.flushes:
-            return self.steps(stages, num_microbatches, multiples)
-        count = num_microbatches // num_minibatches
-        each = self.steps(stages, count, multiples)
-        return {
-            stage: tuple(
-                step + first if step >= 0 else step - first
-                for first in range(0, num_microbatches // size, count // size)
-                for step in each[stage]
-            )
-            for stage, size in enumerate(multiples)
-        }
 
 
 def _by_count(
@@ -149,9 +234,7 @@ FORWARD_ONLY = Schedule(
 )
 """No backwards, for validation and prediction."""
 
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {schedule.name: schedule for schedule in (GPIPE, ONE_F_ONE_B)}
-)
+SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in (GPIPE, ONE_F_ONE_B)}
 """Schedules of one mini-batch by name, in the order in which they are preferred where memory
 allows."""
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.action import Action, Kind
-from lightning_gpp.schedule.in_flight import in_flight_units
 from lightning_gpp.schedule.program import Program
+from lightning_gpp.schedule.schedules import in_flight_units
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,25 +22,19 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.simulate.refit.refit import Refit, load_refit
 from lightning_gpp.simulate.simulation import Simulation, simulate
 from lightning_gpp.simulate.task import TaskKind
-from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
-from lightning_gpp.simulate.timeline.shares import path_shares, shares
+from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.stages import plan_stages
-from lightning_gpp.simulate.timeline.timeline import PathPart, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
+from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
 from lightning_gpp.simulate.usage import usage
 
 __all__ = [
     "Bucket",
     "MessageBytes",
     "Overhead",
-    "PathPart",
     "ProgramCosts",
-    "Refit",
     "Simulation",
     "Span",
     "SpanKind",
@@ -49,17 +43,11 @@ __all__ = [
     "TaskKind",
     "Timeline",
     "TimelineStage",
-    "Transfer",
-    "TransferKind",
     "critical_path",
-    "load_refit",
-    "path_shares",
-    "plan_stages",
     "predicted_timeline",
     "program_costs",
     "shares",
     "simulate",
     "simulate_plan",
     "usage",
-    "with_inferred_path",
 ]

@@ -1,7 +1,7 @@
 """What the actions of a program cost on a cluster: all that a simulation or an emulation needs.
 
 Compute is given for every stage of the program (a replica) and its own micro-batch, messages by
-the units that they carry. The same costs are simulated (:mod:`lightning_gpp.simulate.engine`) and
+the units that they carry. The same costs are simulated (:func:`.simulate`) and
 emulated (:mod:`lightning_gpp.emulation`), so that both speak of the same step.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lightning_gpp.cluster import AllReduce, Cluster, Link
+from lightning_gpp.cluster import AllReduce, Cluster, Link, channels
+from lightning_gpp.graph import FEED
+from lightning_gpp.schedule import Action, Kind, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,30 @@ class StepCosts:
         """Whether reading a mini-batch and copying it to the device takes time."""
         return self.data_s > 0 or self.host_link is not None
 
-    def of_devices(self, count: int) -> StepCosts:
-        """On so many devices, all of which take what the slowest takes."""
+    @property
+    def input_s(self) -> float:
+        """Seconds in which a mini-batch is read and copied."""
+        link = self.host_link
+        return self.data_s + (link.transfer_s(self.input_bytes) if link else 0.0)
+
+    @property
+    def without_input(self) -> StepCosts:
+        """The same where the input is there already."""
+        return replace(self, data_s=0.0, host_link=None)
+
+    def of_part(self, part: float, num_devices: int) -> StepCosts:
+        """With a part of the input, on devices that all take what the slowest takes."""
         optimizer_s, finish_s = (
-            dict.fromkeys(range(count), max(seconds.values())) if seconds else {}
+            dict.fromkeys(range(num_devices), max(seconds.values())) if seconds else {}
             for seconds in (self.optimizer_s, self.finish_s)
         )
-        return replace(self, optimizer_s=optimizer_s, finish_s=finish_s)
+        return replace(
+            self,
+            data_s=self.data_s * part,
+            input_bytes=self.input_bytes * part,
+            optimizer_s=optimizer_s,
+            finish_s=finish_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -168,9 +187,70 @@ class ProgramCosts:
 
     def with_bytes(self, factor: float) -> ProgramCosts:
         """With so many times the bytes of messages and sums."""
+        if factor == 1:
+            return self
         forward, backward = (
             {pair: MessageBytes(b.per_unit * factor, b.fixed * factor) for pair, b in sizes.items()}
             for sizes in (self.forward_bytes, self.backward_bytes)
         )
         buckets = tuple(replace(one, size_bytes=one.size_bytes * factor) for one in self.buckets)
         return replace(self, forward_bytes=forward, backward_bytes=backward, buckets=buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCosts:
+    """The messages from one stage to another.
+
+    Attributes:
+        link: over which they go.
+        size: their bytes.
+        channels: what they occupy while they are on their way.
+    """
+
+    link: Link
+    size: MessageBytes
+    channels: tuple[str, ...]
+
+    def transfer_s(self, num_units: int) -> float:
+        """Seconds of a message that carries so many units."""
+        return self.link.transfer_s(self.size.of(num_units))
+
+
+def message_costs(
+    program: Program, costs: ProgramCosts, source: int, target: int, *, is_gradient: bool
+) -> MessageCosts:
+    """Costs of the messages that one stage sends to another.
+
+    Args:
+        program: says where the stages are.
+        costs: bytes and links.
+        source: the stage that sends; the feed is one.
+        target: the stage that receives.
+        is_gradient: whether they are gradients, which go against the edge.
+    """
+    pair = (target, source) if is_gradient else (source, target)
+    sizes = costs.backward_bytes if is_gradient else costs.forward_bytes
+    ends = program.device(source), program.device(target)
+    is_feed = source == FEED and not is_gradient
+    return MessageCosts(
+        costs.cluster.link(*ends), sizes[pair], channels(costs.cluster, *ends, is_feed=is_feed)
+    )
+
+
+def compute_s(costs: ProgramCosts, action: Action) -> float:
+    """Seconds of a forward or a backward, also of the feed."""
+    is_forward = action.kind is Kind.FORWARD
+    if action.stage == FEED:
+        return costs.step.feed_s if is_forward else costs.step.feed_backward_s
+    stage = costs.stages[action.stage]
+    return stage.forward_s if is_forward else stage.backward_s
+
+
+def check_costs(program: Program, costs: ProgramCosts) -> None:
+    """Raises ValueError where costs are of another program."""
+    stages, devices = len(costs.stages), costs.cluster.num_devices
+    if stages != program.num_stages or devices < len(program.actions):
+        raise ValueError(
+            f"costs of {stages} stages (replicas counted) on {devices} devices are not of this "
+            f"program, which has {program.num_stages} on {len(program.actions)}"
+        )

@@ -8,10 +8,9 @@ executes, and takes their durations from :class:`~lightning_gpp.simulate.Program
 - messages and sums of gradients keep the channels that they go through to themselves
   (:func:`lightning_gpp.cluster.channels`), first come, first served;
 - sums of the gradients of replicas run beside the backward, bucket by bucket;
-- a device begins its next step when its optimizer is done; the input of a step is read and copied
-  at its start, or with ``prefetch`` by the host while the step before runs.
+- the input is read and copied before anything else.
 
-``engine/compile_program`` turns actions into the work that :mod:`lightning_gpp.engine` plays; what
+``program_work`` turns actions into the work that :mod:`lightning_gpp.engine` plays; what
 happened is told when somebody asks. An action takes some microseconds to simulate
 (``docs/prediction.md``).
 """
@@ -19,93 +18,75 @@ happened is told when somebody asks. An action takes some microseconds to simula
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.engine.play import NEVER, Played, play
-from lightning_gpp.engine.trace import WorkTrace, trace
+from lightning_gpp.engine.play import Played, play
+from lightning_gpp.engine.trace import WorkTrace
 from lightning_gpp.schedule import Kind, Program, ScheduleError
-from lightning_gpp.simulate.engine.compile_program import ProgramWork, Shown
-from lightning_gpp.simulate.engine.message_costs import check_costs
-from lightning_gpp.simulate.program_costs import ProgramCosts
+from lightning_gpp.simulate.program_costs import ProgramCosts, check_costs
+from lightning_gpp.simulate.program_work import ProgramWork
 from lightning_gpp.simulate.task import Task, TaskKind
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(ProgramWork):
     """A simulated program; its tasks are found when they are asked for.
 
+    Args:
+        program: what is simulated.
+        costs: what it costs.
+
     Attributes:
-        program: what was simulated.
-        costs: with these costs.
-        compiled: the work of a step.
-        played: that of all steps, played.
-        num_steps: steps one after the other.
+        played: its work, played.
+
+    Raises:
+        ValueError: the costs do not fit the program.
+        ScheduleError: devices wait for each other for ever; the text names them and where.
     """
 
-    program: Program
-    costs: ProgramCosts
-    compiled: ProgramWork
-    played: Played
-    num_steps: int
-
-    @cached_property
-    def _trace(self) -> WorkTrace:
-        return trace(self.compiled.work.repeated(self.num_steps), self.played)
-
-    @cached_property
-    def _shown(self) -> list[tuple[int, Shown]]:
-        """The step of every slot of the trace, and what it is."""
-        compiled = self.compiled
-        return [
-            (step, shown)
-            for kinds in (compiled.items, compiled.messages, compiled.sums)
-            for step in range(self.num_steps)
-            for shown in kinds
-        ]
+    def __init__(self, program: Program, costs: ProgramCosts) -> None:
+        check_costs(program, costs)
+        super().__init__(program, costs)
+        played = play(self.work)
+        assert played is not None  # no step is too long
+        self.played: Played = played
+        if played.stuck:
+            waiting = (f"{device} at {self.items[i].action}" for device, i in played.stuck.items())
+            text = "; ".join(sorted(waiting))
+            raise ScheduleError(f"the program deadlocks: devices wait, {text}")
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
         """In the order of their starts."""
-        found, shown = self._trace, self._shown
-        slots = [slot for slot, (_, what) in enumerate(shown) if what.kind is not None]
+        found = WorkTrace(self.work, self.played)
+        shown = [*self.items, *self.messages, *self.sums]
+        slots = [slot for slot, what in enumerate(shown) if what.kind is not None]
         slots.sort(key=lambda slot: (found.start_s[slot], found.end_s[slot]))
         index = {slot: number for number, slot in enumerate(slots)}
 
         def task(slot: int) -> Task:
-            step, what = shown[slot]
+            what, cause = shown[slot], found.cause[slot]
             assert what.kind is not None
-            cause, device = found.cause[slot], None
             while cause >= 0 and cause not in index:  # what waits alone is passed over
                 cause = found.cause[cause]
-            is_item = slot < found.first_message
-            if is_item:
-                line = self.compiled.line(slot % len(self.compiled.items))
-                device = line if line < len(self.program.actions) else None
+            is_item = slot < len(self.items)
             return Task(
                 what.kind,
                 found.start_s[slot],
                 found.end_s[slot],
-                device=device,
+                device=self.devices[slot] if is_item else None,
                 channels=what.channels,
                 action=what.action,
                 size_bytes=what.size_bytes,
                 cause=index.get(cause),
-                step=step,
                 ready_s=None if is_item else found.ready_s[slot],
             )
 
         return [task(slot) for slot in slots]
 
-    @cached_property
+    @property
     def step_s(self) -> float:
-        """Seconds of a step; of several by how much the last ends after the one before it."""
-        if self.num_steps == 1:
-            return self.played.step_s
-        ends_s = [0.0] * self.num_steps
-        for (step, _), end_s in zip(self._shown, self._trace.end_s):
-            ends_s[step] = max(ends_s[step], end_s)
-        return ends_s[-1] - ends_s[-2]
+        """Seconds of the step."""
+        return self.played.step_s
 
     @property
     def minibatch_s(self) -> float:
@@ -137,39 +118,28 @@ class Simulation:
 
     def _memory_changes(self, device: int) -> Iterator[tuple[float, float]]:
         """(seconds, bytes more or less) in the order of the device's line, which is time's."""
-        items, work = self.compiled.items, self.compiled.work
-        for first in range(0, self.num_steps * len(items), len(items)):
-            for item in work.lines[device]:
-                kind, action, *_ = items[item]
-                if kind not in (TaskKind.FORWARD, TaskKind.BACKWARD) or action is None:
-                    continue
-                costs = self.costs.stages[action.stage]
-                start_s = self.played.start_s[first + item]
-                end_s = start_s + work.seconds[item]
-                kept, used = costs.activation_bytes, costs.working_bytes
-                if action.kind is Kind.FORWARD:
-                    yield start_s, kept
-                    if not self.program.has_backward:
-                        yield end_s, -kept
-                else:
-                    yield start_s, used
-                    yield end_s, -used - kept
+        for item in self.work.lines[device]:
+            kind, action, *_ = self.items[item]
+            if kind not in (TaskKind.FORWARD, TaskKind.BACKWARD) or action is None:
+                continue
+            costs, start_s = self.costs.stages[action.stage], self.played.start_s[item]
+            end_s = start_s + self.work.seconds[item]
+            kept, used = costs.activation_bytes, costs.working_bytes
+            if action.kind is Kind.FORWARD:
+                yield start_s, kept
+                if not self.program.has_backward:
+                    yield end_s, -kept
+            else:
+                yield start_s, used
+                yield end_s, -used - kept
 
 
-def simulate(
-    program: Program,
-    costs: ProgramCosts,
-    *,
-    num_steps: int = 1,
-    prefetch: bool = False,
-) -> Simulation:
+def simulate(program: Program, costs: ProgramCosts) -> Simulation:
     """When everything in a step happens.
 
     Args:
         program: what every device does.
         costs: what it costs; device ``d`` of the program is device ``d`` of its cluster.
-        num_steps: steps one after the other; more than one show what pre-fetching is good for.
-        prefetch: whether the host reads and copies the input of a step while the one before runs.
 
     Raises:
         ValueError: the costs do not fit the program.
@@ -188,25 +158,4 @@ def simulate(
     >>> simulate(program, costs).step_s  # (4 micro-batches + 2 stages - 1) (1 + 2) seconds
     15.0
     """
-    check_costs(program, costs)
-    compiled = ProgramWork(program, costs, prefetch=prefetch)
-    played = play(compiled.work.repeated(num_steps))
-    assert played is not None  # no step is too long
-    if played.stuck:
-        raise ScheduleError(_deadlock(compiled, played))
-    return Simulation(program, costs, compiled, played, num_steps)
-
-
-def _deadlock(compiled: ProgramWork, played: Played) -> str:
-    waiting = []
-    for device, item in played.stuck.items():
-        step, own = divmod(item, len(compiled.items))
-        actions = [
-            action
-            for message, action in compiled.waits.get(own, ())
-            if message.sender < 0
-            or played.start_s[step * len(compiled.items) + message.sender] == NEVER
-        ] or [compiled.items[own].action]
-        if actions[0] is not None:
-            waiting.append(f"device {device} waits at {actions[0]}")
-    return "the program deadlocks: " + "; ".join(sorted(waiting))
+    return Simulation(program, costs)

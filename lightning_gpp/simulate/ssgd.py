@@ -20,18 +20,18 @@ The program goes through the one engine; the paper's closed formulas are what it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import NamedTuple
 
 from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients, Rule, SumSeconds
-from lightning_gpp.schedule import GPIPE, Action, Kind, Program, ReduceGroup, Replica
+from lightning_gpp.schedule import GPIPE, Action, Kind, Program
+from lightning_gpp.schedule.program_parts import ReduceGroup, Replica
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
-from lightning_gpp.simulate.simulation import Simulation, simulate
+from lightning_gpp.simulate.simulation import simulate
 
 
 def each_layer(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
@@ -67,18 +67,16 @@ def merged(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     return found
 
 
-MERGING: Mapping[str, Rule] = MappingProxyType(
-    {"at_end": at_end, "wait_free": each_layer, "merged": merged}
-)
+MERGING: Mapping[str, Rule] = {"at_end": at_end, "wait_free": each_layer, "merged": merged}
 """Ways to sum the gradients of a backward, each at least as good as the one before it."""
 
-VARIANTS: Mapping[str, Rule] = MappingProxyType(
-    {"naive": at_end, "pre-fetch": at_end, "wait-free": each_layer, "merged": merged}
-)
+VARIANTS: Mapping[str, Rule] = {
+    "naive": at_end,
+    "pre-fetch": at_end,
+    "wait-free": each_layer,
+    "merged": merged,
+}
 """Variant -> how it sums; each is at least as good as the one before it."""
-
-STEPS = 3
-"""Steps in a row that show what reading ahead gives; the last of them is the steady state."""
 
 
 class Layer(NamedTuple):
@@ -129,8 +127,7 @@ class Ssgd:
         cluster: the devices.
         variant: name in :data:`VARIANTS`.
         step: reading a device's mini-batch (``data_s``), copying it (``input_bytes`` over
-            ``host_link``) and the optimizer (``optimizer_s``). Devices read side by side, which
-            shows in the tasks of one of them.
+            ``host_link``) and the optimizer (``optimizer_s``). Devices read side by side.
         all_reduce: algorithm of the sums.
     """
 
@@ -185,8 +182,10 @@ class Ssgd:
             all_reduce=self.all_reduce,
         )
 
-    def simulate(self) -> Simulation:
-        """A step, or the last of several where the input is read ahead."""
-        prefetch = self.variant != "naive" and self.step.has_input
-        num_steps = STEPS if prefetch else 1
-        return simulate(self.program(), self.costs(), num_steps=num_steps, prefetch=prefetch)
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; where the input is read ahead none is shorter than reading it."""
+        if self.variant == "naive":
+            return simulate(self.program(), self.costs()).step_s
+        costs = replace(self.costs(), step=self.step.without_input)
+        return max(self.step.input_s, simulate(self.program(), costs).step_s)

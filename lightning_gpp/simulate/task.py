@@ -53,15 +53,13 @@ class Task:
         kind: what.
         start_s: when it starts, in seconds since the first step began.
         end_s: when it ends.
-        device: the device whose stream it occupies; None for transfers, sums, and input that is
-            read and copied ahead of time.
+        device: the device whose stream it occupies; None for transfers and sums.
         channels: the channels that it occupies (see :func:`lightning_gpp.cluster.channels`).
         action: the action of the program that it is, or belongs to: of a transfer the send; of the
             sum of a bucket the REDUCE of one of its devices.
         size_bytes: of a message, a copy or a bucket.
         cause: index of the task whose end let it start; None where it starts with the simulation.
             Of a sum that starts before the last backward is over: that backward.
-        step: which of the simulated steps it belongs to.
         ready_s: of transfers and sums, when they would have started had their channels been free.
     """
 
@@ -73,7 +71,6 @@ class Task:
     action: Action | None = None
     size_bytes: float | None = None
     cause: int | None = None
-    step: int = 0
     ready_s: float | None = None
 
     @property

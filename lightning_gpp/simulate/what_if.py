@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 
 from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
 from lightning_gpp.common.checks import LARGEST
@@ -19,9 +18,9 @@ from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
-from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
+from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd import MERGING, STEPS, Ssgd, model_layers
+from lightning_gpp.simulate.ssgd import MERGING, Ssgd, model_layers
 from lightning_gpp.simulate.usage import Usage, usage
 
 
@@ -51,28 +50,14 @@ class Case:
     planner: str = "graphpipe"
     schedule: str | None = None
 
-    @property
-    def num_steps(self) -> int:
-        """Steps that are simulated in a row."""
-        return STEPS if self.prefetch and self.step.has_input else 1
-
     @cached_property
     def simulation(self) -> Simulation:
-        """A step, or the last of several where the input is read ahead."""
-        return simulate_plan(
-            self.plan, self.request, self.costs(), num_steps=self.num_steps, prefetch=self.prefetch
-        )
-
-    def costs(self) -> ProgramCosts:
-        """What its program costs."""
+        """A step; without its input where that is read ahead."""
+        step = self.step.without_input if self.prefetch else self.step
         costs = program_costs(
-            self.plan,
-            self.request,
-            overlap=self.overlap,
-            all_reduce=self.all_reduce,
-            step=self.step,
+            self.plan, self.request, overlap=self.overlap, all_reduce=self.all_reduce, step=step
         )
-        return costs.with_bytes(self.bytes_factor) if self.bytes_factor != 1 else costs
+        return simulate_plan(self.plan, self.request, costs.with_bytes(self.bytes_factor))
 
     @cached_property
     def usage(self) -> Usage:
@@ -91,13 +76,14 @@ class Case:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step; of several without draining their mean."""
-        return self.simulation.minibatch_s
+        """Seconds of a step, none shorter than its input; of several in a row their mean."""
+        step_s = self.simulation.minibatch_s
+        return max(step_s, self.step.input_s) if self.prefetch else step_s
 
     @property
     def samples_per_s(self) -> float:
         """Throughput."""
-        return self.request.minibatch_size / self.simulation.step_s
+        return self.request.minibatch_size / self.request.num_minibatches / self.step_s
 
     def changed(self, factors: Mapping[str, float]) -> Case:
         """The same plan in a changed world.
@@ -133,12 +119,8 @@ class Case:
             raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
         found = plan_to_run(PlanQuestion(request, self.planner, self.schedule))
         part = found.request.minibatch_size / self.request.minibatch_size
-        step = replace(
-            self.step.of_devices(found.request.num_devices),
-            data_s=self.step.data_s * part,
-            input_bytes=self.step.input_bytes * part,
-            turn_s=self.step.turn_s * part,
-        )
+        step = self.step.of_part(part, found.request.num_devices)
+        step = replace(step, turn_s=step.turn_s * part)
         return replace(self, plan=found.plan, request=found.request, step=step)
 
     def on_twice_the_devices(self) -> Case:
@@ -163,29 +145,17 @@ class Case:
             layer._replace(gradient_bytes=layer.gradient_bytes * self.bytes_factor)
             for layer in model_layers(request, self.request.minibatch_size * part)
         ]
-        step = replace(
-            self.step.of_devices(count),
-            data_s=self.step.data_s * part,
-            input_bytes=self.step.input_bytes * part,
-        )
+        step = self.step.of_part(part, count)
         return Ssgd(layers, request.cluster, variant, step, self.all_reduce)
 
 
 def _compute(case: Case, factor: float) -> Case:
     costs = Costs(tuple(_faster(profile, factor) for profile in case.request.costs.profiles))
-    step = case.step
-    return replace(
-        case,
-        request=replace(case.request, costs=costs),
-        step=replace(
-            step,
-            feed_s=step.feed_s / factor,
-            loss_s=step.loss_s / factor,
-            loss_backward_s=step.loss_backward_s / factor,
-            turn_s=step.turn_s / factor,
-            optimizer_s={device: s / factor for device, s in step.optimizer_s.items()},
-        ),
-    )
+    optimizer_s = {device: s / factor for device, s in case.step.optimizer_s.items()}
+    names = ("feed_s", "loss_s", "loss_backward_s", "turn_s")
+    faster = {name: getattr(case.step, name) / factor for name in names}
+    step = replace(case.step, optimizer_s=optimizer_s, **faster)
+    return replace(case, request=replace(case.request, costs=costs), step=step)
 
 
 def _faster(profile: Profile, factor: float) -> Profile:
@@ -230,15 +200,13 @@ def _input(case: Case, factor: float) -> Case:
     return replace(case, step=replace(step, data_s=data_s, input_bytes=input_bytes))
 
 
-CHANGES: Mapping[str, Callable[[Case, float], Case]] = MappingProxyType(
-    {
-        "compute": _compute,
-        "bandwidth": _bandwidth,
-        "latency": _latency,
-        "bytes": _bytes,
-        "input": _input,
-    }
-)
+CHANGES: Mapping[str, Callable[[Case, float], Case]] = {
+    "compute": _compute,
+    "bandwidth": _bandwidth,
+    "latency": _latency,
+    "bytes": _bytes,
+    "input": _input,
+}
 """What can be changed by a factor: speed of devices, links, bytes, speed of reading the input."""
 
 

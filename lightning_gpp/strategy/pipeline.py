@@ -24,7 +24,8 @@ from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
 from lightning_gpp.runtime.sums.sums import ProcessSums
-from lightning_gpp.schedule import FORWARD_ONLY, Program, Window
+from lightning_gpp.schedule import Program, Window
+from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
 from lightning_gpp.strategy.recording.recorder import StepRecorder

@@ -19,7 +19,7 @@ from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.choice import Divisions
 from lightning_gpp.planner.graphpipe.draft import UnitTables
-from lightning_gpp.planner.graphpipe.space import Problem
+from lightning_gpp.planner.graphpipe.space import Problem, Trials
 from lightning_gpp.schedule import find_schedule
 
 REPLICAS = (1, 2, 4)
@@ -296,6 +296,6 @@ def line_divisions(request: PlanRequest) -> list[tuple[Stages, Sequence[int]]]:
 
 def found_bottleneck_s(request: PlanRequest, size: int, *, take_turns: bool = False) -> float:
     """What the search of ``graphpipe_exclusive`` finds when it tries all divisions of the line."""
-    space = Problem(UnitTables(request)).space(size, take_turns=take_turns, tries_all=True)
+    space = Problem(UnitTables(request)).space(size, take_turns=take_turns, trials=Trials())
     found = Divisions(space).smallest()
     return found.seconds_per_sample if found else INFEASIBLE

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.gnn.chunked_model import ChunkStage
-from lightning_gpp.planner import Plan, Stage, plan_in_ways
+from lightning_gpp.planner import Plan, Stage
+from lightning_gpp.planner.ways import plan_in_ways
 
 
 def stages_of(model: ChunkedModel, num_stages: int) -> list[ChunkStage]:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from helpers.brute_force import edges_between, orders
 from helpers.series_parallel import Tree, divisions, final_stages
-from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_below
+from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner.step_time.evaluate import evaluate_below
 
 
 def best_shared_step_s(tree: Tree, request: PlanRequest, at_most_s: float = math.inf) -> float:

@@ -23,7 +23,7 @@ from lightning_gpp.simulate import (
     TaskKind,
     simulate,
 )
-from lightning_gpp.simulate.engine.message_costs import message_costs
+from lightning_gpp.simulate.program_costs import message_costs
 
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
 """Multiples of a quarter: sums of them are exact."""
@@ -179,8 +179,6 @@ def simulated_stages(
     buckets: Sequence[Bucket] = (),
     readers: Mapping[str, tuple[int, ...]] | None = None,
     step: StepCosts | None = None,
-    num_steps: int = 1,
-    prefetch: bool = False,
     **options: Any,
 ) -> Simulation:
     """A simulated step of a small stage graph, one stage per device by default.
@@ -200,8 +198,6 @@ def simulated_stages(
         buckets: of the gradients of replicas.
         readers: parameter -> the stages that read it; one for each stage by default.
         step: what comes besides.
-        num_steps: see ``simulate``.
-        prefetch: see ``simulate``.
         options: of ``build_program``.
     """
     names = readers or {f"w{stage}": (stage,) for stage in range(num_stages)}
@@ -237,7 +233,7 @@ def simulated_stages(
         tuple(buckets),
         step or StepCosts(),
     )
-    return simulate(program, costs, num_steps=num_steps, prefetch=prefetch)
+    return simulate(program, costs)
 
 
 def task_times(

@@ -18,8 +18,8 @@ from lightning_gpp.simulate import (
     Timeline,
     predicted_timeline,
     simulate,
-    with_inferred_path,
 )
+from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 
 TWO_BRANCHES = "0>2 1>2"
 

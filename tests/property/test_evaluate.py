@@ -14,14 +14,8 @@ from lightning_gpp.planner import Plan, Stage, plan_request
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
-from lightning_gpp.schedule import (
-    SCHEDULES,
-    Action,
-    Kind,
-    build_program,
-    dry_run,
-    most_in_flight,
-)
+from lightning_gpp.schedule import SCHEDULES, Action, Kind, build_program, dry_run
+from lightning_gpp.schedule.schedules import most_in_flight
 
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
@@ -49,7 +43,7 @@ def test_evaluating_below_a_step_gives_the_same_or_nothing(data, fraction):
 def test_the_peak_is_that_of_the_steps(stages, data, schedule):
     multiples = [data.draw(st.sampled_from([1, 2, 4])) for _ in range(stages.num_stages)]
     arguments = stages, data.draw(st.sampled_from([4, 8, 16])), multiples
-    steps = SCHEDULES[schedule].orders(*arguments)
+    steps = SCHEDULES[schedule].steps(*arguments)
     expected = {stage: most_in_flight(order) for stage, order in steps.items()}
     assert SCHEDULES[schedule].peak_in_flight(*arguments) == expected
 

@@ -37,7 +37,7 @@ from lightning_gpp.planner.graphpipe.planner import (
     search_plans,
 )
 from lightning_gpp.planner.make_plan import PLANNERS
-from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.simulate import simulate_plan
 
 BUDGET = 2000
@@ -121,7 +121,7 @@ def test_stages_are_merged_where_the_step_is_as_good(request):
         result = search_plans(request, BUDGET)
     except DoesNotFitError:
         return
-    found = [one.evaluation for one in result.ranked]
+    found = list(result.ranked)
     assert found[0].step_s <= AS_GOOD * min(one.step_s for one in found)
     shorter = [one for one in found[1:] if one.step_s < found[0].step_s]
     assert all(len(one.stages) > len(found[0].stages) for one in shorter)
@@ -167,7 +167,7 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     plan = plan_of(draft, tables, "graphpipe")
     request = tables.request
     validate_plan(plan, request.graph, request.num_devices)
-    found, run = evaluate_plan(plan, request), pipeline_run(plan, request)
+    found, run = evaluate_plan(plan, request), PipelineRun(plan, request)
     bounds = DraftBounds(tables)
     assert bounds.busiest_s(draft) <= found.step_s * (1 + 1e-9)
     assert bounds.least_s(draft) <= found.step_s * (1 + 1e-9)

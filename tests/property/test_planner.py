@@ -22,7 +22,7 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
-from lightning_gpp.planner.step_time.device_time import device_times
+from lightning_gpp.planner.step_time.evaluate import device_times
 from lightning_gpp.planner.units.units import build_units, indivisible_groups
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.schedule import SCHEDULES

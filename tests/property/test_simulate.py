@@ -22,7 +22,7 @@ from lightning_gpp.simulate import (
     simulate,
     usage,
 )
-from lightning_gpp.simulate.engine.message_costs import compute_s
+from lightning_gpp.simulate.program_costs import compute_s
 
 STEPS = st.builds(
     StepCosts,
@@ -43,14 +43,9 @@ ANYTHING = random_simulations(private_channels=False, step=STEPS)
 
 @st.composite
 def simulations(draw: st.DrawFn) -> Simulation:
-    """Any program with any costs, one step or two."""
+    """Any program with any costs."""
     case = draw(ANYTHING)
-    return simulate(
-        case.program,
-        case.costs,
-        num_steps=draw(st.sampled_from([1, 2])),
-        prefetch=draw(st.booleans()),
-    )
+    return simulate(case.program, case.costs)
 
 
 def dependencies(program: Program, action: Action) -> Iterator[Action]:
@@ -115,14 +110,9 @@ def _check_exclusive(found: Simulation) -> None:
 
 def _check_complete(found: Simulation) -> None:
     program = found.program
-    num_steps = 1 + max(task.step for task in found.tasks)
-    expected = [
-        (action, step)
-        for step in range(num_steps)
-        for action in (*compute_actions(program), *_sends(found))
-    ]
+    expected = [*compute_actions(program), *_sends(found)]
     work = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED, TaskKind.TRANSFER)
-    done = [(task.action, task.step) for task in found.tasks if task.kind in work]
+    done = [task.action for task in found.tasks if task.kind in work]
     assert sorted(map(str, done)) == sorted(map(str, expected))
     sums = [t for t in found.tasks if t.kind is TaskKind.REDUCE]
     groups = [program.reduce_groups[bucket.group] for bucket in found.costs.buckets]
@@ -134,7 +124,7 @@ def _check_complete(found: Simulation) -> None:
         and any(b.group == index and b.size_bytes for b in found.costs.buckets)
     }
     messages = sum(2 * (len(group.devices) - 1) for group in shared.values())
-    assert len(sums) == num_steps * (buckets + messages)
+    assert len(sums) == buckets + messages
 
 
 def _sends(found: Simulation) -> list[Action]:
@@ -143,22 +133,21 @@ def _sends(found: Simulation) -> list[Action]:
 
 def _check_order(found: Simulation) -> None:
     """Whatever the program says that an action needs is over before it starts."""
-    times = {(task.action, task.step): task for task in found.tasks if task.kind in _COMPUTE}
-    for (action, step), task in times.items():
+    times = {task.action: task for task in found.tasks if task.kind in _COMPUTE}
+    for action, task in times.items():
         assert action is not None
         for need in dependencies(found.program, action):
-            assert times[need, step].end_s <= task.start_s
+            assert times[need].end_s <= task.start_s
     for task in found.tasks:
         assert task.cause is None or found.tasks[task.cause].start_s <= task.start_s
         if task.kind is TaskKind.OPTIMIZER:
-            before = [t for t in found.tasks if t.device == task.device and t.step == task.step]
+            before = [t for t in found.tasks if t.device == task.device]
             assert max(t.end_s for t in before) == task.end_s
             assert all(
                 t.end_s <= task.start_s
                 for t in found.tasks
                 if t.kind is TaskKind.REDUCE
                 and t.device is None
-                and t.step == task.step
                 and t.action is not None
                 and t.action.kind is Kind.REDUCE
                 and found.program.reduce_groups[t.action.microbatch].stage is not None

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_gpp.runtime import executor, measured
 from lightning_gpp.schedule import Kind
-from lightning_gpp.simulate.engine import compile_program
+from lightning_gpp.simulate import program_work
 from lightning_gpp.simulate.timeline import predicted
 
 
@@ -17,7 +17,7 @@ from lightning_gpp.simulate.timeline import predicted
     ("reader", "handlers"),
     [
         ("the executor", executor.HANDLERS),
-        ("the simulator", compile_program.HANDLERS),
+        ("the simulator", program_work.HANDLERS),
         ("pictures of simulated steps", predicted.HANDLERS),
         ("pictures of recorded steps", measured.SPANS),
     ],

@@ -38,12 +38,14 @@ class PlanningProblem:
         source: where the graph and the costs come from.
         question: what training would ask.
         notes: what else to know, such as that a cache was used.
+        refit: what the costs are corrected by.
     """
 
     name: str
     source: str
     question: PlanQuestion
     notes: tuple[str, ...] = ()
+    refit: Refit | None = None
 
     @property
     def request(self) -> PlanRequest:
@@ -61,7 +63,8 @@ class PlanningProblem:
             ValueError: the refit is of another model.
         """
         notes = (*self.notes, f"Costs: {found.describe()}.")
-        return replace(self.with_request(found.request(self.request)), notes=notes)
+        problem = self.with_request(found.request(self.request))
+        return replace(problem, notes=notes, refit=found)
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""

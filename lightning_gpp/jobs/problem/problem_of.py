@@ -33,7 +33,7 @@ from lightning_gpp.jobs.problem.problem import (
 )
 from lightning_gpp.planner import BALANCED, plan_request
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.planner.ways import WaysAnswer, WaysQuestion, answer_ways, numbers_of_ways
+from lightning_gpp.planner.ways import WaysAnswer, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.workloads import (
     WORKLOADS,
@@ -181,12 +181,12 @@ def best_ways(problem: FullGraphProblem) -> PlanningProblem:
     """The question for the best number of ways, with its answer."""
     name, source, answers = problem
     best = min(answers, key=lambda found: found.evaluation.step_s)
-    notes = best.question.notes
+    notes = best.notes
     if len(answers) > 1:
-        others = ", ".join(str(each.question.num_ways) for each in answers)
-        ways = f"ways={best.question.num_ways} is the best of {others}"
+        others = ", ".join(str(each.model.num_ways) for each in answers)
+        ways = f"ways={best.model.num_ways} is the best of {others}"
         notes += (f"{ways}; job=compare shows them all.",)
-    question = PlanQuestion(best.question.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
+    question = PlanQuestion(best.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
     return PlanningProblem(name, source, question, notes)
 
 
@@ -226,7 +226,7 @@ def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
     num_devices = cluster.num_devices
     exact = strategy_option(config, "mode") == "exact"
 
-    def question(ways: int) -> WaysQuestion:
+    def answered(ways: int) -> WaysAnswer:
         if num_devices % ways:
             raise ValueError(f"ways={ways} has to divide the {num_devices} devices")
         chunks = strategy_option(config, "chunks")
@@ -243,11 +243,12 @@ def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
             schedule=GPIPE_REVERSED.name,
             max_replicas=1,
         )
-        return WaysQuestion(request, model, notes)
+        return answer_ways(request, model, planner, notes)
 
-    ways = [config.ways] if config.ways else numbers_of_ways(num_devices)
-    answers = answer_ways(map(question, ways), chosen_planner(config, BALANCED))
-    return FullGraphProblem(name, source, [*answers])
+    divisors = [ways for ways in range(1, num_devices + 1) if num_devices % ways == 0]
+    planner = chosen_planner(config, BALANCED)
+    answers = [answered(ways) for ways in ([config.ways] if config.ways else divisors)]
+    return FullGraphProblem(name, source, answers)
 
 
 def _divided(workload: FullGraphWorkload, cluster: Cluster, ways: int, chunks: int) -> Divided:

@@ -9,10 +9,9 @@ from dataclasses import replace
 from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.planner.base import HOLD_FEWER, HOLDS_FEW, DoesNotFitError, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.plan.plan_graph import check_cuts, plan_graph
+from lightning_gpp.planner.plan.plan_graph import check_cuts
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, plan_devices
-from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-from lightning_gpp.planner.step_time.stage_costs import replica_computes
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 
 WITHOUT_REPLICAS = ", without replicas"
 """Behind the name of a planner whose plans with replicas cannot run."""
@@ -42,23 +41,24 @@ class BestPlan:
 
         Plans whose computing alone takes longer than the best step are not played.
         """
-        fits = False
+        fits, request = False, self.request
         for plan in plans:
-            if self.evaluation and computing_s(plan, self.request) >= self.evaluation.step_s:
+            best, run = self.evaluation, PipelineRun(plan, request)
+            if best is not None and run.busiest_s() >= best.step_s:
                 fits = True  # whether it does makes no difference any more
                 continue
-            if not self._can_run(plan):
+            try:
+                check_cuts(run.graph, request.graph)
+            except ValueError as error:
+                self.refusal = str(error)
                 continue
-            best_s = self.evaluation.step_s if self.evaluation else math.inf
-            found = evaluate_below(plan, self.request, best_s)
-            if found is None:
-                fits = True  # as above
-            elif found.is_feasible:
-                fits = True
-                if self.evaluation is None or found.rank < self.evaluation.rank:
-                    self.evaluation = found
-            else:
+            found = evaluate_below(plan, request, best.step_s if best else math.inf)
+            if found is not None and not found.is_feasible:
                 self._note(found)
+                continue
+            fits = True
+            if found is not None and (best is None or found.rank < best.rank):
+                self.evaluation = found
         return fits
 
     def plan(self, planner: str) -> Plan:
@@ -91,14 +91,6 @@ class BestPlan:
             "devices with more memory, or smaller mini-batches"
             + (f"; {HOLD_FEWER}" if self._fits_with_fewer else "")
         )
-
-    def _can_run(self, plan: Plan) -> bool:
-        try:
-            check_cuts(plan_graph(plan, self.request.graph), self.request.graph)
-        except ValueError as error:
-            self.refusal = str(error)
-            return False
-        return True
 
     def _note(self, found: PlanEvaluation) -> None:
         """Keeps what there is to say of a plan that does not fit."""
@@ -145,20 +137,6 @@ def refusal_notes(plan: Plan) -> tuple[str, ...]:
     return (
         f"plans of {planner} with replicas cannot run: replicas would have to exchange values that "
         "cannot be cut by samples; this is its best plan without replicas",
-    )
-
-
-def computing_s(plan: Plan, request: PlanRequest) -> float:
-    """Seconds that the busiest stage computes in a step; no step is shorter.
-
-    Raises:
-        ValueError: the plan has no number of micro-batches.
-    """
-    unit_size = request.minibatch_size / num_microbatches(plan, request)
-    return request.minibatch_size * max(
-        (one.forward_s + one.backward_s) / (unit_size * stage.microbatch_multiple)
-        for stage in plan.stages
-        for one in replica_computes(request, stage, unit_size)
     )
 
 

@@ -38,11 +38,7 @@ from itertools import accumulate, chain
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.baselines.best_plan import (
-    BestPlan,
-    best_plan,
-    uniform_plans,
-)
+from lightning_gpp.planner.baselines.best_plan import BestPlan, best_plan, uniform_plans
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.divisions import candidate_orders
 from lightning_gpp.planner.units.units import build_units, indivisible_groups
@@ -126,25 +122,16 @@ def stage_devices(
     size = levels[0].num_machines
     first_host, place, outer = 0, 0, None
     for inner, *hosts in stages:
-        num_hosts = hosts[0].num_replicas if hosts else 1
-        if hosts and hosts[0] is not outer:
-            first_host, place, outer = (
-                first_host + (outer.num_replicas if outer else 0),
-                0,
-                hosts[0],
-            )
+        now = hosts[0] if hosts else None
+        if now is not outer:
+            first_host, place = first_host + (outer.num_replicas if outer else 0), 0
+            outer = now
         yield tuple(
             (first_host + host) * size + place + copy
-            for host in range(num_hosts)
+            for host in range(now.num_replicas if now else 1)
             for copy in range(inner.num_replicas)
         )
         place += inner.num_replicas
-
-
-NEVER = math.inf
-
-Table = list[list[list[float]]]
-"""``A`` by first layer, last layer and number of machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,32 +162,9 @@ class Segment:
     num_replicas: int
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The table of a level, and how its entries came about.
-
-    Attributes:
-        level: the level.
-        slowest_s: ``A``; ``slowest_s[i][j][m]`` for layers ``i … j`` on ``m`` machines.
-        last_start: first layer of the last stage of an entry.
-        last_replicas: machines of the last stage of an entry.
-    """
-
-    level: Level
-    slowest_s: Table
-    last_start: list[list[list[int]]]
-    last_replicas: list[list[list[int]]]
-
-    def segments(self, start: int, stop: int) -> list[Segment]:
-        """The stages of layers ``start … stop - 1`` on all machines of the level."""
-        found: list[Segment] = []
-        machines = self.level.num_machines
-        while stop > start:
-            at = self.last_start[start][stop - 1][machines]
-            replicas = self.last_replicas[start][stop - 1][machines]
-            found.append(Segment(at, stop, replicas))
-            stop, machines = at, machines - replicas
-        return found[::-1]
+Table = list[list[list[tuple[float, int, int]]]]
+"""By first layer, last layer and number of machines: ``A``, and the first layer and the machines of
+the last stage."""
 
 
 def pipedream_stages(
@@ -223,22 +187,28 @@ def pipedream_stages(
         For every stage its segment at each level, devices of a host first: it has the product of
         their ``num_replicas`` copies. None if no division passes the filter.
     """
-    solutions = solve_levels(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
-    if solutions[-1].slowest_s[0][len(layers) - 1][levels[-1].num_machines] == NEVER:
+    tables = solve_levels(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
+    if tables[-1][0][-1][-1][0] == math.inf:
         return None
     stages: list[list[Segment]] = [[]]
-    for solution in reversed(solutions):
+    for table in reversed(tables):
         stages = [
             [segment, *outer]
             for outer in stages
-            for segment in solution.segments(*_span(outer, len(layers)))
+            for segment in _segments(table, Segment(0, len(layers), 1) if not outer else outer[0])
         ]
     return stages
 
 
-def _span(outer: Sequence[Segment], num_layers: int) -> tuple[int, int]:
-    """The layers to divide at the next level: those of the innermost segment so far."""
-    return (outer[0].start, outer[0].stop) if outer else (0, num_layers)
+def _segments(table: Table, outer: Segment) -> list[Segment]:
+    """The stages of the layers of a segment of the next level, on all machines of this one."""
+    found: list[Segment] = []
+    stop, machines = outer.stop, len(table[0][0]) - 1
+    while stop > outer.start:
+        _, start, copies = table[outer.start][stop - 1][machines]
+        found.append(Segment(start, stop, copies))
+        stop, machines = start, machines - copies
+    return found[::-1]
 
 
 def solve_levels(
@@ -247,75 +217,62 @@ def solve_levels(
     *,
     replicas: Sequence[Sequence[int]] | None = None,
     memory_bytes: float | None = None,
-) -> list[Solution]:
+) -> list[Table]:
     """The tables of all levels; arguments are :func:`pipedream_stages`'s."""
-    count = len(layers)
-    sums = layers.compute_s
+    count, sums, inner = len(layers), layers.compute_s, 1
     compute_s = [[sums[j + 1] - sums[i] for j in range(count)] for i in range(count)]
-    solutions = []
-    inner = 1
+    limit = math.inf if memory_bytes is None else memory_bytes
+    tables: list[Table] = []
     for number, level in enumerate(levels):
-        solution = _solve(
-            layers,
-            compute_s,
-            level,
-            inner=inner,
-            starts=1 if number == len(levels) - 1 else count,
-            replicas=replicas[number] if replicas else range(1, level.num_machines + 1),
-            memory_bytes=math.inf if memory_bytes is None else memory_bytes,
-        )
-        compute_s = [[row[level.num_machines] for row in rows] for rows in solution.slowest_s]
-        inner = level.num_machines
-        solutions.append(solution)
-    return solutions
+        machines = level.num_machines
+        counts = replicas[number] if replicas else range(1, machines + 1)
+        starts = 1 if number == len(levels) - 1 else count
+        tables.append(_solve(layers, compute_s, level, inner, starts, counts, limit))
+        compute_s = [[row[machines][0] for row in rows] for rows in tables[-1]]
+        inner = machines
+    return tables
 
 
 def _solve(
     layers: Layers,
     compute_s: Sequence[Sequence[float]],
     level: Level,
-    *,
     inner: int,
     starts: int,
     replicas: Sequence[int],
     memory_bytes: float,
-) -> Solution:
+) -> Table:
     """``A`` for the first ``starts`` first layers."""
     count, machines = len(layers), level.num_machines
     parameters, activations = layers.parameter_bytes, layers.activation_bytes
     single = layers.num_single
-    slowest = [[[NEVER] * (machines + 1) for _ in range(count)] for _ in range(count)]
-    last_start = [[[0] * (machines + 1) for _ in range(count)] for _ in range(count)]
-    last_replicas = [[[0] * (machines + 1) for _ in range(count)] for _ in range(count)]
+    never = math.inf, 0, 0
+    table = [[[never] * (machines + 1) for _ in range(count)] for _ in range(count)]
 
     def stage_s(first: int, last: int, used: int, copies: int, sharing: int) -> float:
         """Seconds of one stage, the last of stages on ``used`` machines."""
         weights = parameters[last + 1] - parameters[first]
         kept = activations[last + 1] - activations[first]
-        if math.ceil((machines - used) / copies) * (kept + weights) > memory_bytes:
-            return NEVER
-        if copies > 1 and single[last + 1] > single[first]:
-            return NEVER
+        is_full = math.ceil((machines - used) / copies) * (kept + weights) > memory_bytes
+        if is_full or (copies > 1 and single[last + 1] > single[first]):
+            return math.inf
         synchronise_s = 4 * (copies - 1) * weights / (level.bandwidth_bytes_per_s * copies)
         return (compute_s[first][last] + synchronise_s / sharing) / copies
 
     for i in range(starts):
         for j in range(i, count):
             for m in range(1, machines + 1):
-                best, best_start, best_copies = NEVER, i, m
-                if m in replicas:
-                    best = stage_s(i, j, m, m, inner)
+                best = (stage_s(i, j, m, m, inner) if m in replicas else math.inf), i, m
                 for k in range(i, j):
                     for copies in replicas:
                         if copies >= m:
                             break
                         last_s = stage_s(k + 1, j, m, copies, 1)
-                        found = max(slowest[i][k][m - copies], last_s)
-                        if found < best:
-                            best, best_start, best_copies = found, k + 1, copies
-                slowest[i][j][m] = best
-                last_start[i][j][m], last_replicas[i][j][m] = best_start, best_copies
-    return Solution(level, slowest, last_start, last_replicas)
+                        found = max(table[i][k][m - copies][0], last_s)
+                        if found < best[0]:
+                            best = found, k + 1, copies
+                table[i][j][m] = best
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,18 +312,14 @@ def linear_layers(request: PlanRequest, microbatch_size: float) -> Layers:
     units = build_units(request.graph, profile, indivisible_groups(request.graph))
     order = candidate_orders(units)[0]
     operators = tuple(units.operators[unit] for unit in order)
+    bytes_of, graph = request.tables.parameter_bytes, request.graph
+    kept = {name: cost.activation_bytes for name, cost in profile.operators.items()}
     return Layers(
         operators=operators,
         compute_s=_sums(units.compute_s[unit] for unit in order),
-        parameter_bytes=_sums(
-            request.tables.parameter_bytes(names).all_bytes for names in operators
-        ),
-        activation_bytes=_sums(
-            sum(profile.operators[name].activation_bytes for name in names) for names in operators
-        ),
-        num_single=_sums(
-            any(request.graph.operator[name].state for name in names) for names in operators
-        ),
+        parameter_bytes=_sums(bytes_of(names).all_bytes for names in operators),
+        activation_bytes=_sums(sum(kept[name] for name in names) for names in operators),
+        num_single=_sums(any(graph.operator[n].state for n in names) for names in operators),
     )
 
 

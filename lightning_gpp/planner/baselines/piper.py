@@ -15,14 +15,9 @@ from dataclasses import replace
 
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.baselines.best_plan import (
-    BestPlan,
-    best_plan,
-    uniform_plans,
-)
+from lightning_gpp.planner.baselines.best_plan import BestPlan, best_plan, uniform_plans
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.request_tables import StageCompute, edge_bytes
-from lightning_gpp.planner.step_time.stage_costs import stage_memory
+from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
 
@@ -52,7 +47,11 @@ def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
     rules = PiperRules(
         data_parallel=request.replica_counts(request.num_devices),
         whole_stages=True,
-        single=frozenset(_with_state(request.graph, units)),
+        single=frozenset(
+            unit
+            for unit, names in enumerate(units.operators)
+            if any(request.graph.operator[name].state for name in names)
+        ),
         last=frozenset(units.finals),
     )
     found = search(instance_of(request, units, microbatch_size), rules)
@@ -68,12 +67,6 @@ def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
         used += stage.data_parallel
     name = request.named(NAME)
     yield from uniform_plans(request, stages, microbatch_size, name)
-
-
-def _with_state(graph: ModelGraph, units: UnitGraph) -> Iterator[int]:
-    for unit, names in enumerate(units.operators):
-        if any(graph.operator[name].state for name in names):
-            yield unit
 
 
 def instance_of(request: PlanRequest, units: UnitGraph, microbatch_size: float) -> PiperInstance:
@@ -106,14 +99,13 @@ def _ways(
     costs = [profile.operators[name] for name in operators]
     kept_bytes = sum(cost.activation_bytes for cost in costs)
     forward_s = sum(cost.forward_s for cost in costs)
-    nothing = StageCompute(0.0, 0.0, activation_bytes=0)
-    fixed = stage_memory(request, Stage(0, operators, (0,)), nothing, in_flight=0, input_bytes=0.0)
+    parameter_bytes, trained_bytes = request.tables.parameter_bytes(operators)
     plain = Tmpc(
         name="vanilla",
         seconds_per_sample=forward_s + sum(cost.backward_s for cost in costs),
-        parameter_bytes=fixed.parameter_bytes,
+        parameter_bytes=parameter_bytes,
         memory_bytes_in_flight=kept_bytes,
-        memory_bytes_fixed=fixed.total_bytes,
+        memory_bytes_fixed=parameter_bytes + trained_bytes * (1 + request.optimizer_values),
         sync_forward_bytes={},
         sync_backward_bytes={},
     )

@@ -1,22 +1,28 @@
 """Piper's dynamic program over downsets, devices and data-parallel degrees.
 
-Source: Piper (NeurIPS 2021, section 4) and its published code (github msr-fiddle/piper)::
+Source: Piper (NeurIPS 2021, sections 3 and 4) and its published code (github msr-fiddle/piper),
+without tensor parallelism, which our plans have not::
 
-    best(I, k, s) = min over downsets I' of I, t, d of
-                        max( best(I', k - t d, s - d), seconds(I - I', t, d, s) )
+    best(I, s) = min over downsets I' of I and d of max( best(I', s - d), seconds(I - I', d, s) )
 
-``best(I, k, s)`` is the slowest stage when the operators of the downset ``I`` are the last stages,
-on at most ``k`` devices, with data-parallel degrees that add up to at most ``s``. Time is
-``O(downsets^2 k s)`` for each pair of degrees; the arithmetic over all ``I'`` is done by numpy (the
-original is compiled). Without tensor parallelism ``k`` and ``s`` count the same thing, and ``k`` is
-left out.
+``best(I, s)`` is the slowest stage when the operators of the downset ``I`` are the last stages,
+with data-parallel degrees that add up to at most ``s``. Of a stage of operators ``v`` on ``d``
+devices::
 
-The downsets of a graph: sets of operators that hold all readers of their members.
+    seconds = sum of p_v / d
+            + ( sum over edges to and from other stages of 2 c / d
+              + sum of 4 (d - 1) w_v / (d N) ) / bandwidth
+    memory  = sum of a_v y + b_v,   y = ceil(s / d)
 
-Piper (NeurIPS 2021, section 4) builds pipelines from the back: the last stages together are a
-downset, and a stage is the difference of two. A chain of ``n`` operators has ``n + 1`` downsets,
-``b`` parallel chains have ``(n + 1)^b``: the number explodes with branches, which is the published
-limit of that planner.
+If the fastest ways to run the operators take too much memory, others are chosen by a greedy
+knapsack: those that cost the least time per byte saved come first (the published fast heuristic,
+which needs at most two ways). Time is ``O(downsets^2 s)`` for each degree; the arithmetic over all
+``I'`` is done by numpy (the original is compiled).
+
+The downsets of a graph are the sets of operators that hold all readers of their members: pipelines
+are built from the back, and a stage is the difference of two. A chain of ``n`` operators has ``n +
+1`` downsets, ``b`` parallel chains have ``(n + 1)^b``: the number explodes with branches, which is
+the published limit of that planner.
 """
 
 from __future__ import annotations
@@ -27,10 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.planner.baselines.piper_costs import Array, DownsetCosts, degree_costs
-from lightning_gpp.workloads import PiperInstance
+from lightning_gpp.workloads import PiperInstance, PiperOperator, Tmpc
 
+Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+ENOUGH_BYTES = 1e-9
+MAX_WAYS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +49,11 @@ class PiperStage:
     Attributes:
         operators: ids, in the order of the instance.
         data_parallel: copies of the stage [d].
-        tensor_parallel: devices of each copy [t].
         ways: of every operator the position among its ways by rising time.
     """
 
     operators: tuple[int, ...]
     data_parallel: int
-    tensor_parallel: int
     ways: tuple[int, ...]
 
 
@@ -81,93 +88,87 @@ class PiperRules:
     last: Collection[int] | None = None
 
 
-AS_PUBLISHED = PiperRules()
-
-
-def search(instance: PiperInstance, rules: PiperRules = AS_PUBLISHED) -> PiperPlan | None:
+def search(instance: PiperInstance, rules: PiperRules | None = None) -> PiperPlan | None:
     """The division with the smallest time per sample; None if nothing fits into memory.
 
     Raises:
         ValueError: the model has too many downsets, or operators have ways that Piper's knapsack
-            cannot choose from.
+            cannot choose from, or none on a single device.
     """
-    return _Search(instance, rules).solve()
+    return _Search(instance, rules or PiperRules()).solve()
 
 
 class _Search:
-    """State of one search: the downsets, the costs, and the table."""
+    """State of one search: the downsets, what is between them, and the table."""
 
     def __init__(self, instance: PiperInstance, rules: PiperRules) -> None:
         self.instance = instance
-        self.rules = rules
-        masks = downsets(_readers(instance))
-        self.members = _members(masks, len(instance.operators))
-        self.max_sum = min(instance.num_samples, instance.num_devices)
-        degrees = sorted({t for o in instance.operators for t in o.ways if o.ways[t]})
-        self.degrees = [t for t in degrees if t <= instance.num_devices]
-        self.counts_devices = self.degrees != [1]
-        num_counts = instance.num_devices + 1 if self.counts_devices else 1
-        self.best = np.full((len(masks), num_counts, self.max_sum + 1), np.inf)
-        self.best[0] = 0.0
         ids = [operator.id for operator in instance.operators]
-        single = np.array([float(number in rules.single) for number in ids])
-        self.costs = {
-            degree: DownsetCosts(
-                instance,
-                self.members,
-                degree_costs(instance, degree),
-                max_in_flight=self.max_sum,
-                whole_stages=rules.whole_stages,
-                single=single,
-            )
-            for degree in self.degrees
-        }
+        place = {number: i for i, number in enumerate(ids)}
+        pairs = [(place[edge.source], place[edge.target]) for edge in instance.edges]
+        readers: list[list[int]] = [[] for _ in ids]
+        for source, target in pairs:
+            readers[source].append(target)
+        masks = downsets(readers)
+        rows = [[mask >> operator & 1 for operator in range(len(ids))] for mask in masks]
+        self.members = np.array(rows, dtype=float)
+        self.max_sum = min(instance.num_samples, instance.num_devices)
+        self.copies = [
+            copies
+            for copies in range(1, self.max_sum + 1)
+            if rules.data_parallel is None or copies in rules.data_parallel
+            if instance.num_samples % copies == 0
+        ]
+        self.best = np.full((len(masks), self.max_sum + 1), np.inf)
+        self.best[0] = 0.0
         self.may_be_last = np.ones(len(masks), dtype=bool)
         if rules.last is not None:
             ends = np.array([float(number in rules.last) for number in ids])
             self.may_be_last = self.members @ ends > 0
+        self.whole_stages = rules.whole_stages
+        ways = [_ordered_ways(operator) for operator in instance.operators]
+        fast, other = (_Ways([found[place] for found in ways]) for place in (0, -1))
+        self.slower_s = other.seconds - fast.seconds
+        in_flight = np.arange(self.max_sum + 1)
+        self.fast_bytes = fast.memory(in_flight)
+        self.small_bytes = np.minimum(self.fast_bytes, other.memory(in_flight))
+        self.sent = np.zeros((len(ids), len(ids)))
+        for (source, target), edge in zip(pairs, instance.edges):
+            self.sent[source, target] = edge.size_bytes
+        single = np.array([float(number in rules.single) for number in ids])
+        self.sums = {
+            "single": self.members @ single,
+            "fast_s": self.members @ fast.seconds,
+            "slower_s": self.members @ self.slower_s,
+            "weights": self.members @ fast.weights,
+            "fast_bytes": self.members @ self.fast_bytes,
+            "small_bytes": self.members @ self.small_bytes,
+            "out": (((1 - self.members) @ self.sent) * self.members).sum(axis=1),
+        }
 
     def solve(self) -> PiperPlan | None:
         for downset in range(1, len(self.members)):
             self._fill(downset)
-        full = len(self.members) - 1
-        slowest_s = float(self.best[full, -1, -1])
+        slowest_s = float(self.best[-1, -1])
         if not np.isfinite(slowest_s):
             return None
-        return PiperPlan(slowest_s, tuple(self._stages(full)))
+        return PiperPlan(slowest_s, tuple(self._stages(len(self.members) - 1)))
 
     def _fill(self, downset: int) -> None:
-        """Sets ``best(I, ., .)`` from all smaller downsets."""
-        subs = self._subs(downset)
-        if not len(subs):  # it can neither be the last stage nor have one behind it
-            return
-        table = self.best[downset]
-        for degree, copies in self._choices():
-            slowest_s = self._slowest_s(downset, subs, degree, copies)
-            used = degree * copies if self.counts_devices else 0
-            target = table[used:, copies:]
-            np.minimum(target, slowest_s.min(axis=0), out=target)
-        # "At most" so many devices, and so large a sum.
-        np.minimum.accumulate(table, axis=0, out=table)
-        np.minimum.accumulate(table, axis=1, out=table)
+        """Sets ``best(I, .)`` from all smaller downsets."""
+        subs, table = self._subs(downset), self.best[downset]
+        if len(subs):  # otherwise it can neither be the last stage nor have one behind it
+            for copies in self.copies:
+                slowest_s = self._slowest_s(downset, subs, copies)
+                np.minimum(table[copies:], slowest_s.min(axis=0), out=table[copies:])
+            np.minimum.accumulate(table, out=table)  # "at most" so large a sum
 
-    def _slowest_s(self, downset: int, subs: Indices, degree: int, copies: int) -> Array:
-        """``[sub, k, s]`` of the maximum in the recurrence, k and s from what the stage needs."""
-        used = degree * copies if self.counts_devices else 0
-        behind = self.best[subs, : self.best.shape[1] - used, : self.max_sum + 1 - copies]
-        stage_s = self.costs[degree].seconds(downset, subs, copies)
+    def _slowest_s(self, downset: int, subs: Indices, copies: int) -> Array:
+        """``[sub, s]`` of the maximum in the recurrence, s from what the stage needs."""
+        behind = self.best[subs, : self.max_sum + 1 - copies]
         sums = np.arange(copies, self.max_sum + 1)
-        return np.asarray(np.maximum(behind, stage_s[:, -(-sums // copies)][:, None, :]))
-
-    def _choices(self) -> Iterator[tuple[int, int]]:
-        """Tensor-parallel and data-parallel degrees of a stage."""
-        for degree in self.degrees:
-            for copies in range(1, self.instance.num_devices // degree + 1):
-                allowed = self.rules.data_parallel
-                if allowed is not None and copies not in allowed:
-                    continue
-                if copies <= self.max_sum and self.instance.num_samples % copies == 0:
-                    yield degree, copies
+        stage_s = self._seconds(downset, subs, copies)[:, -(-sums // copies)]
+        return np.asarray(np.maximum(behind, stage_s))
 
     def _subs(self, downset: int) -> Indices:
         """Smaller downsets inside of one."""
@@ -177,49 +178,120 @@ class _Search:
 
     def _stages(self, downset: int) -> Iterator[PiperStage]:
         """The stages behind an entry of the table, first one first."""
-        k, s = self.best.shape[1] - 1, self.max_sum
+        s = self.max_sum
         while downset:
-            slowest_s = self.best[downset, k, s]
-            while k and self.best[downset, k - 1, s] == slowest_s:
-                k -= 1
-            while s and self.best[downset, k, s - 1] == slowest_s:
+            while s and self.best[downset, s - 1] == self.best[downset, s]:
                 s -= 1
-            sub, degree, copies = self._choice(downset, k, s)
+            sub, copies = self._choice(downset, s)
             inside = np.flatnonzero(self.members[downset] - self.members[sub])
-            yield PiperStage(
-                operators=tuple(self.instance.operators[i].id for i in inside),
-                data_parallel=copies,
-                tensor_parallel=degree,
-                ways=tuple(self.costs[degree].ways(downset, sub, -(-s // copies))),
-            )
-            k, s = k - (degree * copies if self.counts_devices else 0), s - copies
-            downset = sub
+            ids = tuple(self.instance.operators[i].id for i in inside)
+            yield PiperStage(ids, copies, tuple(self._ways(downset, sub, -(-s // copies))))
+            s, downset = s - copies, sub
 
-    def _choice(self, downset: int, k: int, s: int) -> tuple[int, int, int]:
-        """Downset behind the first stage, and its degrees, that give an entry its value."""
+    def _choice(self, downset: int, s: int) -> tuple[int, int]:
+        """Downset behind the first stage, and its copies, that give an entry its value."""
         subs = self._subs(downset)
-        for degree, copies in self._choices():
-            used = degree * copies if self.counts_devices else 0
-            if used <= k and copies <= s:
-                found = self._slowest_s(downset, subs, degree, copies)[:, k - used, s - copies]
-                hits = np.flatnonzero(found == self.best[downset, k, s])
+        for copies in self.copies:
+            if copies <= s:
+                found = self._slowest_s(downset, subs, copies)[:, s - copies]
+                hits = np.flatnonzero(found == self.best[downset, s])
                 if len(hits):
-                    return int(subs[hits[0]]), degree, copies
+                    return int(subs[hits[0]]), copies
         raise AssertionError("an entry of the table has no origin")
 
+    def _seconds(self, downset: int, subs: Indices, d: int) -> Array:
+        """Seconds per sample of the stages ``downset - sub``: ``[sub, y]``, y from 0."""
+        weights = self._between("weights", downset, subs)
+        sync_bytes = 4 * (d - 1) * weights / d / self.instance.num_samples
+        inside = self.members[downset]
+        into = (1 - inside) @ self.sent
+        over = into + into  # from before the stage to behind it, at both ends
+        cut = inside @ into + self.sums["out"][subs] - self.members[subs] @ over
+        bytes_sent = 2 * cut / d + sync_bytes
+        result = self._compute_s(downset, subs) / d
+        result = result + (bytes_sent / self.instance.bandwidth_bytes_per_s)[:, None]
+        if d > 1:
+            result[self._between("single", downset, subs) > 0] = np.inf
+        return np.asarray(result)
 
-def _readers(instance: PiperInstance) -> list[list[int]]:
-    place = {operator.id: i for i, operator in enumerate(instance.operators)}
-    readers: list[list[int]] = [[] for _ in instance.operators]
-    for edge in instance.edges:
-        readers[place[edge.source]].append(place[edge.target])
-    return readers
+    def _between(self, name: str, downset: int, subs: Indices) -> Array:
+        sums = self.sums[name]
+        return np.asarray(sums[downset] - sums[subs])
+
+    def _compute_s(self, downset: int, subs: Indices) -> Array:
+        """Seconds of compute with ways that fit into memory, infinite where none do."""
+        memory_bytes = self.instance.memory_bytes
+        fast_s = self._between("fast_s", downset, subs)
+        result = np.repeat(fast_s[:, None], self.max_sum + 1, axis=1)
+        excess = self._between("fast_bytes", downset, subs) - memory_bytes
+        never = self._between("small_bytes", downset, subs) > memory_bytes
+        if self.whole_stages:
+            never |= (excess > 0) & (self._between("single", downset, subs) > 0)[:, None]
+        result[never] = np.inf
+        tight = (excess > 0) & np.isfinite(result)
+        for in_flight in map(int, np.flatnonzero(tight.any(axis=0))):
+            rows = np.flatnonzero(tight[:, in_flight])
+            saving = subs[rows], in_flight, excess[rows, in_flight]
+            result[rows, in_flight] += self._longer_s(downset, *saving)
+        return result
+
+    def _longer_s(self, downset: int, subs: Indices, in_flight: int, excess: Array) -> Array:
+        """Seconds that saving the excess bytes costs."""
+        if self.whole_stages:
+            return self._between("slower_s", downset, subs)
+        order, saved = self._by_price(in_flight)
+        inside = self.members[downset][order] - self.members[subs][:, order]
+        enough = np.cumsum(inside * saved, axis=1) > excess[:, None] - ENOUGH_BYTES
+        paid = np.cumsum(inside * self.slower_s[order], axis=1)
+        return np.asarray(paid[np.arange(len(subs)), enough.argmax(axis=1)])
+
+    def _by_price(self, in_flight: int) -> tuple[Indices, Array]:
+        """Operators whose other way saves memory, cheapest per byte first, and these bytes."""
+        saved = (self.fast_bytes - self.small_bytes)[:, in_flight]
+        useful = np.flatnonzero(saved > ENOUGH_BYTES)
+        order = useful[np.argsort(self.slower_s[useful] / saved[useful], kind="stable")]
+        return order, saved[order]
+
+    def _ways(self, downset: int, sub: int, in_flight: int) -> list[int]:
+        """Position of the way of every operator of a stage: 0 the fastest, 1 the other one."""
+        inside = self.members[downset] - self.members[sub]
+        excess = self._between("fast_bytes", downset, np.array([sub]))[0, in_flight]
+        excess -= self.instance.memory_bytes
+        chosen = np.zeros(len(inside), dtype=int)
+        for operator, bytes_saved in zip(*self._by_price(in_flight)):
+            if inside[operator] and (excess > ENOUGH_BYTES or (self.whole_stages and chosen.any())):
+                chosen[operator] = 1
+                excess -= bytes_saved
+        return [int(chosen[operator]) for operator in np.flatnonzero(inside)]
 
 
-def _members(masks: Sequence[int], num_operators: int) -> Array:
-    return np.array(
-        [[mask >> operator & 1 for operator in range(num_operators)] for mask in masks], dtype=float
-    )
+class _Ways:
+    """One way to run every operator, as arrays in the order of the instance."""
+
+    def __init__(self, ways: Sequence[Tmpc]) -> None:
+        self.seconds = np.array([way.seconds_per_sample for way in ways])
+        self.weights = np.array([way.parameter_bytes for way in ways], dtype=float)
+        self._each = np.array([float(way.memory_bytes_in_flight) for way in ways])
+        self._fixed = np.array([float(way.memory_bytes_fixed) for way in ways])
+
+    def memory(self, in_flight: Indices) -> Array:
+        """``[operator, samples in flight]``."""
+        return np.asarray(self._each[:, None] * in_flight + self._fixed[:, None])
+
+
+def _ordered_ways(operator: PiperOperator) -> list[Tmpc]:
+    """The ways to run an operator on one device, the fastest first."""
+    ways = sorted(operator.ways.get(1, ()), key=lambda way: way.seconds_per_sample)
+    if not 1 <= len(ways) <= MAX_WAYS:
+        raise ValueError(
+            f"operator {operator.name!r} has {len(ways)} ways to run on 1 devices; Piper's "
+            f"knapsack needs at least one and at most {MAX_WAYS}"
+        )
+    if len({way.parameter_bytes for way in ways}) > 1:
+        raise ValueError(
+            f"operator {operator.name!r}: ways to run on 1 devices must have the same parameterSize"
+        )
+    return ways
 
 
 DOWNSETS_LIMIT = 40_000
@@ -253,13 +325,9 @@ def downsets(readers: Sequence[Sequence[int]], limit: int = DOWNSETS_LIMIT) -> l
         newest = list(larger)
         if len(found) > limit:
             raise ValueError(
-                f"Piper searches all downsets of the model, and after those of {_size(newest)} of "
-                f"its {len(readers)} operators there are {len(found)} already, more than its "
-                f"limit of {limit}: their number multiplies with every parallel branch. Use the "
-                "planner graphpipe, or fewer and larger operators"
+                "Piper searches all downsets of the model, and after those of "
+                f"{newest[0].bit_count()} of its {len(readers)} operators there are {len(found)} "
+                f"already, more than its limit of {limit}: their number multiplies with every "
+                "parallel branch. Use the planner graphpipe, or fewer and larger operators"
             )
     return found
-
-
-def _size(masks: Sequence[int]) -> int:
-    return masks[0].bit_count() if masks else 0

@@ -11,31 +11,21 @@ from typing import NamedTuple
 from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, Units, UnitTables
+from lightning_gpp.planner.graphpipe.draft import Crossing, Draft, DraftStage, Units, UnitTables
 from lightning_gpp.planner.plan.plan import Stage
-from lightning_gpp.planner.request_tables import EdgeBytes, transfer_s
+from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
 from lightning_gpp.planner.step_time.stage_costs import replica_computes
 
+EdgeSeconds = tuple[float, float | None, float, float]
+"""Seconds of messages, all of them at least; those of a :class:`TimedEdge`."""
 
-class EdgeSeconds(NamedTuple):
-    """Seconds of messages, all of them at least; those of a :class:`TimedEdge`."""
-
-    there_s: float
-    back_s: float | None
-    sent_s: float
-    sent_back_s: float
-
-
-NOTHING = EdgeSeconds(-1.0, None, 0.0, 0.0)
+NOTHING: EdgeSeconds = (-1.0, None, 0.0, 0.0)
 """Of an edge that is none."""
 
-UNTIMED = EdgeSeconds(0.0, None, 0.0, 0.0)
+UNTIMED: EdgeSeconds = (0.0, None, 0.0, 0.0)
 """Of an edge between unequal shares, which no bound asks for."""
-
-UNKNOWN = EdgeSeconds(-2.0, None, 0.0, 0.0)
-"""Of an edge that nobody has asked for."""
 
 End = tuple[Units, tuple[int, ...], int, tuple[int, ...]]
 """Of an edge: units, devices and micro-batches of a stage, and the shares of unequal replicas."""
@@ -153,23 +143,17 @@ class DraftBounds:
                 sources.insert(0, FEED)
             for source in sources:
                 key = numbers[source], numbers[target], is_last
-                edge = self._edges.get(key, UNKNOWN)
-                if edge is UNKNOWN:
+                if key not in self._edges:
                     own = feed if source == FEED else ends[source]
-                    edge = self._edges[key] = self._edge(own, other, count, is_last)
+                    self._edges[key] = self._edge(own, other, count, is_last)
+                edge = self._edges[key]
                 if edge is None:
                     return None
                 if edge is not NOTHING:
                     found.append(TimedEdge(source, target, *edge))
         return found
 
-    def _edge(
-        self,
-        source: End,
-        target: End,
-        count: int,
-        is_last: bool,
-    ) -> EdgeSeconds | None:
+    def _edge(self, source: End, target: End, count: int, is_last: bool) -> EdgeSeconds | None:
         """What its messages take; nothing where there is no edge, None where none may be."""
         units, _, multiple, shares = source
         carried = self._tables.carried(units, target[0], takes_outputs=is_last)
@@ -182,10 +166,7 @@ class DraftBounds:
             return None
         if shares or target[3]:
             return UNTIMED
-        request = self._request
-        sizes = request.tables.edge_bytes(carried.values, has_backward=carried.has_backward)
-        has_backward = carried.has_backward and bool(units)
-        return _edge_seconds(request, sizes, source, target, count, has_backward)
+        return _edge_seconds(self._request, carried, source, target, count)
 
 
 def _takes_the_same(source: End, target: End) -> bool:
@@ -204,19 +185,19 @@ def _residents(ends: list[End]) -> dict[int, list[int]]:
 
 
 def _edge_seconds(
-    request: PlanRequest, sizes: EdgeBytes, source: End, target: End, count: int, has_backward: bool
+    request: PlanRequest, carried: Crossing, source: End, target: End, count: int
 ) -> EdgeSeconds:
     """What the messages between two stages of equal replicas take, all of them at least.
 
     Args:
         request: the links and the mini-batch.
-        sizes: bytes of what crosses.
+        carried: what crosses.
         source: sends activations; one device if it is the feed.
         target: receives them.
         count: smallest micro-batches of a mini-batch.
-        has_backward: whether gradients come back.
     """
     tables = request.tables
+    sizes = tables.edge_bytes(carried.values, has_backward=carried.has_backward)
     links = tables.links(source[1], target[1])
     samples = math.gcd(_share(source), _share(target)) * (request.minibatch_size / count)
 
@@ -237,10 +218,10 @@ def _edge_seconds(
         return least_s, each * max(1, other // own) * all_s / tables.num_ports
 
     there_s, sent_s = one_way(source, target, sizes.forward(samples))
-    if not has_backward:
-        return EdgeSeconds(there_s, None, sent_s, 0.0)
+    if not (carried.has_backward and source[0]):
+        return there_s, None, sent_s, 0.0
     back_s, sent_back_s = one_way(target, source, sizes.backward(samples))
-    return EdgeSeconds(there_s, back_s, sent_s, sent_back_s)
+    return there_s, back_s, sent_s, sent_back_s
 
 
 def _share(end: End) -> int:

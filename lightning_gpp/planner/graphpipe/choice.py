@@ -15,7 +15,7 @@ Where nothing fits into the devices' memory, it says what would help.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,8 +28,7 @@ from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
 from lightning_gpp.planner.graphpipe.homes import given_out
 from lightning_gpp.planner.graphpipe.judge import DraftJudge
 from lightning_gpp.planner.graphpipe.partition import Cut, LimitedWays
-from lightning_gpp.planner.graphpipe.rates import Crew, Interval
-from lightning_gpp.planner.graphpipe.space import Problem, Space
+from lightning_gpp.planner.graphpipe.space import Problem, Space, Trials
 
 PRECISION = 1.015
 """By this factor the first limit is above the lower bound, and the first slower one above the
@@ -52,8 +51,8 @@ def divided(
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
         below_s: steps that are not shorter are of no interest.
-        must_find: whether all divisions are tried where none fits, however long that takes, for a
-            memory that hardly any of them fits into.
+        must_find: whether all divisions are tried where none fits, for a memory that hardly any of
+            them fits into.
     """
     judge = DraftJudge(problem.tables, name, BUDGET, is_chain=is_chain, below_s=below_s)
     choose(problem, judge)
@@ -88,8 +87,9 @@ def _look(space: Space, judge: DraftJudge) -> None:
 
 def _look_everywhere(problem: Problem, judge: DraftJudge) -> None:
     """Looks for any division, however slow, and then for a fast one, of every size."""
+    trials = Trials()
     for size in problem.request.microbatch_sizes:
-        space = problem.space(size, tries_all=True)
+        space = problem.space(size, trials=trials)
         divisions = Divisions(space)
         for found in (divisions.at(math.inf), divisions.smallest()):
             _show(found, space, judge)
@@ -107,22 +107,6 @@ def _show(found: Found | None, space: Space, judge: DraftJudge) -> None:
             judge.step_s(draft, math.inf)
 
 
-class FoundStage(NamedTuple):
-    """A stage before it has devices.
-
-    Attributes:
-        interval: places of its units in the line.
-        crew: its devices.
-        recompute: whether it runs its forward twice.
-        seconds_per_sample: as the search took it.
-    """
-
-    interval: Interval
-    crew: Crew
-    recompute: bool
-    seconds_per_sample: float
-
-
 class Found(NamedTuple):
     """Divisions that keep to one limit.
 
@@ -136,7 +120,7 @@ class Found(NamedTuple):
     limit_s: float
     seconds_per_sample: float
     slowest_s: float
-    divisions: tuple[tuple[FoundStage, ...], ...]
+    divisions: tuple[tuple[Cut, ...], ...]
 
 
 class Divisions:
@@ -170,21 +154,11 @@ class Divisions:
         if not ways:
             self.low_s = max(limit_s, search.next_limit_s * (1 - ROUNDING))
             return None
-        divisions = tuple(
-            tuple(self._stage(cut, search.limit_s) for cut in way.cuts()) for way in ways
-        )
+        divisions = tuple(tuple(way.cuts()) for way in ways)
         slowest = [max(stage.seconds_per_sample for stage in stages) for stages in divisions]
         new = Found(limit_s, min(slowest), max(slowest), divisions)
         self._found.append(new)
         return new
-
-    def _stage(self, cut: Cut, limit_s: float) -> FoundStage:
-        """A stage, recomputed where it is too slow or does not fit otherwise."""
-        rate = self.space.rates[cut.crew].of(cut.interval)
-        fits = self.space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
-        if fits and rate.seconds_per_sample <= limit_s:
-            return FoundStage(cut.interval, cut.crew, False, rate.seconds_per_sample)
-        return FoundStage(cut.interval, cut.crew, True, rate.recomputed_seconds_per_sample)
 
     def narrowed(self, at_most_s: float = math.inf) -> Iterator[Found | None]:
         """What is found, or not, on the way to the smallest bottleneck, which comes last.
@@ -227,9 +201,7 @@ class Divisions:
         return next((one for one in reversed([*self.narrowed(at_most_s)]) if one), None)
 
 
-def placed(
-    stages: Sequence[FoundStage], microbatch_size: float, request: PlanRequest
-) -> list[Draft]:
+def placed(stages: Sequence[Cut], microbatch_size: float, request: PlanRequest) -> list[Draft]:
     """Stages with their devices given out in different ways.
 
     In the order of the stages, so that those of a branch are neighbours in the cluster and what
@@ -267,67 +239,60 @@ def infeasible_error(request: PlanRequest) -> DoesNotFitError:
 
 
 def _text(request: PlanRequest) -> str:
-    limits = {d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None}
-    remedies = []
-    if request.holds_all and _fits(replace(request, schedule=HOLDS_FEW)):
+    limits = [d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None]
+    least, trials, remedies = min(limits, default=0), Trials(), []
+    if request.holds_all and _fits(replace(request, schedule=HOLDS_FEW), trials):
         remedies.append(HOLD_FEWER)
-    if not request.may_recompute and _fits(replace(request, may_recompute=True)):
+    if not request.may_recompute and _fits(replace(request, may_recompute=True), trials):
         remedies.append(
             "recomputation would do (may_recompute=True; recompute=true on the command line)"
         )
-    if (needed := _smallest_memory(request)) is not None:
-        size = f"{bytes_text(needed)} ({needed} bytes)"
-        remedies.append(f"{request.num_devices} devices need {size} of memory each")
-    if (count := _fewest_devices(request)) is not None:
+    if _fits(_with_memory(request, None), trials):
+        needed = _least(lambda size: _with_memory(request, size), least, math.inf, 0.02)
+        if needed is not None:
+            size = f"{bytes_text(needed)} ({needed} bytes)"
+            remedies.append(f"{request.num_devices} devices need {size} of memory each")
+    most, now = len(request.graph), request.num_devices
+    count = _least(lambda count: _with_devices(request, count), now, most, 0.0)
+    if count is not None:
         first = request.cluster.devices[0].name
-        like = f" like {first}" if len(request.cluster.kinds) > 1 or len(limits) > 1 else ""
+        like = f" like {first}" if len(request.cluster.kinds) > 1 or len({*limits}) > 1 else ""
         remedies.append(f"with the memory they have, {count} devices{like} would do")
     return (
         f"no division of the model into stages fits into the memory of {request.num_devices} "
-        f"devices ({bytes_text(min(limits, default=0))} on the smallest); "
+        f"devices ({bytes_text(least)} on the smallest), as far as was searched; "
         + ("; ".join(remedies) or "no memory and no number of devices that was tried would do")
     )
 
 
-def _fits(request: PlanRequest) -> bool:
-    """Whether there is a division with any micro-batch size, however slow."""
+def _fits(request: PlanRequest, trials: Trials) -> bool:
+    """Whether a division with any micro-batch size is found, however slow."""
     problem = Problem(UnitTables(request))
     return any(
-        Divisions(problem.space(size, tries_all=True)).at(float("inf")) is not None
+        Divisions(problem.space(size, trials=trials)).at(math.inf) is not None
         for size in request.microbatch_sizes
     )
 
 
-def _smallest_memory(request: PlanRequest) -> int | None:
-    """Bytes per device with which a plan exists, to a few per cent."""
-    if not _fits(_with_memory(request, None)):
-        return None
-    limits = (device.memory_bytes for device in request.cluster.devices)
-    low = min(limit for limit in limits if limit is not None)
-    high = 2 * low + 1
-    while not _fits(_with_memory(request, high)):
-        low, high = high, 2 * high
-    while high > max(low + 1, 1.02 * low):
-        middle = int((low * high) ** 0.5) + 1
-        fits = _fits(_with_memory(request, middle))
-        low, high = (low, middle) if fits else (middle, high)
-    return high
+def _least(
+    changed: Callable[[int], PlanRequest], low: int, most: float, precision: float
+) -> int | None:
+    """The least number above one that does not do with which a question has a plan.
 
-
-def _fewest_devices(request: PlanRequest) -> int | None:
-    """Devices like the first one with which a plan exists."""
-    low, high = request.num_devices, request.num_devices
-    most = len(request.graph)
-    while high < most:
-        low, high = high, min(2 * high, most)
-        if _fits(_with_devices(request, high)):
-            break
-    else:
-        return None
-    while high - low > 1:
+    Args:
+        changed: the question with a number.
+        low: does not do.
+        most: more are not tried.
+        precision: the part of the number by which it may be too large.
+    """
+    trials, high = Trials(), low
+    while high == low or not _fits(changed(high), trials):
+        if high >= most or not trials.left:
+            return None
+        low, high = high, int(min(2 * high + 1, most))
+    while high - low > max(1, precision * low):
         middle = (low + high) // 2
-        fits = _fits(_with_devices(request, middle))
-        low, high = (low, middle) if fits else (middle, high)
+        low, high = (low, middle) if _fits(changed(middle), trials) else (middle, high)
     return high
 
 

@@ -74,7 +74,16 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
         for one in draft.stages
     )
     order = [at for stage in draft.stages for at in places(stage.units)]
-    lines = Lines(order, draft.num_microbatches, tables)
+    count, known = draft.num_microbatches, dict[Team, list[float]]()
+
+    def line(team: Team) -> list[float]:
+        """Running sums of a team's seconds over the order, all of a mini-batch."""
+        if team not in known:
+            share = tables.request.minibatch_size * team.multiple / count / team.size
+            each_s, times = tables.each_s(share, team.kind), count / team.multiple
+            known[team] = [*accumulate((times * each_s[at] for at in order), initial=0.0)]
+        return known[team]
+
     sizes = tables.request.replica_counts(len(kinds))
     seen: set[Teams] = set()
     for changed in _changed(teams):
@@ -82,7 +91,7 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
         if groups is None or changed in seen or not all(one.size in sizes for one in changed):
             continue
         seen.add(changed)
-        borders = balanced([lines.of(team) for team in changed])
+        borders = balanced([line(team) for team in changed])
         if borders is None:
             continue
         units = [sum(1 << at for at in order[start:stop]) for start, stop in pairwise(borders)]
@@ -91,30 +100,6 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
             for own, devices, team in zip(units, groups, changed)
         ]
         yield _shared_evenly(draft._replace(stages=tuple(stages)))
-
-
-class Lines:
-    """What teams take for the first units of an order, all of a mini-batch.
-
-    Args:
-        order: of the units.
-        num_microbatches: smallest micro-batches of the mini-batch.
-        tables: of the units.
-    """
-
-    def __init__(self, order: Sequence[int], num_microbatches: int, tables: UnitTables) -> None:
-        self._order, self._count, self._tables = order, num_microbatches, tables
-        self._found: dict[Team, list[float]] = {}
-
-    def of(self, team: Team) -> list[float]:
-        """Running sums of seconds over the order."""
-        found = self._found.get(team)
-        if found is None:
-            share = self._tables.request.minibatch_size * team.multiple / self._count / team.size
-            each_s, times = self._tables.each_s(share, team.kind), self._count / team.multiple
-            seconds = (times * each_s[at] for at in self._order)
-            found = self._found[team] = [*accumulate(seconds, initial=0.0)]
-        return found
 
 
 def _changed(teams: Teams) -> Iterator[Teams]:

@@ -186,6 +186,8 @@ class UnitTables:
         makers: units that make an output of the model.
         fed: units that read an input of the model.
         compute_s: seconds of every unit on the first device, for the largest micro-batch.
+        made: place (or feed) -> the values made there, the units that read them, and whether the
+            model returns them.
     """
 
     def __init__(self, request: PlanRequest) -> None:
@@ -207,7 +209,7 @@ class UnitTables:
         self.users = [sum(1 << place[s] for s in units.successors[unit]) for unit in order]
         self.makers: Units = self.units_of(output_makers(graph))
         self._ordered = [operator.name for operator in graph]
-        self._made = self._values_made()
+        self.made = self._values_made()
         self._stateful: Units = self.units_of(op.name for op in graph if op.state)
         fed = [reader for _, producer, reader in graph.reads if producer is None]
         self.fed: Units = self.units_of(fed)
@@ -264,7 +266,7 @@ class UnitTables:
         names = [
             name
             for at in (places(source) if source else (FEED,))
-            for name, readers, is_output in self._made.get(at, ())
+            for name, readers, is_output in self.made.get(at, ())
             if readers & target or (is_output and takes_outputs)
         ]
         return Crossing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_gpp.engine.play import ROUNDING
@@ -179,14 +179,14 @@ class DraftJudge:
         """The plans so far, the best one first."""
         return sorted(self._found.values(), key=lambda one: one.rank)
 
-    def ranked(self) -> tuple[RankedPlan, ...]:
-        """The best plans, with a word on each; one of those with more stages."""
+    def ranked(self) -> tuple[PlanEvaluation, ...]:
+        """The best plans; one of those with more stages."""
         best, found = self.best, self.found
         if best is None:
             return ()
         shorter = [one for one in found if one.step_s < best.step_s]
         others = [one for one in found[len(shorter) :] if one is not best]
-        return ranked_plans([best, *shorter[:1], *others])
+        return (best, *shorter[:1], *others)[:NUM_RANKED]
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:
@@ -196,19 +196,6 @@ class DraftJudge:
 
 NUM_RANKED = 8
 """Plans that a result lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankedPlan:
-    """A plan that a search looked at.
-
-    Attributes:
-        evaluation: the plan, and what it would do.
-        note: why it won or lost, in a few words.
-    """
-
-    evaluation: PlanEvaluation
-    note: str
 
 
 @dataclass(frozen=True)
@@ -223,46 +210,4 @@ class SearchResult:
 
     best: Plan
     notes: tuple[str, ...] = ()
-    ranked: tuple[RankedPlan, ...] = ()
-
-
-def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
-    """The first plans with a word on each.
-
-    Args:
-        found: the best one first.
-    """
-    best = found[0]
-    shortest_s = min(one.step_s for one in found)
-    return tuple(RankedPlan(one, _note(one, best, shortest_s)) for one in found[:NUM_RANKED])
-
-
-def _note(one: PlanEvaluation, best: PlanEvaluation, shortest_s: float) -> str:
-    form = (
-        f"{len(one.stages)} stages, depth {one.depth}, "
-        f"micro-batches of {one.stages[0].microbatch_size:g}"
-    )
-    if one is best:
-        is_shortest = one.step_s <= shortest_s
-        return f"{form}: {'the shortest step' if is_shortest else 'as good with fewer stages'}"
-    longer = _longer(one.step_s, best.step_s)
-    if longer < -1e-9:
-        return f"{form}: {-longer:.2%} faster, but has more stages"
-    if longer < 1e-9 and one.peak_memory_bytes == best.peak_memory_bytes:
-        return f"{form}: as fast"
-    if longer < 1e-9:
-        return f"{form}: as fast, but needs {_percent(one.peak_memory_bytes, best)} more memory"
-    slower = _longer(one.seconds_per_sample, best.seconds_per_sample)
-    why = "its bottleneck is slower" if slower > longer / 2 else "it warms up and drains longer"
-    return f"{form}: {longer:.1%} slower, as {why}"
-
-
-def _longer(one_s: float, best_s: float) -> float:
-    """By which part of the best one is longer; models whose operators take no time are allowed."""
-    if not best_s:
-        return math.inf if one_s else 0.0
-    return one_s / best_s - 1
-
-
-def _percent(peak_bytes: int, best: PlanEvaluation) -> str:
-    return f"{peak_bytes / max(1, best.peak_memory_bytes) - 1:.1%}"
+    ranked: tuple[PlanEvaluation, ...] = ()

@@ -12,7 +12,7 @@ climb that follows, which starts from whole branches, too.
 
 Of the ways to divide the end of a model only the best are kept: a way is better with fewer devices
 and with less in flight at its beginning. What a stage holds in flight depends on the stages behind
-it by the rule of :mod:`lightning_gpp.schedule.in_flight`: with micro-batches of ``k`` units before
+it by the rule of :mod:`lightning_gpp.schedule.schedules`: with micro-batches of ``k`` units before
 a stage of ``k_j`` units and ``i_j`` units in flight, ``i_j + k_j`` where ``k <= k_j`` and else
 ``i_j - k_j + 2 k``. That is ``max(need, offset + 2 k)`` with ``need = i_j + k_j`` and
 ``offset = i_j - k_j``, so two numbers say all about what follows.
@@ -27,7 +27,7 @@ from operator import neg
 from typing import NamedTuple
 
 from lightning_gpp.engine.play import ROUNDING
-from lightning_gpp.planner.graphpipe.rates import Crew, Interval
+from lightning_gpp.planner.graphpipe.rates import Crew, Interval, Rate
 from lightning_gpp.planner.graphpipe.space import DeviceCounts, Space
 
 
@@ -37,13 +37,15 @@ class Cut(NamedTuple):
     Attributes:
         interval: places of its units.
         crew: its devices.
-        units: its smallest micro-batches in flight.
+        recompute: whether it runs its forward twice: it is too slow or does not fit otherwise.
+        seconds_per_sample: what it takes.
         rest: the stages behind it.
     """
 
     interval: Interval
     crew: Crew
-    units: int
+    recompute: bool
+    seconds_per_sample: float
     rest: Cut | None
 
 
@@ -103,9 +105,11 @@ class LimitedWays:
         self._ends = [-space.num_places]
 
     def ways(self) -> list[Way]:
-        """The ways to divide the whole model."""
-        total = self._space.usage.total
+        """The ways to divide the whole model; none where all trials are spent."""
+        total, trials = self._space.usage.total, self._space.trials
         for start in range(self._space.num_places - 1, -1, -1):
+            if trials is not None and not trials.left:
+                return []
             room = self._room(start)
             if room > 0:
                 self._cut(start, room)
@@ -137,11 +141,11 @@ class LimitedWays:
                 if stop < first:
                     break
                 if self._least[stop] > spare:
-                    if not self._space.tries_all:
+                    if self._space.trials is None:
                         break  # shorter stages leave even more to others
                     continue
                 is_found = self._try(start, stop, crew, room)
-                if is_found and not self._space.tries_all:
+                if is_found and self._space.trials is None:
                     reached[crew.kind] = stop + 1
                     break
 
@@ -160,31 +164,34 @@ class LimitedWays:
         behind = [way for way in self._ways[stop] if space.usage.fits(way.used + own, room)]
         if not behind:
             return False
-        most = self._most_in_flight((start, stop), crew)
+        rate = self._rate((start, stop), crew)
         is_found = False
         for way in behind:
             units = way.units_before(multiple)
             if way is MODEL_END and crew.num_replicas > 1:
                 units = 2 * multiple  # the loss of replicas is computed in a stage of its own
-            if most >= 1 and space.in_flight(units, crew) <= most:
-                cut = Cut((start, stop), crew, units, way.first)
+            in_flight = space.in_flight(units, crew)
+            recompute = in_flight > rate.most_in_flight or rate.seconds_per_sample > self.limit_s
+            most, taken_s = rate.most_in_flight, rate.seconds_per_sample
+            if recompute:
+                most, taken_s = rate.recomputed_most_in_flight, rate.recomputed_seconds_per_sample
+            if taken_s <= self.limit_s and most >= 1 and in_flight <= most:
+                cut = Cut((start, stop), crew, recompute, taken_s, way.first)
                 new = Way(units + multiple, units - multiple, way.used + own, cut)
                 _add(self._ways[start], new, space.usage)
                 is_found = True
         return is_found
 
-    def _most_in_flight(self, interval: Interval, crew: Crew) -> float:
-        """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
+    def _rate(self, interval: Interval, crew: Crew) -> Rate:
+        """How fast a stage is; what is too slow is noted."""
         self.num_tried += 1
+        if (trials := self._space.trials) is not None:
+            trials.left = max(0, trials.left - 1)
         rate = self._space.rates[crew].of(interval)
-        most = rate.most_in_flight
-        if rate.seconds_per_sample > self.limit_s:
-            self._too_slow(rate.seconds_per_sample)
-            most = -1.0
-        if rate.recomputed_seconds_per_sample <= self.limit_s:
-            return max(most, rate.recomputed_most_in_flight)
-        self._too_slow(rate.recomputed_seconds_per_sample)
-        return most
+        for seconds in (rate.seconds_per_sample, rate.recomputed_seconds_per_sample):
+            if seconds > self.limit_s:
+                self._too_slow(seconds)
+        return rate
 
     def _too_slow(self, seconds_per_sample: float) -> None:
         """Notes what a stage takes that does not keep to the limit."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
@@ -19,10 +18,11 @@ from typing import NamedTuple
 from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.engine.play import ROUNDING
-from lightning_gpp.planner.base import IN_A_ROW, PlanRequest
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.base import IN_A_ROW
+from lightning_gpp.planner.graphpipe.draft import UnitTables, places
 from lightning_gpp.planner.request_tables import EdgeBytes, edge_bytes
 from lightning_gpp.planner.step_time.stage_costs import users_step_bytes
-from lightning_gpp.planner.units.units import UnitGraph
 
 Interval = tuple[int, int]
 """Places of the units in a line, from the first up to (not including) the second."""
@@ -83,21 +83,22 @@ class Contents:
     """The contents of stages by their places, each found once.
 
     Attributes:
+        request: the question.
         operators: names of those at every place.
         gradient_bytes: running sums over the places of the bytes of gradients, of parameters that
             no earlier place has.
     """
 
-    def __init__(self, request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> None:
-        graph = self._graph = request.graph
-        self._optimizer_values = request.optimizer_values
-        self.operators = [units.operators[unit] for unit in order]
-        rows = [[graph.operator[name] for name in names] for names in self.operators]
-        self._num_with_state = [0, *accumulate(any(one.state for one in row) for row in rows)]
-        whole = {name for name in graph.outputs if not graph.values[name].is_cuttable}
-        made = (any(value.name in whole for one in row for value in one.outputs) for row in rows)
-        self._num_whole = [0, *accumulate(made)]
-        parameters = [frozenset(name for one in row for name in one.parameters) for row in rows]
+    def __init__(self, tables: UnitTables) -> None:
+        self.request, self._tables = tables.request, tables
+        graph = self._graph = tables.request.graph
+        self.operators = [tables.units.operators[unit] for unit in tables.order]
+        whole = [name for name in graph.outputs if not graph.values[name].is_cuttable]
+        self._whole = tables.units_of(graph.producer[n] for n in whole if n in graph.producer)
+        parameters = [
+            frozenset(name for operator in names for name in graph.operator[operator].parameters)
+            for names in self.operators
+        ]
         holders = Counter(name for names in parameters for name in names)
         self._shared = [frozenset(n for n in names if holders[n] > 1) for names in parameters]
         own = [self._bytes(names - more) for names, more in zip(parameters, self._shared)]
@@ -108,29 +109,21 @@ class Contents:
             self.gradient_bytes.append(self.gradient_bytes[-1] + self._bytes(names - known)[1])
             known |= names
         # Flows from before each place to it or behind it.
-        self._crossing: list[list[_Flow]] = [[] for _ in range(len(order) + 1)]
-        self._note_flows()
-        place = {unit: position for position, unit in enumerate(order)}
-        self._before = [0] * len(order)
-        for position, unit in enumerate(order):
-            for source in units.predecessors[unit]:
-                self._before[position] |= self._before[place[source]] | 1 << place[source]
-
-    def _note_flows(self) -> None:
-        graph = self._graph
-        bit_of = {name: 1 << at for at, names in enumerate(self.operators) for name in names}
-        readers: dict[str, int] = {}
-        for operator in graph:
-            for name in operator.inputs:
-                readers[name] = readers.get(name, 0) | bit_of[operator.name]
+        self._crossing: list[list[_Flow]] = [[] for _ in range(tables.num_units + 1)]
         fed = {item.value.name for item in graph.inputs if not item.requires_grad}
-        for name, reading in readers.items():
-            source = bit_of[graph.producer[name]] if name in graph.producer else 0
-            if targets := reading & ~source:
-                size = edge_bytes(graph, (name,), has_backward=name not in fed)
-                flow = _Flow(source, targets, size, not graph.values[name].is_cuttable)
-                for position in range(source.bit_length(), targets.bit_length()):
-                    self._crossing[position].append(flow)
+        for at, values in tables.made.items():
+            source = 0 if at == FEED else 1 << at
+            for name, readers, _ in values:
+                if targets := readers & ~source:
+                    size = edge_bytes(graph, (name,), has_backward=name not in fed)
+                    flow = _Flow(source, targets, size, not graph.values[name].is_cuttable)
+                    for position in range(source.bit_length(), targets.bit_length()):
+                        self._crossing[position].append(flow)
+        self._before: list[int] = []
+        for needs in tables.needs:
+            self._before.append(needs)
+            for place in places(needs):
+                self._before[-1] |= self._before[place]
 
     def _bytes(self, names: Iterable[str]) -> tuple[int, int]:
         """Bytes of parameters, and of those that are trained."""
@@ -145,7 +138,7 @@ class Contents:
         inside = (1 << stop) - (1 << start)
         sent = sent_fixed = received = received_fixed = 0.0
         senders: set[int] = set()
-        is_whole = self._num_whole[stop] > self._num_whole[start]
+        is_whole = bool(self._whole & inside)
         for flow in self._crossing[start]:
             if flow.targets & inside:
                 size = flow.size
@@ -173,10 +166,10 @@ class Contents:
             more, more_trained = self._bytes(shared)
             total, trained = total + more, trained + more_trained
         return Content(
-            kept_bytes=total + trained * (1 + self._optimizer_values),
+            kept_bytes=total + trained * (1 + self.request.optimizer_values),
             parameter_bytes=total,
             gradient_bytes=trained,
-            has_state=self._num_with_state[stop] > self._num_with_state[start],
+            has_state=self._tables.has_state(inside),
             is_whole=is_whole,
             sent=(sent, sent_fixed),
             received=(received, received_fixed),
@@ -219,7 +212,6 @@ class CrewRates:
     """The rates of stages on some devices, with one smallest micro-batch, each found once.
 
     Args:
-        request: the question.
         contents: what stages hold and exchange.
         crew: the devices.
         microbatch_size: the smallest micro-batch, in samples.
@@ -229,18 +221,21 @@ class CrewRates:
     Attributes:
         least_seconds: running sums over the places of the seconds per sample that units take at
             least: compute and reduction.
+        least_each: the same of the unit at every place.
+        each: seconds of a replica's share of a micro-batch at every place.
+        kept_each: bytes that such a share keeps there for its backward.
     """
 
     def __init__(
         self,
-        request: PlanRequest,
         contents: Contents,
         crew: Crew,
         microbatch_size: float,
         memory_bytes: float,
         reduce_line: tuple[float, float],
     ) -> None:
-        self._request, self._contents = request, contents
+        request = self._request = contents.request
+        self._contents = contents
         self._has_replicas = crew.num_replicas > 1
         self._size = microbatch_size * crew.multiple
         self._share = microbatch_size * crew.multiple / crew.num_replicas
@@ -248,29 +243,15 @@ class CrewRates:
         self._seconds = _sums(contents, costs, lambda cost: cost.forward_s + cost.backward_s)
         self._forward = _sums(contents, costs, lambda cost: cost.forward_s)
         self._kept = _sums(contents, costs, lambda cost: cost.activation_bytes)
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._reduce = memory_bytes, reduce_line
         self._step_bytes = users_step_bytes(request, microbatch_size, in_flight=1)
-        self._reduce = reduce_line
-        link = request.cluster.slowest_link
-        self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
+        self._link = request.cluster.slowest_link
         per_byte_s = reduce_line[1] / request.minibatch_size
         pairs = zip(self._seconds, contents.gradient_bytes)
         self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
-
-    @cached_property
-    def least_each(self) -> list[float]:
-        """Seconds per sample that the unit at every place takes at least."""
-        return list(map(sub, self.least_seconds[1:], self.least_seconds))
-
-    @cached_property
-    def each(self) -> list[float]:
-        """Seconds of a replica's share of a micro-batch at every place."""
-        return list(map(sub, self._seconds[1:], self._seconds))
-
-    @cached_property
-    def kept_each(self) -> list[float]:
-        """Bytes that a replica's share of a micro-batch keeps at every place for its backward."""
-        return list(map(sub, self._kept[1:], self._kept))
+        self.least_each = list(map(sub, self.least_seconds[1:], self.least_seconds))
+        self.each = list(map(sub, self._seconds[1:], self._seconds))
+        self.kept_each = list(map(sub, self._kept[1:], self._kept))
 
     @cached_method
     def of(self, interval: Interval) -> Rate:
@@ -306,7 +287,8 @@ class CrewRates:
 
     def _message_s(self, num_messages: int, size: tuple[float, float]) -> float:
         size_bytes = size[0] * self._share + size[1]
-        return num_messages * self._latency_s + size_bytes / self._per_second
+        link = self._link
+        return num_messages * link.latency_s + size_bytes / link.bandwidth_bytes_per_s
 
     def _most_in_flight(self, free: float, each: float, copy: float) -> float:
         """Micro-batches in flight that fit, with the copies of the parameters that they need.

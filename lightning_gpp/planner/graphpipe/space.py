@@ -35,7 +35,7 @@ class Problem:
         kinds = [device.kind for device in cluster.devices]
         self.available = tuple(kinds.count(kind) for kind in cluster.kinds)
         self.usage = DeviceCounts(self.available)
-        self.contents = Contents(self.request, tables.units, tables.order)
+        self.contents = Contents(tables)
         self.memory_bytes = tuple(
             min(
                 math.inf if device.memory_bytes is None else device.memory_bytes
@@ -74,7 +74,7 @@ class Problem:
         take_turns: bool = False,
         num_replicas: int | None = None,
         hides_sums: bool = False,
-        tries_all: bool = False,
+        trials: Trials | None = None,
     ) -> Space:
         """The space of divisions with one smallest micro-batch.
 
@@ -85,7 +85,7 @@ class Problem:
                 samples.
             num_replicas: of every stage; any number if not given.
             hides_sums: whether sums of gradients are taken to cost nothing.
-            tries_all: whether stages of any length are tried, and not the longest ones alone.
+            trials: how many stages of any length are tried; if not given, the longest ones alone.
         """
         count = round(self.request.minibatch_size / microbatch_size)
         shared = count if take_turns else microbatch_size
@@ -95,13 +95,13 @@ class Problem:
                 if (count == 1 or not shared % count) and num_replicas in (None, count):
                     crew = Crew(count, kind, count if take_turns else 1)
                     rates[crew] = self._crew_rates(crew, microbatch_size, hides_sums)
-        return Space(self, microbatch_size, rates, tries_all=tries_all)
+        return Space(self, microbatch_size, rates, trials)
 
     @cached_method
     def _crew_rates(self, crew: Crew, microbatch_size: float, hides_sums: bool) -> CrewRates:
         line = (0.0, 0.0) if hides_sums else self._reduce_line(crew.num_replicas)
         memory_bytes = self.memory_bytes[crew.kind]
-        return CrewRates(self.request, self.contents, crew, microbatch_size, memory_bytes, line)
+        return CrewRates(self.contents, crew, microbatch_size, memory_bytes, line)
 
     @cached_method
     def _reduce_line(self, num_replicas: int) -> tuple[float, float]:
@@ -115,6 +115,17 @@ class Problem:
     def sources(self) -> list[list[int]]:
         """For every place, the places of the units that its unit reads from."""
         return [[*places(needs)] for needs in self.tables.needs]
+
+
+class Trials:
+    """Stages that searches for any division may try, so that they end: some seconds.
+
+    Attributes:
+        left: how many more.
+    """
+
+    def __init__(self, left: int = 500_000) -> None:
+        self.left = left
 
 
 class LeastStep(NamedTuple):
@@ -152,11 +163,10 @@ class Space:
         problem: Problem,
         microbatch_size: float,
         rates: dict[Crew, CrewRates],
-        *,
-        tries_all: bool,
+        trials: Trials | None,
     ) -> None:
         self.problem, self.microbatch_size, self.rates = problem, microbatch_size, rates
-        self.tries_all = tries_all
+        self.trials = trials
         self.num_places, self.usage = problem.tables.num_units, problem.usage
         self._num_units = round(problem.request.minibatch_size / microbatch_size)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from lightning_gpp.common.checks import short_list
 from lightning_gpp.common.strict_json import from_data
-from lightning_gpp.graph import ModelGraph, stage_graph
-from lightning_gpp.planner.plan.module_names import claim_operators, is_module
+from lightning_gpp.graph import ModelGraph, OpNode, stage_graph
 from lightning_gpp.planner.plan.plan import Plan, Stage, load_plan, plan_from_data
-from lightning_gpp.planner.units.units import find_cycle, output_makers, topological_order
+from lightning_gpp.planner.units.units import find_cycle, order_to_end, output_makers
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
 """What :func:`resolve_plan` takes."""
@@ -32,8 +31,7 @@ class NamedStage:
             number of its devices.
         recompute: as in :class:`~lightning_gpp.planner.plan.plan.Stage`.
         shares: as there, together the ``microbatch_multiple``; or fractions that sum to one, which
-            are rounded to whole numbers of the ``microbatch_multiple``, by default the least of
-            which they are whole numbers.
+            are whole numbers of it, by default the least one of which they are.
     """
 
     modules: tuple[str, ...]
@@ -67,18 +65,15 @@ class NamedStage:
                 f"{where}: expected one share for each of its {num_replicas} devices, positive "
                 f"and together 1 (or whole numbers of micro-batches), got {list(self.shares)}"
             )
-        parts = self.microbatch_multiple or least_parts(self.shares)
-        if parts is None:
-            raise ValueError(
-                f"{where}: the shares {list(self.shares)} are whole numbers of no micro-batch of "
-                f"{MOST_PARTS} parts or less; say with microbatch_multiple to how many to round"
-            )
-        if parts < num_replicas:
-            raise ValueError(
-                f"{where}: microbatch_multiple {parts} leaves one of its {num_replicas} devices "
-                "without a share; raise it"
-            )
-        return whole_shares(self.shares, parts)
+        known = self.microbatch_multiple
+        for parts in range(1, MOST_PARTS + 1) if known is None else (known,):
+            whole = [round(share * parts) for share in self.shares]
+            if all(math.isclose(n, s * parts, rel_tol=1e-6) for n, s in zip(whole, self.shares)):
+                return tuple(whole)
+        raise ValueError(
+            f"{where}: the shares {list(self.shares)} are whole numbers of no micro-batch of "
+            f"{known or f'up to {MOST_PARTS}'} parts; give them as whole numbers, like [2, 1]"
+        )
 
     def __str__(self) -> str:
         return f"[{', '.join(self.modules)}]"
@@ -211,18 +206,20 @@ def ordered_stages(
         successors[source].add(target)
     if cycle := find_cycle(successors):
         raise ValueError(_cycle_text(cycle, handed, labels))
-    last = _last_stage(graph, stage_of, reach, successors)
-    if last is None:
-        sinks = [labels[stage] for stage, targets in successors.items() if not targets]
+    sinks, makers = {s for s, targets in successors.items() if not targets}, output_makers(graph)
+    sources = [{stage_of[name]} if name in stage_of else set(reach[name]) for name in makers]
+    ends = sinks
+    if all(sources) and makers:  # an output made of the inputs alone can be made anywhere
+        ends = sinks.intersection(*[set().union(*sources)])
+    if not ends:
         raise ValueError(
-            f"plan: {', '.join(sinks)} would come last, but no output of the model is made there, "
-            f"and the loss is computed in the last stage; join it with the stage of "
-            f"{' or '.join(output_makers(graph))}"
+            f"plan: {', '.join(labels[stage] for stage in sorted(sinks))} would come last, but no "
+            "output of the model is made there, and the loss is computed in the last stage; join "
+            f"it with the stage of {' or '.join(makers)}"
         )
-    for stage in successors:
-        if stage != last:
-            successors[stage].add(last)
-    return topological_order(successors)
+    order = order_to_end(successors, ends)
+    assert order is not None  # there is an end and no circle
+    return order
 
 
 def _reach(graph: ModelGraph, stage_of: Mapping[str, int]) -> Reach:
@@ -242,20 +239,6 @@ def _reach(graph: ModelGraph, stage_of: Mapping[str, int]) -> Reach:
     return reach
 
 
-def _last_stage(
-    graph: ModelGraph,
-    stage_of: Mapping[str, int],
-    reach: Reach,
-    successors: Mapping[int, set[int]],
-) -> int | None:
-    sinks = {stage for stage, targets in successors.items() if not targets}
-    makers = output_makers(graph)
-    sources = [{stage_of[name]} if name in stage_of else set(reach[name]) for name in makers]
-    if not all(sources) or not makers:  # an output made of the inputs alone can be made anywhere
-        return max(sinks)
-    return max(sinks.intersection(*[set().union(*sources)]), default=None)
-
-
 def _cycle_text(
     cycle: Sequence[int], handed: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> str:
@@ -273,54 +256,80 @@ MOST_PARTS = 100
 """Fractions are taken as hundredths or coarser where nobody says how many parts there are."""
 
 
-def whole_shares(fractions: Sequence[float], total: int) -> tuple[int, ...]:
-    """Shares nearest to some fractions: whole, at least 1, together a total.
+def is_module(operator: OpNode) -> bool:
+    """Whether the operator is a call of a module (and not a function between modules)."""
+    return operator.scope != "" and operator.scope == operator.target
 
-    Largest remainders: every share is rounded down, and those that lose most by it get one more.
-    Shares that would be below 1 are 1, and the others divide what is left.
+
+def claim_operators(graph: ModelGraph, stage_names: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Operator -> position of the stage that names it; operators that nobody names are absent.
+
+    A name is an operator's name, a function (``torch.cat``), or a module with everything in it.
+    The operator's name counts before the function, that before modules, inner before outer ones.
 
     Args:
-        fractions: positive, of any sum.
-        total: at least as many as there are fractions.
+        graph: the model.
+        stage_names: the names of each stage.
 
     Raises:
-        ValueError: a fraction is not positive, or the total is too small.
-
-    >>> whole_shares([0.5, 0.25, 0.25], 10), whole_shares([0.97, 0.01, 0.02], 10)
-    ((5, 3, 2), (8, 1, 1))
+        ValueError: a name is given twice or matches nothing, or a stage gets no operator.
     """
-    if total < len(fractions) or min(fractions, default=0.0) <= 0:
-        raise ValueError(
-            f"expected positive fractions, and at least as many parts, got {list(fractions)} of "
-            f"{total}"
-        )
-    shares = [1] * len(fractions)
-    free = list(range(len(fractions)))
-    while True:
-        left = total - (len(fractions) - len(free))
-        whole = sum(fractions[i] for i in free)
-        exact = {i: fractions[i] / whole * left for i in free}
-        small = [i for i in free if exact[i] < 1]
-        if not small:
-            break
-        free = [i for i in free if i not in small]
-    for i in free:
-        shares[i] = math.floor(exact[i])
-    by_remainder = sorted(free, key=lambda i: (shares[i] - exact[i], i))
-    for i in by_remainder[: total - sum(shares)]:
-        shares[i] += 1
-    return tuple(shares)
+    stage_of_name = _stage_of_name(stage_names)
+    claimed: dict[str, int] = {}
+    matching: set[str] = set()
+    for operator in graph:
+        matches = [name for name in _names_of(operator) if name in stage_of_name]
+        matching.update(matches)
+        if matches:
+            claimed[operator.name] = stage_of_name[matches[0]]
+    for name in stage_of_name:
+        if name not in matching:
+            raise ValueError(_no_match(graph, name))
+    for stage, names in enumerate(stage_names):
+        if stage not in claimed.values():
+            raise ValueError(
+                f"plan: stage {stage} [{', '.join(names)}] gets no operator: longer names in other "
+                "stages take all of them; remove the stage or name something else"
+            )
+    return claimed
 
 
-def least_parts(fractions: Sequence[float]) -> int | None:
-    """The least number of parts of which fractions that sum to one are whole numbers.
+def _stage_of_name(stage_names: Sequence[Sequence[str]]) -> dict[str, int]:
+    stage_of: dict[str, int] = {}
+    for stage, names in enumerate(stage_names):
+        for name in names:
+            if name in stage_of:
+                raise ValueError(
+                    f"plan: {name!r} is named in stage {stage_of[name]} and in stage {stage}; "
+                    "name it once"
+                )
+            stage_of[name] = stage
+    return stage_of
 
-    None where it is above :data:`MOST_PARTS`.
 
-    >>> least_parts([0.75, 0.25]), least_parts([2 / 3, 1 / 3]), least_parts([0.123, 0.877])
-    (4, 3, None)
-    """
-    near = [Fraction(fraction).limit_denominator(MOST_PARTS) for fraction in fractions]
-    total = math.lcm(*(one.denominator for one in near))
-    is_exact = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(near, fractions))
-    return total if is_exact and total <= MOST_PARTS else None
+def _names_of(operator: OpNode) -> Iterator[str]:
+    """What the operator can be called, most specific first."""
+    yield operator.name
+    if not is_module(operator):
+        yield operator.target
+    scope = operator.scope
+    while scope:
+        yield scope
+        scope = scope.rpartition(".")[0]
+
+
+def _no_match(graph: ModelGraph, name: str) -> str:
+    known = list(dict.fromkeys(known for operator in graph for known in _names_of(operator)))
+    for operator in graph:
+        if is_module(operator) and name.startswith(f"{operator.target}."):
+            return (
+                f"plan: {name!r} is inside {operator.target!r}, which was captured as one "
+                f"operator; name {operator.target!r} instead"
+            )
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        remedy = f"did you mean {' or '.join(map(repr, close))}?"
+    else:
+        some = ", ".join(map(repr, known[:3]))
+        remedy = f"expected a module or an operator of the model, such as {some}"
+    return f"plan: {name!r} matches nothing in the model; {remedy}"

@@ -13,7 +13,6 @@ from typing import Any
 
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import JsonFormat
-from lightning_gpp.schedule.replicas import check_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,18 @@ class Stage:
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"stage {self.id} names a device twice: {list(self.devices)}")
-        if self.shares:
-            check_shares(self.id, self.shares, self.devices, self.microbatch_multiple)
-        elif self.microbatch_multiple % len(self.devices):
+        shares, count = self.shares, len(self.devices)
+        are_sound = len(shares) == count and min(shares, default=0) > 0
+        if shares and not (are_sound and sum(shares) == self.microbatch_multiple):
             raise ValueError(
-                f"stage {self.id}: its {len(self.devices)} devices take equal shares of a "
-                f"micro-batch, so microbatch_multiple must be a multiple of {len(self.devices)}, "
+                f"stage {self.id}: expected one share of at least 1 for each of its {count} "
+                f"devices, together {self.microbatch_multiple} (its microbatch_multiple), got "
+                f"{list(shares)}"
+            )
+        if not shares and self.microbatch_multiple % count:
+            raise ValueError(
+                f"stage {self.id}: its {count} devices take equal shares of a "
+                f"micro-batch, so microbatch_multiple must be a multiple of {count}, "
                 f"got {self.microbatch_multiple}; or give their shares"
             )
 

@@ -15,7 +15,6 @@ from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.units import output_makers, state_holders
 from lightning_gpp.schedule import Program, build_program, find_schedule
-from lightning_gpp.schedule.path_lengths import PathLengths, path_lengths
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,6 @@ class PlanGraph:
                 found[readers[0]].append(name)
         return {stage: tuple(names) for stage, names in found.items()}
 
-    @property
-    def path_lengths(self) -> PathLengths:
-        """The longest paths through the stages."""
-        return path_lengths([max(shares) for shares in self.shares], self.stages.edges)
-
     def replica_multiples(self, stage: int) -> tuple[int, ...]:
         """Smallest micro-batches of every replica; the feed goes at the pace of the loss."""
         return (sum(self.shares[-1]),) if stage == FEED else self.shares[stage]
@@ -106,9 +100,7 @@ class PlanGraph:
             stages,
             devices=self.devices,
             num_microbatches=num_microbatches,
-            num_minibatches=1 if found.flushes else num_microbatches,
             schedule=found,
-            multiples=self.multiples,
             shares=self.shares,
             check=check,
         )
@@ -150,12 +142,9 @@ class PlanGraph:
         if self.is_uneven and num_microbatches % self.units_at_a_time == 0:
             return self.trial_program(num_microbatches)
         goes_round = not self.is_uneven and num_microbatches % self.replicas_at_a_time == 0
+        homes = self.devices if goes_round else [home[:1] for home in self.devices]
         return build_program(
-            self.stages,
-            devices=self.devices if goes_round else [home[0] for home in self.devices],
-            num_microbatches=num_microbatches,
-            multiples=[len(home) if goes_round else 1 for home in self.devices],
-            forward_only=True,
+            self.stages, devices=homes, num_microbatches=num_microbatches, forward_only=True
         )
 
     def trial_program(self, num_microbatches: int) -> Program:
@@ -168,7 +157,6 @@ class PlanGraph:
             self.stages,
             devices=self.devices,
             num_microbatches=num_microbatches,
-            multiples=self.multiples,
             shares=self.shares,
             forward_only=True,
         )

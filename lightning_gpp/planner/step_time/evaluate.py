@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from lightning_gpp.graph import FEED
@@ -16,10 +17,9 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
-from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.planner.step_time.stage_costs import (
     StageMemory,
-    replica_computes,
     stage_memory,
     users_step_bytes,
 )
@@ -237,7 +237,7 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    run = pipeline_run(plan, request)
+    run = PipelineRun(plan, request)
     return _devices(run, _stages(run))
 
 
@@ -254,7 +254,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    run = pipeline_run(plan, request)
+    run = PipelineRun(plan, request)
     step_s = run.step_s(at_most_s)
     if step_s > at_most_s:
         return None
@@ -274,10 +274,9 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
 def _stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
     """What the stages of a plan do; the step is not played."""
     request, found = run.request, []
-    unit_size = request.minibatch_size / run.num_microbatches
     for stage, sent_s in zip(run.plan.stages, run.sent_s()):
-        size = unit_size * stage.microbatch_multiple
-        replicas = _replicas(run, stage, unit_size)
+        size = run.unit_size * stage.microbatch_multiple
+        replicas = _replicas(run, stage)
         reduce_s = run.sums(stage).after_s
         busy_s = max(*(replica.compute_s for replica in replicas), sent_s)
         per_sample_s = busy_s / size + reduce_s / request.minibatch_size
@@ -288,17 +287,17 @@ def _stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
     return tuple(found)
 
 
-def _replicas(run: PipelineRun, stage: Stage, unit_size: float) -> tuple[ReplicaEvaluation, ...]:
+def _replicas(run: PipelineRun, stage: Stage) -> tuple[ReplicaEvaluation, ...]:
     """What the replicas of a stage do; equal ones are looked at once."""
     request, in_flight = run.request, run.in_flight[stage.id]
     edges = [edge for edge in run.graph.stages.edges if edge.target == stage.id]
-    each = [*zip(stage.replica_multiples, replica_computes(request, stage, unit_size))]
+    each = [*zip(stage.replica_multiples, run.computes[stage.id])]
     found = {}
     for units, compute in dict.fromkeys(each):
         read_bytes = 0.0
         if stage.recompute:  # what it reads is kept for the second forward
             sizes = (request.tables.edge_bytes(edge.values) for edge in edges)
-            read_bytes = sum(size.held(unit_size * units) for size in sizes)
+            read_bytes = sum(size.held(run.unit_size * units) for size in sizes)
         memory = stage_memory(request, stage, compute, in_flight, read_bytes)
         found[units, compute] = ReplicaEvaluation(compute.forward_s, compute.backward_s, memory)
     return tuple([found[one] for one in each])
@@ -316,9 +315,8 @@ def _busiest_device_s(stages: Sequence[StageEvaluation], minibatch_size: int) ->
 
 
 def _devices(run: PipelineRun, stages: Sequence[StageEvaluation]) -> tuple[DeviceEvaluation, ...]:
-    request = run.request
-    unit_size, in_flight = request.minibatch_size / run.num_microbatches, run.in_flight.values()
-    step_bytes = {run.graph.devices[FEED][0]: users_step_bytes(request, unit_size, max(in_flight))}
+    request, most = run.request, max(run.in_flight.values())
+    step_bytes = {run.graph.devices[FEED][0]: users_step_bytes(request, run.unit_size, most)}
     busy_s: dict[int, float] = {}
     memory_bytes = dict(step_bytes)
     for found in stages:
@@ -357,3 +355,74 @@ def message_bytes(plan: Plan, request: PlanRequest) -> float:
         _, trained_bytes = request.tables.parameter_bytes(stage.operators)
         total += 2 * (len(stage.devices) - 1) * trained_bytes
     return total
+
+
+Work = tuple[float, bool, float]
+"""When a forward or a backward starts, whether it is a forward, and its seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """How one device spends a step; all but ``device`` and ``stages`` are seconds.
+
+    Attributes:
+        device: its index in the cluster.
+        stages: ids of its stages.
+        compute_s: forwards and backwards.
+        reduce_s: summing the gradients of replicas behind the last backward.
+        fill_s: waiting for its first input (warm-up).
+        inputs_s: waiting for activations of the stages before it, after that.
+        gradients_s: waiting for gradients of the stages after it.
+        end_s: idle after its own work, until the slowest device is done (drain).
+    """
+
+    device: int
+    stages: tuple[int, ...]
+    compute_s: float
+    reduce_s: float
+    fill_s: float
+    inputs_s: float
+    gradients_s: float
+    end_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds without work."""
+        return self.fill_s + self.inputs_s + self.gradients_s + self.end_s
+
+
+def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[DeviceTime, ...]:
+    """How every device that a plan uses spends a step, in the order of the devices.
+
+    Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it.
+    """
+    run = PipelineRun(evaluation.plan, request)
+    work: dict[int, list[Work]] = {found.device: [] for found in evaluation.devices}
+    for found, replicas in zip(evaluation.stages, run.starts_s()):
+        for device, replica, starts in zip(found.stage.devices, found.replicas, replicas):
+            for step, start_s in zip(run.steps[found.stage.id], starts):
+                own_s = replica.forward_s if step >= 0 else replica.backward_s
+                work[device].append((start_s, step >= 0, own_s))
+    return tuple(_device_time(device, evaluation, own) for device, own in work.items())
+
+
+def _device_time(device: int, evaluation: PlanEvaluation, work: Sequence[Work]) -> DeviceTime:
+    own = [found for found in evaluation.stages if device in found.stage.devices]
+    waits = {"fill": 0.0, "inputs": 0.0, "gradients": 0.0}
+    clock_s = compute_s = 0.0
+    for number, (start_s, is_forward, duration_s) in enumerate(sorted(work, key=itemgetter(0))):
+        reason = "fill" if number == 0 else "inputs" if is_forward else "gradients"
+        waits[reason] += max(0.0, start_s - clock_s)
+        clock_s = start_s + duration_s
+        compute_s += duration_s
+    reduce_s = sum(found.reduce_s for found in own)
+    return DeviceTime(
+        device,
+        tuple(found.stage.id for found in own),
+        compute_s=compute_s,
+        reduce_s=reduce_s,
+        fill_s=waits["fill"],
+        inputs_s=waits["inputs"],
+        gradients_s=waits["gradients"],
+        end_s=max(0.0, evaluation.step_s - clock_s - reduce_s),
+    )

@@ -3,7 +3,7 @@
 The gradients of an operator are final when the last backward of its stage has passed it. They are
 summed in buckets as they come, beside the rest of that backward (PyTorch's DDP, Li et al., arXiv
 2006.15704; wait-free back-propagation), as the runtime does it
-(:mod:`lightning_gpp.schedule.gradient_sums`) and the simulator shows it.
+(:meth:`.Program.last_backward`) and the simulator shows it.
 """
 
 from __future__ import annotations
@@ -71,26 +71,20 @@ def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
     return end_s
 
 
-def in_buckets(bucket_bytes: float) -> Rule:
+def in_buckets(
+    gradients: Gradients, sum_s: SumSeconds, bucket_bytes: float = BUCKET_BYTES
+) -> list[GradientPiece]:
     """Buckets that are closed when they have so many bytes, as in PyTorch's DDP and our runtime.
 
     Unlike merging by MG-WFBP's rule, this may be slower than a sum per layer.
     """
-
-    def cut(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
-        found: list[GradientPiece] = []
-        for piece in gradients.pieces:
-            if found and found[-1].size_bytes < bucket_bytes:
-                found[-1] = found[-1].with_next(piece)
-            else:
-                found.append(piece)
-        return found
-
-    return cut
-
-
-BUCKETS = in_buckets(BUCKET_BYTES)
-"""As the runtime sums."""
+    found: list[GradientPiece] = []
+    for piece in gradients.pieces:
+        if found and found[-1].size_bytes < bucket_bytes:
+            found[-1] = found[-1].with_next(piece)
+        else:
+            found.append(piece)
+    return found
 
 
 def stage_gradients(
@@ -174,7 +168,7 @@ def stage_sums(
     if found is None:
         gradients = stage_gradients(request, stage, unit_size, parameters)
         sum_s = partial(request.tables.reduce_s, tuple(sorted(stage.devices)))
-        pieces = BUCKETS(gradients, sum_s)
+        pieces = in_buckets(gradients, sum_s)
         after_s = max(0.0, last_end_s(pieces, sum_s) - gradients.backward_s)
         buckets = tuple((gradients.part(piece), sum_s(piece.size_bytes)) for piece in pieces)
         found = known[key] = StageSums(buckets, after_s)

@@ -26,21 +26,13 @@ class StageMemory:
     """Bytes that a stage keeps on each of its devices at the peak.
 
     Attributes:
-        parameter_bytes: parameters, in all versions of them.
-        gradient_bytes: gradients of the trained parameters.
-        optimizer_bytes: the optimizer's state.
+        fixed_bytes: what is there all the time: parameters in all versions of them, gradients of
+            the trained ones, the optimizer's state.
         activation_bytes: what the micro-batches in flight keep for their backwards.
     """
 
-    parameter_bytes: int = 0
-    gradient_bytes: int = 0
-    optimizer_bytes: int = 0
+    fixed_bytes: int = 0
     activation_bytes: int = 0
-
-    @property
-    def fixed_bytes(self) -> int:
-        """What is there all the time."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -102,12 +94,8 @@ def stage_memory(
     kept_bytes = in_flight * compute.activation_bytes
     if stage.recompute:
         kept_bytes = round(in_flight * input_bytes) + compute.activation_bytes
-    return StageMemory(
-        parameter_bytes=parameter_bytes * request.held_versions.of(in_flight),
-        gradient_bytes=trained_bytes,
-        optimizer_bytes=trained_bytes * request.optimizer_values,
-        activation_bytes=kept_bytes,
-    )
+    held = parameter_bytes * request.held_versions.of(in_flight)
+    return StageMemory(held + trained_bytes * (1 + request.optimizer_values), kept_bytes)
 
 
 def users_step_bytes(request: PlanRequest, unit_size: float, in_flight: int) -> int:

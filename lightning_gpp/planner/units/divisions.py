@@ -30,6 +30,10 @@ StageUnits = tuple[tuple[int, ...], ...]
 """Units of each stage."""
 
 
+Crossing = tuple[int, int, int]
+"""Number of a value, the place that makes it, and its bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentCosts:
     """Costs of the contiguous pieces ``order[start:stop]``, by ``[stop][start]``.
@@ -115,8 +119,22 @@ def segment_costs(units: UnitGraph, order: Sequence[int], link: Link) -> Segment
     A value counts once where it enters a piece and once where it leaves it, however many pieces
     read it later. Outputs are read by the last unit; the feed is on the device of the last piece.
     """
-    flows = _Flows(units, order)
     count = len(order)
+    place_of = {unit: place for place, unit in enumerate(order)} | {FEED: FEED}
+    # Flows by the places where they are made, read, and read last: source and bytes of each.
+    made: list[list[Crossing]] = [[] for _ in order]
+    read: list[list[Crossing]] = [[] for _ in order]
+    last_read: list[list[Crossing]] = [[] for _ in order]
+    for number, flow in enumerate(units.flows):
+        crossing = number, place_of[flow.source], flow.step_bytes
+        readers = {place_of[target] for target in flow.targets}
+        if flow.is_output:
+            readers.add(count - 1)
+        if flow.source != FEED:
+            made[crossing[1]].append(crossing)
+        for place in readers:
+            read[place].append(crossing)
+        last_read[max(readers)].append(crossing)
     stage_s = [[math.inf] * count for _ in range(count + 1)]
     cut_bytes = [[math.inf] * count for _ in range(count + 1)]
     for start in range(count):
@@ -124,44 +142,19 @@ def segment_costs(units: UnitGraph, order: Sequence[int], link: Link) -> Segment
         entered: set[int] = set()
         for place in range(start, count):
             compute_s += units.compute_s[order[place]]
-            for flow in flows.read_at[place]:
-                if flows.source[flow] < start and flow not in entered:
-                    entered.add(flow)
-                    in_bytes += flows.step_bytes[flow]
-                    feed_bytes += flows.step_bytes[flow] if flows.source[flow] == FEED else 0
-            out_bytes += sum(flows.step_bytes[flow] for flow in flows.made_at[place])
-            out_bytes -= sum(
-                flows.step_bytes[flow]
-                for flow in flows.last_read_at[place]
-                if flows.source[flow] >= start
-            )
+            for number, source, size in read[place]:
+                if source < start and number not in entered:
+                    entered.add(number)
+                    in_bytes += size
+                    feed_bytes += size if source == FEED else 0
+            out_bytes += sum(size for _, _, size in made[place])
+            out_bytes -= sum(size for _, source, size in last_read[place] if source >= start)
             if place == count - 1:
                 in_bytes -= feed_bytes
             transfers_s = [link.transfer_s(int(size)) for size in (in_bytes, out_bytes) if size]
             stage_s[place + 1][start] = compute_s + sum(transfers_s)
             cut_bytes[place + 1][start] = in_bytes
     return SegmentCosts(stage_s, cut_bytes)
-
-
-class _Flows:
-    """Flows by the places in an order where they are made, read, and read last."""
-
-    def __init__(self, units: UnitGraph, order: Sequence[int]) -> None:
-        place_of = {unit: place for place, unit in enumerate(order)} | {FEED: FEED}
-        self.source = [place_of[flow.source] for flow in units.flows]
-        self.step_bytes = [flow.step_bytes for flow in units.flows]
-        self.made_at: list[list[int]] = [[] for _ in order]
-        self.read_at: list[list[int]] = [[] for _ in order]
-        self.last_read_at: list[list[int]] = [[] for _ in order]
-        for index, flow in enumerate(units.flows):
-            readers = {place_of[target] for target in flow.targets}
-            if flow.is_output:
-                readers.add(len(order) - 1)
-            if flow.source != FEED:
-                self.made_at[place_of[flow.source]].append(index)
-            for place in readers:
-                self.read_at[place].append(index)
-            self.last_read_at[max(readers)].append(index)
 
 
 def _pieces(order: Sequence[int], borders: Sequence[int]) -> StageUnits:
@@ -273,7 +266,7 @@ def candidate_orders(units: UnitGraph) -> list[tuple[int, ...]]:
 
 def _orders(units: UnitGraph, final: int) -> Iterator[tuple[int, ...]]:
     sources, targets = units.predecessors, units.successors
-    level = _levels(sources)
+    level = _longest_path_s(sources, [1.0] * len(units), range(len(units)))
     yield _walk(sources, targets, lambda unit, ready_since: (unit,), last=final)
     yield _walk(sources, targets, lambda unit, ready_since: (level[unit], unit), last=final)
     ahead_s = _longest_path_s(targets, units.compute_s, reversed(range(len(units))))
@@ -322,11 +315,3 @@ def _longest_path_s(
     for unit in order:
         path_s[unit] = compute_s[unit] + max((path_s[n] for n in neighbours[unit]), default=0.0)
     return path_s
-
-
-def _levels(sources: Edges) -> list[int]:
-    """Number of units on the longest path that leads to each unit."""
-    level = [0] * len(sources)
-    for unit, before in enumerate(sources):
-        level[unit] = 1 + max((level[source] for source in before), default=-1)
-    return level

@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED, ModelGraph
@@ -234,20 +235,12 @@ def find_cycle(successors: Mapping[int, Iterable[int]]) -> list[int]:
     >>> find_cycle({0: [1], 1: []})
     []
     """
-    finished: set[int] = set()
-    for root in successors:
-        path = [root]
-        targets = [iter(sorted(successors[root]))]
-        while path:
-            node = next((target for target in targets[-1] if target not in finished), None)
-            if node is None:
-                finished.add(path.pop())
-                targets.pop()
-            elif node in path:
-                return path[path.index(node) :]
-            else:
-                path.append(node)
-                targets.append(iter(sorted(successors[node])))
+    try:
+        TopologicalSorter(successors).prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1][:0:-1]  # without its beginning at the end, the other way
+        first = cycle.index(min(cycle))
+        return cycle[first:] + cycle[:first]
     return []
 
 

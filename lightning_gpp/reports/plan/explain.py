@@ -14,8 +14,7 @@ from lightning_gpp.common.units_of_measure import (
     seconds_text,
 )
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.device_time import DeviceTime, device_times
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
+from lightning_gpp.planner.step_time.evaluate import DeviceTime, PlanEvaluation, device_times
 
 EQUAL = 1e-6
 """Differences below this part of a number are none."""

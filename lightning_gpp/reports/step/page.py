@@ -36,8 +36,7 @@ from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer
-from lightning_gpp.simulate.timeline.versions import Met, met_by_backwards
-from lightning_gpp.simulate.timeline.words import words_of
+from lightning_gpp.simulate.timeline.words import Met, met_by_backwards, words_of
 
 SCRIPTS = ("layout", "draw", "hover", "input")
 """Files of the script, in this order."""

@@ -56,7 +56,7 @@ PAINTS = (
         "data, optimizer",
         (
             *(SpanKind.DATA, SpanKind.PREPARE, SpanKind.FINISH),
-            *(SpanKind.OPTIMIZER, SpanKind.VALIDATION, TransferKind.COPY),
+            *(SpanKind.OPTIMIZER, SpanKind.VALIDATION),
         ),
     ),
 )

@@ -39,7 +39,7 @@ from lightning_gpp.reports.step.paint import (
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
-from lightning_gpp.simulate.timeline.versions import met_by_backwards, version_text
+from lightning_gpp.simulate.timeline.words import met_by_backwards, version_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

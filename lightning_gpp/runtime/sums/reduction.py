@@ -23,7 +23,7 @@ from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
-from lightning_gpp.schedule import Action, Program, last_backward
+from lightning_gpp.schedule import Action, Program
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ def replica_gradients(
             continue
         known = {name: parameters[name] for name in group.parameters if name in parameters}
         ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
-        final = last_backward(program, device, group.stage, minibatch)
+        final = program.last_backward(device, group.stage, minibatch)
         yield SummedGradients(number, ranks, known, final)
 
 
@@ -153,7 +153,7 @@ def unshared_gradients(
         if tuple(devices[stage]) == ranks:
             names = [name for name, readers in stages.parameter_readers if readers == (stage,)]
             known = {name: parameters[name] for name in names if name in parameters}
-            final = None if program is None else last_backward(program, device, stage)
+            final = None if program is None else program.last_backward(device, stage)
             yield SummedGradients(stage, ranks, known, final)
 
 

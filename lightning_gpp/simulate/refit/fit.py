@@ -45,11 +45,6 @@ def fit_overhead(points: Iterable[Point]) -> Overhead:
     return Overhead(mean_s - slope * mean_bytes, slope)
 
 
-def fit_send(steps: Sequence[Sequence[Message]]) -> Overhead:
-    """What sending costs the sender."""
-    return fit_overhead((m.size_bytes, m.send_s) for found in steps for m in found)
-
-
 def fit_receive(steps: Sequence[Sequence[Message]]) -> Overhead:
     """What receiving costs the receiver of a message that is there already.
 

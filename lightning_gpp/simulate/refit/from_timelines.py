@@ -9,15 +9,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner import Plan, PlanRequest, plan_graph
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.refit.fit import fit_links, fit_overhead, fit_receive, fit_send
+from lightning_gpp.simulate.refit.fit import fit_links, fit_overhead, fit_receive
 from lightning_gpp.simulate.refit.recorded import Recorded, check_program, typical_steps
-from lightning_gpp.simulate.refit.records import StageRecord, devices_of
-from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.refit.refit import Refit, StageRecord, devices_of
 from lightning_gpp.simulate.simulation import simulate
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.span import SpanKind
@@ -46,7 +45,7 @@ def refit(
         skip_steps: earlier steps are warming up, and left out.
 
     Raises:
-        ValueError: no step is left, or the timelines are of another program or plan.
+        ValueError: no step is left, or the timelines are of another program.
     """
     used = [t for t in timelines if t.step is None or t.step >= skip_steps]
     if not used:
@@ -57,7 +56,6 @@ def refit(
         )
     for timeline in used:
         check_program(timeline, program)
-    _check_plan(program, plan, request)
     recorded = Recorded(typical_steps(used), program)
     found = replace(
         _refit_of_actions(recorded, used, plan, request),
@@ -144,7 +142,7 @@ def _refit_of_actions(
         feed_backward_s=action_s(FEED, SpanKind.BACKWARD),
         loss_s=loss_s,
         loss_backward_s=action_s(loss, SpanKind.BACKWARD) if is_empty else 0.0,
-        send=fit_send(messages),
+        send=fit_overhead((m.size_bytes, m.send_s) for found in messages for m in found),
         receive=fit_receive(messages),
     )
 
@@ -168,25 +166,6 @@ def _reduce_overhead(
     )
 
 
-def _check_plan(program: Program, plan: Plan, request: PlanRequest) -> None:
-    """Raises ValueError where a program is not of a plan."""
-    count = num_microbatches(plan, request)
-    if program.num_microbatches != count:
-        raise ValueError(
-            f"the program has {program.num_microbatches} micro-batches, the plan {count}; take "
-            "steps with full mini-batches"
-        )
-    homes = plan_graph(plan, request.graph).devices
-    expected = [(s, i, d) for s, home in enumerate(homes) for i, d in enumerate(home)]
-    replicas = enumerate(map(program.replica, range(program.num_stages)))
-    found = [(replica.stage, replica.index, program.device(n)) for n, replica in replicas]
-    if sorted(found) != sorted(expected):
-        raise ValueError(
-            f"the program is not of this plan: it runs (stage, replica, device) {found}, the plan "
-            f"has {expected}"
-        )
-
-
 def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iterator[StageRecord]:
     """Every stage on every kind of device that it runs on; replicas of one kind together."""
     program = recorded.program
@@ -200,8 +179,6 @@ def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iter
     for (stage, kind), numbers in sorted(replicas.items()):
         one = plan.stages[stage]
         share = unit_size * statistics.fmean(map(program.multiple, numbers))
-        costs = [request.profile(share, kind).operators[name] for name in one.operators]
-        forward_s = sum(cost.forward_s for cost in costs)
         yield StageRecord(
             stage,
             kind,
@@ -210,6 +187,4 @@ def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iter
             one.recompute,
             statistics.fmean(recorded.action_s(n, SpanKind.FORWARD) for n in numbers),
             statistics.fmean(recorded.action_s(n, SpanKind.BACKWARD) for n in numbers),
-            forward_s,
-            sum(cost.backward_s for cost in costs) + (forward_s if one.recompute else 0.0),
         )

@@ -12,7 +12,7 @@ This is the loop of planning, running and planning again of DistIR (Santhanam et
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,20 +20,63 @@ from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.data_file import read_data_file
 from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.common.units_of_measure import count_text, seconds_text
+from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
-from lightning_gpp.simulate.refit.corrected_costs import corrected_costs
 from lightning_gpp.simulate.refit.fit import fit_overhead
-from lightning_gpp.simulate.refit.records import DeviceRecord, StageRecord, devices_of
 
-FORMAT = JsonFormat("lightning_gpp.refit", 2, older=(1,))
+FORMAT = JsonFormat("lightning_gpp.refit", 3)
 
 AS_RECORDED = (
     *("data_s", "prepare_s", "feed_s", "feed_backward_s", "loss_s", "loss_backward_s", "turn_s"),
     *("send", "receive", "reduce", "action_s"),
 )
 """What a step costs whatever its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """What a stage took on devices of one kind.
+
+    Attributes:
+        stage: its id in the plan.
+        kind: of the devices.
+        operators: what it runs.
+        samples: of a replica's share of a micro-batch.
+        recompute: whether the backward runs the forward again.
+        forward_s: recorded seconds of a forward, without the user's step.
+        backward_s: recorded seconds of a backward.
+    """
+
+    stage: int
+    kind: str
+    operators: tuple[str, ...]
+    samples: float
+    recompute: bool
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What a device did once per step.
+
+    Attributes:
+        device: its index in the plan.
+        has_loss: whether the loss is there.
+        num_parameters: trained parameters (tensors) that it holds.
+        parameter_bytes: bytes of them.
+        optimizer_s: seconds of the optimizer; None where it had none.
+        finish_s: seconds from the end of the actions to the optimizer.
+    """
+
+    device: int
+    has_loss: bool
+    num_parameters: int
+    parameter_bytes: int
+    optimizer_s: float | None = None
+    finish_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,10 +213,94 @@ class Refit:
         return held.num_parameters * each.fixed_s + held.parameter_bytes * each.per_byte_s
 
     def _finish_s(self, held: DeviceRecord) -> float | None:
-        alike = [d for d in self.devices if d.has_loss == held.has_loss and d.finish_s is not None]
-        same = [d for d in alike if d.device == held.device] or alike
-        found = [d.finish_s for d in same if d.finish_s is not None]
-        return statistics.fmean(found) if found else None
+        found = {
+            d.device: d.finish_s
+            for d in self.devices
+            if d.has_loss == held.has_loss and d.finish_s is not None
+        }
+        return found.get(held.device, statistics.fmean(found.values()) if found else None)
+
+
+def devices_of(plan: Plan, graph: ModelGraph) -> list[DeviceRecord]:
+    """What the devices of a plan hold; nothing is recorded yet."""
+    held: dict[int, dict[str, int]] = {device: {} for device in range(plan.num_devices)}
+    for stage in plan.stages:
+        names = {n for operator in stage.operators for n in graph.operator[operator].parameters}
+        trained = [one for one in map(graph.parameter.__getitem__, names) if one.requires_grad]
+        for device in stage.devices:
+            held[device] |= {one.name: one.size_bytes for one in trained}
+    loss_device = plan.stages[-1].devices[0]
+    return [
+        DeviceRecord(device, device == loss_device, len(sizes), sum(sizes.values()))
+        for device, sizes in held.items()
+    ]
+
+
+def corrected_costs(records: Sequence[StageRecord], costs: Costs, cluster: Cluster) -> Costs:
+    """Costs with the operators of recorded stages scaled until the stages take what was recorded.
+
+    A stage, or a kind of device, of which nothing was recorded keeps its profile.
+
+    Args:
+        records: of the stages.
+        costs: of the same model, whatever the recorded plan was made from.
+        cluster: whose kinds of devices they are for.
+
+    Raises:
+        ValueError: the records are of another model.
+    """
+    known = costs.profiles[0].operators
+    missing = [name for record in records for name in record.operators if name not in known]
+    if missing:
+        raise ValueError(
+            f"the refit is of another model: the costs know nothing of {', '.join(missing[:3])}"
+        )
+    corrected: dict[str, list[Profile]] = {}
+    for kind in cluster.kinds:
+        profiles = costs.by_kind[costs.kind_for(kind)]
+        found: dict[str, Correction] = {}
+        for record in records:
+            if record.kind == kind:
+                found |= dict.fromkeys(record.operators, _correction(record, profiles))
+        if found:
+            corrected[kind] = [_corrected(profile, found, kind) for profile in profiles]
+    kept = [p for name, own in costs.by_kind.items() if name not in corrected for p in own]
+    return Costs((*kept, *(profile for own in corrected.values() for profile in own)))
+
+
+Correction = Callable[[OpProfile, float], OpProfile]
+"""An operator for micro-batches of so many samples, as recorded."""
+
+
+def _correction(record: StageRecord, profiles: Sequence[Profile]) -> Correction:
+    """From what the costs say of the operators of a stage to what was recorded."""
+    at = Costs(tuple(profiles)).at(record.samples, profiles[0].device)
+    operators = [at.operators[name] for name in record.operators]
+    backward_s = record.backward_s - (record.forward_s if record.recompute else 0.0)
+
+    def scaled(seconds: float, recorded_s: float, profile_s: float, size: float) -> float:
+        if profile_s > 0:
+            return seconds * max(0.0, recorded_s) / profile_s
+        # Only a single size is extrapolated in proportion.
+        ratio = size / record.samples if len(profiles) == 1 else 1.0
+        return seconds + max(0.0, recorded_s) / max(1, len(operators)) * ratio
+
+    forwards_s = sum(operator.forward_s for operator in operators)
+    backwards_s = sum(operator.backward_s for operator in operators)
+    return lambda one, size: replace(
+        one,
+        forward_s=scaled(one.forward_s, record.forward_s, forwards_s, size),
+        backward_s=scaled(one.backward_s, backward_s, backwards_s, size),
+    )
+
+
+def _corrected(profile: Profile, found: Mapping[str, Correction], kind: str) -> Profile:
+    size = profile.microbatch_size
+    operators = {
+        name: found[name](operator, size) if name in found else operator
+        for name, operator in profile.operators.items()
+    }
+    return Profile(operators, size, kind, profile.is_estimated)
 
 
 def is_refit_file(path: str | Path) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
@@ -31,14 +30,6 @@ AROUND = {
 }
 """What a device does before its actions, between the two parts of them, and after them."""
 
-TRANSFERS = {
-    TaskKind.TRANSFER: TransferKind.MESSAGE,
-    TaskKind.REDUCE: TransferKind.SUM,
-    TaskKind.DATA: TransferKind.COPY,
-    TaskKind.COPY: TransferKind.COPY,
-}
-"""What a task of no device is."""
-
 
 def predicted_timeline(
     simulation: Simulation,
@@ -47,7 +38,7 @@ def predicted_timeline(
     rank_of_device: Sequence[int] | None = None,
     name: str = "",
 ) -> Timeline:
-    """The timeline of a simulation; of several simulated steps it holds them all.
+    """The timeline of a simulation.
 
     Args:
         simulation: what was simulated.
@@ -84,7 +75,7 @@ def predicted_timeline(
 
 
 class _SpanWalk:
-    """Walks through what every device does, step by step.
+    """Walks through what every device does.
 
     Args:
         simulation: what was simulated.
@@ -97,32 +88,31 @@ class _SpanWalk:
     def __init__(self, simulation: Simulation, ranks: Sequence[int]) -> None:
         self.simulation, self.program = simulation, simulation.program
         self.spans: list[tuple[int | None, Span]] = []
-        self._own: defaultdict[tuple[int, int, Action | None], dict[TaskKind, tuple[int, Task]]]
+        self._own: defaultdict[tuple[int, Action | None], dict[TaskKind, tuple[int, Task]]]
         self._own = defaultdict(dict)
-        self._message: dict[tuple[int, tuple[int, int, bool, int]], Task] = {}
-        self._sums: defaultdict[tuple[int, int], list[Task]] = defaultdict(list)
+        self._message: dict[tuple[int, int, bool, int], Task] = {}
+        self._sums: defaultdict[int, list[Task]] = defaultdict(list)
         for index, task in enumerate(simulation.tasks):
             action = task.action
             if task.device is not None:
-                self._own[task.device, task.step, action][task.kind] = index, task
+                self._own[task.device, action][task.kind] = index, task
             elif action is not None and action.kind is Kind.REDUCE:
-                self._sums[task.step, action.microbatch].append(task)
+                self._sums[action.microbatch].append(task)
             elif action is not None:
-                self._message[task.step, action.message] = task
+                self._message[action.message] = task
         for self._device, self._rank in enumerate(ranks):
             self._now_s, self._updates = 0.0, 0
             before, after = self.program.around_turn(self._device)
             update = self.program.device_actions(self._device)[len(before) + len(after) :]
-            for self._step in range(simulation.num_steps):
-                self._around(TaskKind.DATA, TaskKind.COPY, TaskKind.PREPARE)
-                self._actions(before)
-                self._around(TaskKind.TURN)
-                self._actions(after)
-                self._around(TaskKind.FINISH)
-                self._actions(update)
+            self._around(TaskKind.DATA, TaskKind.COPY, TaskKind.PREPARE)
+            self._actions(before)
+            self._around(TaskKind.TURN)
+            self._actions(after)
+            self._around(TaskKind.FINISH)
+            self._actions(update)
 
     def _around(self, *kinds: TaskKind) -> None:
-        own = self._own[self._device, self._step, None]
+        own = self._own[self._device, None]
         for kind in kinds:
             if kind in own:
                 index, task = own[kind]
@@ -132,7 +122,7 @@ class _SpanWalk:
 
     def _actions(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            own = self._own[self._device, self._step, action]
+            own = self._own[self._device, action]
             if TaskKind.OVERHEAD in own:
                 self._now_s = own[TaskKind.OVERHEAD][1].end_s  # idle, as Python is in reality
             HANDLERS[action.kind](self, action, own)
@@ -160,25 +150,25 @@ class _SpanWalk:
 
     def send(self, action: Action, own: _Own) -> None:
         """Handing a message over."""
-        size_bytes = self._message[self._step, action.message].size_bytes
+        size_bytes = self._message[action.message].size_bytes
         index, task = own.get(TaskKind.SEND, (None, None))
         start_s, end_s = (task.start_s, task.end_s) if task else (self._now_s, self._now_s)
         self._add(SpanKind.SEND, start_s, end_s, action, index, size_bytes)
 
     def receive(self, action: Action, own: _Own) -> None:
         """A wait until the message is sent, and the rest."""
-        transfer = self._message[self._step, action.message]
+        transfer = self._message[action.message]
         index, task = own.get(TaskKind.RECEIVE, (None, None))
         assert transfer.action is not None
         sender = self.program.device(transfer.action.stage)
-        sent = self._own[sender, self._step, transfer.action].get(TaskKind.SEND)
+        sent = self._own[sender, transfer.action].get(TaskKind.SEND)
         sent_s = _ready_s(transfer) if sent is None else sent[1].start_s
         end_s = (task or transfer).end_s
         self._meet(SpanKind.RECEIVE, action, sent_s, end_s, transfer.size_bytes, index)
 
     def reduce(self, action: Action, own: _Own) -> None:
         """Waits for the sums of a group; without any there is nothing to sum."""
-        sums = self._sums[self._step, action.microbatch]
+        sums = self._sums[action.microbatch]
         if not sums:
             return
         last = max(sums, key=_ready_s)
@@ -191,9 +181,9 @@ class _SpanWalk:
 
         Parameters that stages share are summed by messages; its own may be over before the last.
         """
-        following = [self._own[self._device, self._step, None].get(TaskKind.FINISH)]
+        following = [self._own[self._device, None].get(TaskKind.FINISH)]
         for action in self.program.device_actions(self._device)[-1:]:
-            following.append(self._own[self._device, self._step, action].get(TaskKind.OPTIMIZER))
+            following.append(self._own[self._device, action].get(TaskKind.OPTIMIZER))
         next_s = [found[1].start_s for found in following if found is not None]
         return min([max(task.end_s for task in sums), *next_s])
 
@@ -234,8 +224,7 @@ class _SpanWalk:
             end_s,
             None if action is None else str(action),
             None if size_bytes is None else round(size_bytes),
-            self._step,
-            self._updates if has_weights else None,
+            updates=self._updates if has_weights else None,
         )
         self.spans.append((index, span))
         self._now_s = end_s
@@ -244,18 +233,16 @@ class _SpanWalk:
 _Own = Mapping[TaskKind, tuple[int, Task]]
 """Tasks of a device in one action, with their indices."""
 
-HANDLERS: Mapping[Kind, Callable[[_SpanWalk, Action, _Own], None]] = MappingProxyType(
-    {
-        Kind.FORWARD: _SpanWalk.compute,
-        Kind.BACKWARD: _SpanWalk.compute,
-        Kind.SEND_FORWARD: _SpanWalk.send,
-        Kind.RECEIVE_FORWARD: _SpanWalk.receive,
-        Kind.SEND_BACKWARD: _SpanWalk.send,
-        Kind.RECEIVE_BACKWARD: _SpanWalk.receive,
-        Kind.REDUCE: _SpanWalk.reduce,
-        Kind.STEP: _SpanWalk.update,
-    }
-)
+HANDLERS: Mapping[Kind, Callable[[_SpanWalk, Action, _Own], None]] = {
+    Kind.FORWARD: _SpanWalk.compute,
+    Kind.BACKWARD: _SpanWalk.compute,
+    Kind.SEND_FORWARD: _SpanWalk.send,
+    Kind.RECEIVE_FORWARD: _SpanWalk.receive,
+    Kind.SEND_BACKWARD: _SpanWalk.send,
+    Kind.RECEIVE_BACKWARD: _SpanWalk.receive,
+    Kind.REDUCE: _SpanWalk.reduce,
+    Kind.STEP: _SpanWalk.update,
+}
 """What each kind of action is in a picture: (walk, action, its tasks)."""
 
 
@@ -266,22 +253,20 @@ def _ready_s(task: Task) -> float:
 
 def _transfer(program: Program, task: Task, ranks: Sequence[int]) -> Transfer:
     action = task.action
-    if action is None:
-        ends: tuple[int, ...] = (program.device(program.loss_stage),)
-    elif action.kind is Kind.REDUCE:
-        ends = program.reduce_group(action.microbatch).devices
+    assert action is not None
+    if action.kind is Kind.REDUCE:
+        ends: tuple[int, ...] = program.reduce_group(action.microbatch).devices
     else:
         assert action.peer is not None
         ends = program.device(action.stage), program.device(action.peer)
     return Transfer(
-        kind=TRANSFERS[task.kind],
+        kind=TransferKind.SUM if task.kind is TaskKind.REDUCE else TransferKind.MESSAGE,
         start_s=task.start_s,
         end_s=task.end_s,
         channels=task.channels,
         ranks=tuple(ranks[device] for device in ends),
-        action=None if action is None else str(action),
+        action=str(action),
         size_bytes=None if task.size_bytes is None else round(task.size_bytes),
-        minibatch=task.step,
     )
 
 

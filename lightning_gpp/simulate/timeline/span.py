@@ -69,24 +69,18 @@ class SpanKind(Enum):
     @property
     def category(self) -> Category:
         """Where its time is counted."""
-        return _CATEGORIES[self]
+        return _CATEGORIES.get(self, Category.OTHER)
 
 
 _CATEGORIES = {
-    SpanKind.FORWARD: Category.FORWARD,
-    SpanKind.FEED: Category.FORWARD,
-    SpanKind.LOSS: Category.FORWARD,
-    SpanKind.BACKWARD: Category.BACKWARD,
-    SpanKind.SEND: Category.COMMUNICATION,
-    SpanKind.RECEIVE: Category.COMMUNICATION,
-    SpanKind.REDUCE: Category.COMMUNICATION,
-    SpanKind.FLUSH: Category.COMMUNICATION,
-    SpanKind.WAIT: Category.WAIT,
-    SpanKind.DATA: Category.OTHER,
-    SpanKind.PREPARE: Category.OTHER,
-    SpanKind.FINISH: Category.OTHER,
-    SpanKind.OPTIMIZER: Category.OTHER,
-    SpanKind.VALIDATION: Category.OTHER,
+    kind: category
+    for category, kinds in {
+        Category.FORWARD: (SpanKind.FORWARD, SpanKind.FEED, SpanKind.LOSS),
+        Category.BACKWARD: (SpanKind.BACKWARD,),
+        Category.COMMUNICATION: (SpanKind.SEND, SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FLUSH),
+        Category.WAIT: (SpanKind.WAIT,),
+    }.items()
+    for kind in kinds
 }
 
 

@@ -124,9 +124,6 @@ class Timeline:
         num_minibatches: mini-batches that overlap, each a step of its own, where the pipeline does
             not drain between them; they are the micro-batches of the spans.
         weights: name of the policy of weights, where it does not drain and that is known.
-
-    Raises:
-        ValueError: a span goes beyond the step, or overlaps another one of its rank.
     """
 
     source: str
@@ -143,17 +140,6 @@ class Timeline:
     name: str = ""
     num_minibatches: int = 1
     weights: str = ""
-
-    def __post_init__(self) -> None:
-        for rank, spans in self._by_rank.items():
-            for first, second in zip(spans, spans[1:]):
-                if second.start_s < first.end_s:
-                    raise ValueError(f"rank {rank}: {second.name} starts before {first.name} ends")
-            if spans and spans[-1].end_s > self.step_s:
-                raise ValueError(
-                    f"rank {rank}: {spans[-1].name} ends at {spans[-1].end_s} s, after the step "
-                    f"({self.step_s} s)"
-                )
 
     @property
     def full_name(self) -> str:

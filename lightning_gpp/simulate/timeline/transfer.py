@@ -14,12 +14,10 @@ class TransferKind(Enum):
     Attributes:
         MESSAGE: what one stage sends to another.
         SUM: gradients that several ranks add up.
-        COPY: a mini-batch that is read by the host or goes from it to a device.
     """
 
     MESSAGE = "message"
     SUM = "sum"
-    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
-"""The actions of a timeline in words, with the stages called as the plan calls them."""
+"""What timelines call things: actions, stages as the plan calls them, weights by updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from lightning_gpp.graph import FEED
-from lightning_gpp.schedule import Action, Kind
-from lightning_gpp.simulate.timeline.span import Span
-from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
+from lightning_gpp.graph import FEED, ModelGraph
+from lightning_gpp.graph.operator_names import summarize_operators
+from lightning_gpp.planner import Plan
+from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.timeline import LOSS, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.transfer import Transfer
 
 _WHAT = {
@@ -55,3 +57,58 @@ def words_of(item: Span | Transfer, timeline: Timeline) -> str:
 def stage_title(stage: int, stages: Sequence[TimelineStage]) -> str:
     """What a stage of a program is called; the feed is the user's step."""
     return "your step" if stage == FEED else stages[stage].title
+
+
+Met = Mapping[tuple[int | None, int | None], int]
+"""(stage, mini-batch) -> updates before its backward."""
+
+
+def met_by_backwards(timeline: Timeline) -> Met:
+    """Updates before the backward of every stage and mini-batch that went backward."""
+    return {
+        (span.stage, span.microbatch): span.updates
+        for span in timeline.spans
+        if span.kind is SpanKind.BACKWARD and span.updates is not None
+    }
+
+
+def version_text(span: Span, met: Met) -> str:
+    """The updates that a stage's weights had seen, and for a forward by when its backward comes.
+
+    ``"12→15"`` is a forward after 12 updates whose backward comes after 15. Where that is not in
+    the timeline, or after as many, it is ``"12"``; empty where batches do not overlap.
+    """
+    if span.updates is None:
+        return ""
+    later = met.get((span.stage, span.microbatch), span.updates)
+    if span.kind is not SpanKind.FORWARD or later == span.updates:
+        return str(span.updates)
+    return f"{span.updates}→{later}"
+
+
+def plan_stages(
+    program: Program, plan: Plan, graph: ModelGraph, rank_of_device: Sequence[int]
+) -> tuple[TimelineStage, ...]:
+    """The stages of a program with the operators that they hold.
+
+    Args:
+        program: of the plan.
+        plan: stages on devices.
+        graph: the model.
+        rank_of_device: rank of every device.
+    """
+    return tuple(
+        _stage(program, plan, graph, stage, rank_of_device[program.device(stage)])
+        for stage in range(program.num_stages)
+    )
+
+
+def _stage(program: Program, plan: Plan, graph: ModelGraph, id: int, rank: int) -> TimelineStage:
+    replica = program.replica(id)
+    if replica.stage == plan.num_stages:
+        return TimelineStage(id, rank, name=LOSS)
+    operators = plan.stages[replica.stage].operators
+    name = str(replica.stage)
+    if replica.count > 1:
+        name = f"{name}.{replica.index}"
+    return TimelineStage(id, rank, summarize_operators(graph, operators), operators, name)

@@ -17,19 +17,17 @@ from lightning_gpp.planner import (
     Plan,
     PlanRequest,
     answer,
-    first_way,
     num_devices_used,
-    num_separable,
-    on_all_devices,
-    plan_in_ways,
     plan_request,
-    refusal_notes,
     resolve_plan,
     validate_plan,
 )
+from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
-from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
+from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan_to_run
+from lightning_gpp.planner.units.units import num_separable
+from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster, warn_of_misplaced
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key

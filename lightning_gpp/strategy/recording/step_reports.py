@@ -21,8 +21,8 @@ from lightning_gpp.simulate.refit.compare import Comparison
 from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS, refit, refit_windows
 from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.simulate.timeline.stages import plan_stages
 from lightning_gpp.simulate.timeline.windows import windows_of
+from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
 MOST_BEFORE = 64

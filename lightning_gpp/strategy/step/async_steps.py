@@ -26,13 +26,8 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
-from lightning_gpp.schedule import (
-    ONE_F_ONE_B_ASYNC,
-    Window,
-    Windows,
-    most_ahead,
-    version_differences,
-)
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch

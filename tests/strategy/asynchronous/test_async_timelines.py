@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import EmulatedAccelerator, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.schedule import Kind, Windows, most_ahead, version_differences
+from lightning_gpp.schedule import Kind, Windows, most_ahead
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.simulate import SpanKind, Timeline
 from lightning_gpp.simulate.refit.recorded import timeline_actions
 from lightning_gpp.simulate.refit.refit import load_refit

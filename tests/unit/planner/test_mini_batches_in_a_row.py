@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
-from lightning_gpp.planner import Plan, PlanQuestion, PlanRequest, Stage, evaluate_plan, plan_to_run
+from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan
 from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, DoesNotFitError, HeldVersions
+from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.simulate.usage import usage

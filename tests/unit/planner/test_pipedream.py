@@ -108,7 +108,7 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
     ]
     levels = [Level(size, BANDWIDTH), Level(hosts, outer_bandwidth)]
     best = min(map(division_s, feasible))
-    assert solve_levels(found, levels)[-1].slowest_s[0][3][hosts] == pytest.approx(best)
+    assert solve_levels(found, levels)[-1][0][3][hosts][0] == pytest.approx(best)
     stages = pipedream_stages(found, levels)
     assert stages[0][0].start == 0
     assert stages[-1][0].stop == 4

@@ -44,31 +44,26 @@ def test_the_published_objective(num_devices, memory_bytes, seconds_per_sample, 
 
 
 def random_instance(seed: int, *, memory_bytes: float = 25.0) -> PiperInstance:
-    """Up to five operators, edges also past neighbours, two ways each, degrees 1 and 2."""
+    """Up to five operators, edges also past neighbours, two ways each."""
     choose = random.Random(seed)
     count = choose.randint(2, 5)
     pairs = [p for p in itertools.combinations(range(count), 2) if choose.random() < 0.5]
     edges = tuple(PiperEdge(*pair, float(choose.randint(0, 5))) for pair in pairs)
     operators = []
     for number in range(count):
-        ways = {}
-        for degree in (1, 2)[: choose.randint(1, 2)]:
-            seconds, kept = choose.randint(1, 12) / degree, choose.randint(1, 12)
-            sync = {e.source: float(degree - 1) for e in edges if e.target == number}
-            back = {e.target: 2.0 * (degree - 1) for e in edges if e.source == number}
-            plain = Tmpc("plain", seconds, choose.randint(0, 9), kept, 2.0, sync, back)
-            again = dataclasses.replace(
-                plain,
-                seconds_per_sample=seconds * 1.5,
-                memory_bytes_in_flight=kept / 4,
-                memory_bytes_fixed=3.0,
-            )
-            ways[degree] = (plain, again)
-        operators.append(PiperOperator(number, f"op{number}", ways))
+        seconds, kept = float(choose.randint(1, 12)), choose.randint(1, 12)
+        plain = Tmpc("plain", seconds, choose.randint(0, 9), kept, 2.0, {}, {})
+        again = dataclasses.replace(
+            plain,
+            seconds_per_sample=seconds * 1.5,
+            memory_bytes_in_flight=kept / 4,
+            memory_bytes_fixed=3.0,
+        )
+        operators.append(PiperOperator(number, f"op{number}", {1: (plain, again)}))
     return PiperInstance(tuple(operators), edges, choose.randint(1, 5), memory_bytes, 10.0, 12)
 
 
-Choice = tuple[frozenset[int], int, int]  # operators, t, d
+Choice = tuple[frozenset[int], int]  # operators, d
 
 
 def divisions(instance: PiperInstance) -> Iterator[list[Choice]]:
@@ -83,20 +78,18 @@ def divisions(instance: PiperInstance) -> Iterator[list[Choice]]:
                 inputs = {e.source for e in instance.edges if e.target in stage}
                 if not inputs <= done | stage:
                     continue
-                for t, d in itertools.product((1, 2), range(1, devices + 1)):
-                    if t * d <= devices and instance.num_samples % d == 0:
-                        for more in after(done | stage, devices - t * d):
-                            yield [(stage, t, d), *more]
+                for d in range(1, devices + 1):
+                    if instance.num_samples % d == 0:
+                        for more in after(done | stage, devices - d):
+                            yield [(stage, d), *more]
 
     yield from after(frozenset(), instance.num_devices)
 
 
 def stage_s(instance: PiperInstance, stage: Choice, y: int) -> float:
     """Seconds per sample with the greedy choice of ways, operator by operator."""
-    members, t, d = stage
-    ways = {o.id: o.ways.get(t) for o in instance.operators if o.id in members}
-    if None in ways.values():
-        return math.inf
+    members, d = stage
+    ways = {o.id: o.ways[1] for o in instance.operators if o.id in members}
     chosen = dict.fromkeys(members, 0)
 
     def memory(number: int, way: int) -> float:
@@ -119,12 +112,12 @@ def stage_s(instance: PiperInstance, stage: Choice, y: int) -> float:
     for n in members:
         tmpc = ways[n][chosen[n]]
         cut = sum(
-            edge.size_bytes + tmpc.sync_forward_bytes[edge.source]
+            edge.size_bytes
             for edge in instance.edges
             if edge.target == n and edge.source not in members
         )
         cut += sum(
-            edge.size_bytes + tmpc.sync_backward_bytes[edge.target]
+            edge.size_bytes
             for edge in instance.edges
             if edge.source == n and edge.target not in members
         )
@@ -134,16 +127,16 @@ def stage_s(instance: PiperInstance, stage: Choice, y: int) -> float:
 
 
 def slowest_s(instance: PiperInstance, stages: list[Choice]) -> float:
-    copies = [d for _, _, d in stages]
+    copies = [d for _, d in stages]
     if sum(copies) > instance.num_samples:
         return math.inf
     return max(
-        stage_s(instance, stage, -(-sum(copies[i:]) // stage[2])) for i, stage in enumerate(stages)
+        stage_s(instance, stage, -(-sum(copies[i:]) // stage[1])) for i, stage in enumerate(stages)
     )
 
 
 def choices(found: PiperPlan) -> list[Choice]:
-    return [(frozenset(s.operators), s.tensor_parallel, s.data_parallel) for s in found.stages]
+    return [(frozenset(s.operators), s.data_parallel) for s in found.stages]
 
 
 @pytest.mark.parametrize("seed", range(25))

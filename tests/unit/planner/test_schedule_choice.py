@@ -25,17 +25,15 @@ from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
     Plan,
-    PlanQuestion,
     PlanRequest,
     Stage,
     answer,
     evaluate_plan,
     plan_request,
-    plan_to_run,
 )
 from lightning_gpp.planner.base import HOLD_FEWER, DoesNotFitError
 from lightning_gpp.planner.graphpipe.judge import SearchResult
-from lightning_gpp.planner.plan_to_run import choose_schedule
+from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, plan_to_run
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))

@@ -18,8 +18,8 @@ from lightning_gpp.schedule import (
     Windows,
     build_program,
     most_ahead,
-    version_differences,
 )
+from lightning_gpp.schedule.windows import version_differences
 
 CHAIN = StageGraph(
     3,
@@ -36,7 +36,6 @@ def program(stages: StageGraph, count: int, devices: range | list[int] | None = 
         stages,
         devices=devices or range(stages.num_stages),
         num_microbatches=count,
-        num_minibatches=count,
         schedule=ONE_F_ONE_B_ASYNC,
     )
 
@@ -111,7 +110,6 @@ def test_replicas_are_refused():
             CHAIN,
             devices=[(0, 1), 2, 3],
             num_microbatches=4,
-            num_minibatches=2,
             schedule=ONE_F_ONE_B_ASYNC,
         )
 

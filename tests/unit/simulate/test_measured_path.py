@@ -10,11 +10,11 @@ from lightning_gpp.simulate import (
     StepCosts,
     Timeline,
     TimelineStage,
-    TransferKind,
-    path_shares,
     predicted_timeline,
-    with_inferred_path,
 )
+from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
+from lightning_gpp.simulate.timeline.shares import path_shares
+from lightning_gpp.simulate.timeline.transfer import TransferKind
 
 
 def path(timeline: Timeline) -> str:

@@ -17,10 +17,9 @@ from lightning_gpp.simulate import (
     SpanKind,
     Timeline,
     TimelineStage,
-    Transfer,
-    TransferKind,
     shares,
 )
+from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 from lightning_gpp.simulate.timeline.words import action_words
 
 # seconds  0         1         2         3         4         5         6         7         8
@@ -74,17 +73,6 @@ class TestTimeline:
     def test_messages_are_joined(self) -> None:
         pairs = [(sent.action, received.action) for sent, received in timeline().messages()]
         assert pairs == [("-1SF0>0", "0RF0<-1"), ("0SF0>1", "1RF0<0"), ("1SB0>0", "0RB0<1")]
-
-    @pytest.mark.parametrize(
-        ("span", "error"),
-        [
-            (Span(0, SpanKind.DATA, 3.0, 4.0), "data starts before 1RF0<0 ends"),
-            (Span(1, SpanKind.DATA, 7.6, 9.0), "after the step"),
-        ],
-    )
-    def test_impossible_spans_are_refused(self, span: Span, error: str) -> None:
-        with pytest.raises(ValueError, match=error):
-            timeline((*SPANS, span))
 
     def test_a_span_does_not_end_before_it_starts(self) -> None:
         with pytest.raises(ValueError, match=r"2F0 goes from 2\.0 s to 1\.0 s"):

@@ -47,10 +47,10 @@ def test_devices_that_are_faster_compute_and_update_faster():
 
 
 def test_bytes_of_messages_and_sums():
-    costs, halved = (case().changed({"bytes": factor}).costs() for factor in (1.0, 0.5))
+    costs, halved = (case().changed({"bytes": factor}).simulation.costs for factor in (1.0, 0.5))
     size = costs.forward_bytes[0, 1]
     assert halved.forward_bytes[0, 1] == MessageBytes(size.per_unit / 2, size.fixed / 2)
-    sums, fewer = (case(COPIES).changed({"bytes": f}).costs().buckets for f in (1.0, 0.5))
+    sums, fewer = (case(COPIES).changed({"bytes": f}).simulation.costs.buckets for f in (1.0, 0.5))
     assert [one.size_bytes / 2 for one in sums] == [one.size_bytes for one in fewer]
 
 

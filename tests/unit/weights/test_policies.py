@@ -34,15 +34,9 @@ from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.schedule import (
-    ONE_F_ONE_B_ASYNC,
-    Program,
-    Windows,
-    build_program,
-    most_ahead,
-    version_differences,
-)
-from lightning_gpp.schedule.in_flight import in_flight_units
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, Windows, build_program, most_ahead
+from lightning_gpp.schedule.schedules import in_flight_units
+from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
@@ -238,7 +232,6 @@ def program(stages: StageGraph, count: int) -> Program:
         stages,
         devices=range(stages.num_stages),
         num_microbatches=count,
-        num_minibatches=count,
         schedule=ONE_F_ONE_B_ASYNC,
     )
 

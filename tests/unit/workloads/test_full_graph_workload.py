@@ -8,7 +8,7 @@ from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.estimate import NOMINAL_KIND
 from lightning_gpp.planner import PlanRequest, plan_request
-from lightning_gpp.planner.ways import WaysAnswer, WaysQuestion, answer_ways
+from lightning_gpp.planner.ways import WaysAnswer, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph
@@ -32,13 +32,12 @@ def answered(workload: FullGraphWorkload, ways: int, num_devices: int = 8) -> Wa
         schedule=GPIPE_REVERSED.name,
         max_replicas=1,
     )
-    (found,) = answer_ways([WaysQuestion(request, model)], "balanced")
-    return found
+    return answer_ways(request, model, "balanced")
 
 
 def sent_bytes(found: WaysAnswer) -> float:
     """Bytes of the messages of a simulated epoch."""
-    tasks = simulate_plan(found.plan, found.question.request).tasks
+    tasks = simulate_plan(found.plan, found.request).tasks
     return sum(task.size_bytes or 0 for task in tasks if task.kind is TaskKind.TRANSFER)
 
 

@@ -54,7 +54,7 @@ def test_a_join_needs_no_stage_of_its_own():
         num_microbatches=4,
         costs=fixed_costs(graph),
     )
-    best = search_exclusive(request).ranked[0].evaluation
+    best = search_exclusive(request).ranked[0]
     assert len(best.stages) == 32
     assert best.stages[-1].stage.operators[-1] == "cat"
     assert len(best.stages[-1].stage.operators) == 2

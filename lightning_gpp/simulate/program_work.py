@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from types import MappingProxyType
 from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
 from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, last_backward
-from lightning_gpp.simulate.engine.message_costs import compute_s, message_costs
-from lightning_gpp.simulate.program_costs import Overhead, ProgramCosts
+from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.simulate.program_costs import (
+    Overhead,
+    ProgramCosts,
+    compute_s,
+    message_costs,
+)
 from lightning_gpp.simulate.task import TaskKind
 
 
@@ -47,13 +49,11 @@ class WorkMessage:
     Attributes:
         seconds: how long it takes.
         shown: what it is; its action comes with its sender.
-        sender: the item behind which it leaves; -1 before there is one.
-        receiver: the item that waits for it; likewise.
+        receiver: the item that waits for it; -1 before there is one.
     """
 
     seconds: float = 0.0
     shown: Shown = WAIT
-    sender: int = -1
     receiver: int = -1
 
 
@@ -63,27 +63,24 @@ class ProgramWork:
     Args:
         program: what every device does.
         costs: what it costs; checked already.
-        prefetch: whether the host reads and copies the next mini-batch ahead.
 
     Attributes:
-        work: what is played; behind the lines of the devices is that of a host that reads ahead.
+        work: what is played.
         items: what every item is.
+        devices: of every item.
         messages: what every message is, in the order of the items that send them.
         sums: what every bucket of a sum is.
-        waits: item -> what it waits for, and the actions that receive it.
     """
 
-    def __init__(self, program: Program, costs: ProgramCosts, *, prefetch: bool = False) -> None:
+    def __init__(self, program: Program, costs: ProgramCosts) -> None:
         self.program, self.costs, self.work = program, costs, Work()
         self.items: list[Shown] = []
+        self.devices: list[int] = []
         self.messages: list[Shown] = []
         self.sums: list[Shown] = []
-        self.waits: dict[int, list[tuple[WorkMessage, Action | None]]] = {}
-        self._first_items: list[int] = []
         self._sent: list[list[WorkMessage]] = []
-        self._received: list[
-            tuple[WorkMessage, Action | None]
-        ] = []  # the next item waits for these
+        # What the next item waits for.
+        self._received: list[WorkMessage] = []
         self._messages: dict[tuple[int, int, bool, int], WorkMessage] = {}
         self._sized, self._part_of_sum = cache(self._size), cache(self._new_part_of_sum)
         self._channels: dict[str, int] = {}
@@ -94,63 +91,37 @@ class ProgramWork:
         for number, minibatch, group in program.sums():
             for device in group.devices if group.stage is not None else ():
                 assert group.stage is not None
-                final = last_backward(program, device, group.stage, minibatch)
+                final = program.last_backward(device, group.stage, minibatch)
                 if final is not None:
                     self._finals[device, final].append(number)
         feed_device = program.device(FEED)
-        ahead = (WorkMessage(), WorkMessage()) if prefetch and costs.step.has_input else None
         others = [d for d in range(len(program.actions)) if d != feed_device]
         self._results = {d: WorkMessage() for d in others} if costs.step.finish_s else {}
         for device in range(len(program.actions)):
-            self._begin_line()
+            self.work.lines.append([])
             if device == feed_device:
-                if ahead is None:
-                    self._read()
-                else:
-                    self._receive(ahead[0])
-                    self._send(ahead[1])
-                self._task(TaskKind.PREPARE, costs.step.prepare_s or None)
+                self._read()
             self._actions(device)
-            self._end_line()
-        if ahead is not None:  # the next mini-batch is begun when the last one has been taken
-            self._begin_line()
-            self._read()
-            self._send(ahead[0])
-            self._receive(ahead[1])
-            self._end_line()
+            if self._received:
+                self._item(WAIT)
         never = self._item(WAIT)  # of what nobody waits for, or nobody begins
         self.work.lines[-1].pop()
         self._join_messages(never)
         self._add_sums(never)
         self.work.num_channels = len(self._channels)
 
-    def line(self, item: int) -> int:
-        """The line that an item belongs to."""
-        return bisect_right(self._first_items, item) - 1
-
-    # Items ------------------------------------------------------------------------------------
-
-    def _begin_line(self) -> None:
-        self._first_items.append(len(self.items))
-        self.work.lines.append([])
-
-    def _end_line(self) -> None:
-        if self._received:
-            self._item(WAIT)
-
     def _item(self, shown: Shown, seconds: float = 0.0) -> int:
         """Something that takes time on a line, or waits; returns its number."""
         number = len(self.items)
         self.items.append(shown)
+        self.devices.append(len(self.work.lines) - 1)
         self.work.seconds.append(seconds)
         self.work.missing.append(len(self._received))
         self.work.lines[-1].append(number)
         self._sent.append([])
-        if self._received:
-            for message, _ in self._received:
-                message.receiver = number
-            self.waits[number] = self._received
-            self._received = []
+        for message in self._received:
+            message.receiver = number
+        self._received = []
         return number
 
     def _task(self, kind: TaskKind, seconds: float | None, action: Action | None = None) -> None:
@@ -167,23 +138,18 @@ class ProgramWork:
         """A message leaves when what comes before it is done."""
         if self._received or not self.work.lines[-1]:
             self._item(WAIT)
-        message.sender, message.shown = len(self._sent) - 1, message.shown._replace(action=action)
+        message.shown = message.shown._replace(action=action)
         self._sent[-1].append(message)
 
-    def _receive(self, message: WorkMessage, action: Action | None = None) -> None:
-        """What follows waits for a message."""
-        self._received.append((message, action))
-
-    # Around the actions -----------------------------------------------------------------------
-
     def _read(self) -> None:
-        """Reading a mini-batch and copying it to the device; both occupy the host's side."""
+        """Reading a mini-batch, copying it to the device (both on the host's side), cutting it."""
         step, name = self.costs.step, self.costs.cluster.devices[self.program.devices[-1]].name
         if step.data_s:
             self._item(Shown(TaskKind.DATA, None, channels=(f"{name} host",)), step.data_s)
         if step.host_link is not None:
             shown = Shown(TaskKind.COPY, None, step.input_bytes, (f"{name} copy",))
             self._item(shown, step.host_link.transfer_s(step.input_bytes))
+        self._task(TaskKind.PREPARE, step.prepare_s or None)
 
     def _finish(self, device: int) -> None:
         """What comes after the program: the device of the loss tells the others the result."""
@@ -191,7 +157,7 @@ class ProgramWork:
         if not seconds:
             return
         if device in self._results:
-            self._receive(self._results[device])
+            self._received.append(self._results[device])
         else:
             for token in self._results.values():
                 self._send(token)
@@ -213,8 +179,6 @@ class ProgramWork:
             HANDLERS[action.kind](self, device, action)
         if before_update == len(program.actions[device]):
             self._finish(device)
-
-    # Actions ----------------------------------------------------------------------------------
 
     def forward(self, device: int, action: Action) -> None:
         """A forward, also of the feed."""
@@ -243,7 +207,7 @@ class ProgramWork:
     def receive_message(self, device: int, action: Action) -> None:
         """The receiver's part of a message."""
         message = self._message(action)
-        self._receive(message, action)
+        self._received.append(message)
         size_bytes = message.shown.size_bytes or 0.0
         self._overhead(TaskKind.RECEIVE, self.costs.step.receive, size_bytes, action)
 
@@ -252,14 +216,6 @@ class ProgramWork:
         key = source, target, is_gradient, index = action.message
         if key not in self._messages:
             pair = (target, source) if is_gradient else (source, target)
-            edge = self.program.edge.get(pair)
-            if (
-                edge is None
-                or self.program.is_local(edge)
-                or (is_gradient and not (edge.has_backward and self.program.has_backward))
-                or index >= len(self.program.parts[pair])
-            ):
-                raise ScheduleError(f"{action} is of no message between two devices of the program")
             units = self.program.parts[pair][index].num_units
             self._messages[key] = WorkMessage(*self._sized(source, target, is_gradient, units))
         return self._messages[key]
@@ -269,8 +225,6 @@ class ProgramWork:
         costs = message_costs(self.program, self.costs, source, target, is_gradient=is_gradient)
         shown = Shown(TaskKind.TRANSFER, None, costs.size.of(units), costs.channels)
         return costs.transfer_s(units), shown
-
-    # Sums of gradients ------------------------------------------------------------------------
 
     def reduce(self, device: int, action: Action) -> None:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""
@@ -296,12 +250,12 @@ class ProgramWork:
         owner, *others = devices
         if device == owner:
             for other in others:
-                self._receive(self._part_of_sum(number, other, owner, size), action)
+                self._received.append(self._part_of_sum(number, other, owner, size))
             for other in others:
                 self._send(self._part_of_sum(number, owner, other, size), action)
         else:
             self._send(self._part_of_sum(number, device, owner, size), action)
-            self._receive(self._part_of_sum(number, owner, device, size), action)
+            self._received.append(self._part_of_sum(number, owner, device, size))
 
     def _new_part_of_sum(self, number: int, source: int, target: int, size: float) -> WorkMessage:
         """Gradients of parameters that stages share, or their sum; one of each number and ends."""
@@ -338,8 +292,6 @@ class ProgramWork:
                     Sum(devices, last, tuple(sums), first_port + index, shared, waiting)
                 )
 
-    # Messages ---------------------------------------------------------------------------------
-
     def _join_messages(self, never: int) -> None:
         """Every item sends its messages; those over links of one device need no queue."""
         are_alone = self.costs.cluster.has_private_channels
@@ -349,7 +301,7 @@ class ProgramWork:
             for message in sent:
                 names = message.shown.channels
                 shared = () if are_alone else self._numbered(names)
-                port = ports.setdefault(names or self.line(number), len(ports))
+                port = ports.setdefault(names or self.devices[number], len(ports))
                 target = message.receiver if message.receiver >= 0 else never
                 sends.append((target, message.seconds, port, shared))
                 self.messages.append(message.shown)
@@ -361,16 +313,14 @@ class ProgramWork:
         return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = MappingProxyType(
-    {
-        Kind.FORWARD: ProgramWork.forward,
-        Kind.BACKWARD: ProgramWork.backward,
-        Kind.SEND_FORWARD: ProgramWork.send_message,
-        Kind.RECEIVE_FORWARD: ProgramWork.receive_message,
-        Kind.SEND_BACKWARD: ProgramWork.send_message,
-        Kind.RECEIVE_BACKWARD: ProgramWork.receive_message,
-        Kind.REDUCE: ProgramWork.reduce,
-        Kind.STEP: ProgramWork.update,
-    }
-)
+HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = {
+    Kind.FORWARD: ProgramWork.forward,
+    Kind.BACKWARD: ProgramWork.backward,
+    Kind.SEND_FORWARD: ProgramWork.send_message,
+    Kind.RECEIVE_FORWARD: ProgramWork.receive_message,
+    Kind.SEND_BACKWARD: ProgramWork.send_message,
+    Kind.RECEIVE_BACKWARD: ProgramWork.receive_message,
+    Kind.REDUCE: ProgramWork.reduce,
+    Kind.STEP: ProgramWork.update,
+}
 """What each kind of action becomes: (work, device, action)."""

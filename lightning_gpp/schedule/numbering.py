@@ -1,0 +1,300 @@
+"""The work of a step by numbers: who computes what in which order, and what replicas hand over.
+
+Programs and judged plans are both made of it. A stage on several devices is divided into replicas
+that take consecutive shares of its units (GraphPipe, arXiv 2406.17145, section 4: data parallelism
+inside of a stage). Orders and in-flight counts are those of the whole stage; every replica follows
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
+
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.merge import PathLengths, StageQueue, merge_queues, path_lengths
+from lightning_gpp.schedule.schedules import Schedule, Steps
+
+
+class Numbering:
+    """Numbers the forwards and backwards of a step.
+
+    The work of a replica is numbered on: its forwards, and then its backwards. Last are the
+    backwards of the feed, and its forwards.
+
+    Args:
+        stages: the stage graph.
+        devices: of the replicas of every stage.
+        units: smallest micro-batches that each replica of every stage takes at a time.
+        num_microbatches: smallest micro-batches of the mini-batch.
+        steps: forwards and backwards of every stage in order.
+        order: of the schedule.
+
+    Attributes:
+        shares: how the replicas of every stage take the mini-batch.
+        first: number of the first forward of every stage; then that of the feed's backwards.
+        pace: smallest micro-batches that the feed takes at a time: those of the loss.
+        num_feed_backwards: how many of them there are.
+        has_halves: whether all forwards come before all backwards.
+    """
+
+    def __init__(
+        self,
+        stages: StageGraph,
+        devices: Sequence[tuple[int, ...]],
+        units: Sequence[tuple[int, ...]],
+        num_microbatches: int,
+        steps: Mapping[int, Steps],
+        order: Schedule,
+    ) -> None:
+        self.stages, self.devices = stages, devices
+        self.num_microbatches, self.steps, self.order = num_microbatches, steps, order
+        self.has_halves = order.forwards_first
+        self.shares = [Share(own, num_microbatches // sum(own)) for own in units]
+        self.first = [0]
+        for share in self.shares:
+            self.first.append(self.first[-1] + 2 * share.num_replicas * share.num_microbatches)
+        self.pace = self.shares[-1].num_units
+        goes_back = any(e.source == FEED and e.has_backward for e in stages.edges)
+        goes_back = goes_back and order.has_backward
+        self.num_feed_backwards = num_microbatches // self.pace * goes_back
+
+    @property
+    def first_feed(self) -> int:
+        """The number of the feed's first forward."""
+        return self.first[-1] + self.num_feed_backwards
+
+    def actions(self) -> list[Action]:
+        """What every number is in a program, whose stages are replicas."""
+        found, stage = list[Action](), 0
+        for share in self.shares:
+            for _ in share.units:
+                for kind in (Kind.FORWARD, Kind.BACKWARD):
+                    found += [Action(stage, kind, m) for m in range(share.num_microbatches)]
+                stage += 1
+        found += [Action(FEED, Kind.BACKWARD, m) for m in range(self.num_feed_backwards)]
+        count = self.num_microbatches // self.pace
+        return [*found, *(Action(FEED, Kind.FORWARD, m) for m in range(count))]
+
+    def edge_messages(self, edge: StageEdge) -> tuple[EdgeMessages, EdgeMessages]:
+        """The messages of an edge, there and back; the feed goes at the pace of the loss."""
+        source = self.shares[edge.source]
+        if edge.source == FEED:
+            source = Share((self.pace,), self.num_microbatches // self.pace)
+        return messages(source, self.shares[edge.target])
+
+    @cached_property
+    def replica_edges(self) -> tuple[StageEdge, ...]:
+        """The edges between replicas that have units in common, each of which is a stage."""
+        first = [0, *accumulate(share.num_replicas for share in self.shares)]
+        found = [
+            replace(
+                edge,
+                source=FEED if edge.source == FEED else first[edge.source] + i,
+                target=first[edge.target] + j,
+            )
+            for edge in self.stages.edges
+            for i, j in {kind.pair for kind in self.edge_messages(edge)[0].kinds}
+        ]
+        return tuple(sorted(found, key=lambda edge: (edge.source, edge.target)))
+
+    @cached_property
+    def replica_paths(self) -> PathLengths:
+        """The longest paths through the replicas of all stages."""
+        units = [units for share in self.shares for units in share.units]
+        return path_lengths(units, self.replica_edges)
+
+    def lines(self) -> list[list[int]]:
+        """The order of every device, without the feed's forwards where these come first."""
+        if not self.order.flushes:
+            return self._endless()
+        used = [device for home in self.devices for device in home]
+        if len(set(used)) < len(used) or self.num_feed_backwards:
+            return self._merged()
+        lines: list[list[int]] = [[] for _ in range(self.num_devices)]
+        for stage, home in enumerate(self.devices):
+            for replica, device in enumerate(home):
+                lines[device] = self.works(stage, replica)
+        return lines
+
+    @property
+    def num_devices(self) -> int:
+        """One more than the highest device."""
+        return 1 + max(device for home in self.devices for device in home)
+
+    def works(self, stage: int, replica: int) -> list[int]:
+        """The numbers of the steps of a replica in order."""
+        count = self.shares[stage].num_microbatches
+        first = self.first[stage] + replica * 2 * count
+        return [first + (step if step >= 0 else count + ~step) for step in self.steps[stage]]
+
+    def _merged(self) -> list[list[int]]:
+        """The orders of devices with several stages, or with the feed's backwards."""
+        queues = []
+        for stage, share in enumerate(self.shares):
+            start = 0
+            for replica, (device, units) in enumerate(zip(self.devices[stage], share.units)):
+                taken = units, share.num_units, start
+                numbers = self.works(stage, replica)
+                queues.append(StageQueue(device, self.steps[stage], numbers, *taken))
+                start += units
+        count = self.num_feed_backwards
+        back = tuple(range(-1, -count - 1, -1))
+        numbers = list(range(self.first[-1], self.first_feed))
+        feed = StageQueue(self.devices[FEED][0], back, numbers, self.pace, self.pace)
+        return merge_queues(
+            [*queues, feed],
+            _needs(self),
+            self.replica_paths if self.has_halves else None,
+            num_devices=self.num_devices,
+            num_works=self.first_feed,
+        )
+
+    def _endless(self) -> list[list[int]]:
+        """Where the pipeline does not drain a device's order is the same for every mini-batch.
+
+        After the forwards that are ahead come the backwards, later stages first; the feed is as far
+        ahead as whoever reads it. That runs to its end: what an action needs of others comes in an
+        earlier turn, or before it in the order in which every device takes the actions of a turn.
+
+        Raises:
+            ValueError: stages have replicas, or take several micro-batches at a time.
+        """
+        if any(share.units != (1,) for share in self.shares):
+            raise ValueError(
+                f"the schedule {self.order.name!r} needs stages of one micro-batch size, without "
+                f"replicas: got replicas with {[list(share.units) for share in self.shares]} units"
+            )
+        turns: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(self.num_devices)]
+        ahead = [_num_ahead(self.steps[stage]) for stage in range(len(self.shares))]
+        for stage, share in enumerate(self.shares):
+            first = self.first[stage]
+            for step in self.steps[stage]:
+                number, turn = first + step, (max(0, step - ahead[stage]), 0, 1, step, stage)
+                if step < 0:
+                    number, turn = first + share.num_microbatches + ~step, (~step, 1, -stage, 0, 0)
+                turns[self.devices[stage][0]].append((turn, number))
+        fed = [ahead[edge.target] for edge in self.stages.edges if edge.source == FEED]
+        most = max(fed, default=0)
+        for microbatch in range(self.num_microbatches):
+            turn = max(0, microbatch - most), 0, 0, microbatch, FEED
+            turns[self.devices[FEED][0]].append((turn, self.first_feed + microbatch))
+        return [[number for _, number in sorted(line)] for line in turns]
+
+
+def _num_ahead(steps: Steps) -> int:
+    """Forwards that a stage does before its first backward, but one."""
+    return next(place for place, step in enumerate(steps) if step < 0) - 1
+
+
+def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
+    """Pairs of work of which the first needs the second; no messages of the feed."""
+    counts = [share.num_microbatches for share in work.shares]
+    for edge in work.stages.edges:
+        there, back = work.edge_messages(edge)
+        target = work.first[edge.target]
+        if edge.source != FEED:
+            source = work.first[edge.source]
+            for sender, receiver, _ in there.each:
+                yield target + receiver, source + sender
+            source += counts[edge.source]
+        else:
+            source = work.first[-1]
+        if edge.has_backward and work.order.has_backward:
+            target += counts[edge.target]
+            for sender, receiver, _ in back.each:
+                yield source + receiver, target + sender
+
+
+class Share(NamedTuple):
+    """How the replicas of a stage take a mini-batch.
+
+    Attributes:
+        units: smallest micro-batches in the micro-batch of each replica.
+        num_microbatches: of each.
+    """
+
+    units: tuple[int, ...]
+    num_microbatches: int
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the stage."""
+        return len(self.units)
+
+    @property
+    def num_units(self) -> int:
+        """Smallest micro-batches in one of the stage, all replicas together."""
+        return sum(self.units)
+
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """(end, number, replica) of every micro-batch of every replica, in the order of units."""
+        end = 0
+        for microbatch in range(self.num_microbatches):
+            for replica, units in enumerate(self.units):
+                end += units
+                yield end, replica * 2 * self.num_microbatches + microbatch, replica
+
+
+class MessageKind(NamedTuple):
+    """What messages have in common that take as long.
+
+    Attributes:
+        pair: the replicas that send and receive.
+        num_units: smallest micro-batches that a message carries.
+    """
+
+    pair: tuple[int, int]
+    num_units: int
+
+
+class EdgeMessages(NamedTuple):
+    """The messages of an edge in one direction, each what two micro-batches have in common.
+
+    Attributes:
+        kinds: those that occur.
+        counts: how many there are of each kind.
+        each: of every message the sender's micro-batch, the receiver's (counted on over their
+            replicas) and the number of its kind, in the order in which every replica sends them.
+    """
+
+    kinds: tuple[MessageKind, ...]
+    counts: tuple[int, ...]
+    each: tuple[tuple[int, int, int], ...]
+
+
+@lru_cache(maxsize=4096)  # many plans have stages of the same shape
+def messages(source: Share, target: Share) -> tuple[EdgeMessages, EdgeMessages]:
+    """The messages of an edge: there, and back."""
+    found: list[tuple[int, int, int, int, int]] = []
+    senders, receivers = source.pieces(), target.pieces()
+    unit = sent = received = 0
+    while unit < source.num_units * source.num_microbatches:
+        if sent == unit:
+            sent, sender, i = next(senders)
+        if received == unit:
+            received, receiver, j = next(receivers)
+        stop = min(sent, received)
+        found.append((sender, receiver, i, j, stop - unit))
+        unit = stop
+    back = [(receiver, sender, j, i, units) for sender, receiver, i, j, units in found]
+    return _as_sent(found), _as_sent(back)
+
+
+def _as_sent(found: list[tuple[int, int, int, int, int]]) -> EdgeMessages:
+    """For every micro-batch those to the first replica first."""
+    kinds: dict[MessageKind, int] = {}
+    counts: list[int] = []
+    each = []
+    for sender, receiver, i, j, units in sorted(found, key=itemgetter(0, 3)):
+        kind = kinds.setdefault(MessageKind((i, j), units), len(kinds))
+        if kind == len(counts):
+            counts.append(0)
+        counts[kind] += 1
+        each.append((sender, receiver, kind))
+    return EdgeMessages(tuple(kinds), tuple(counts), tuple(each))
