@@ -59,6 +59,13 @@ class ChunkStage:
         return self.model.run(self, values, chunk, training=training)
 
 
+MANY_CUT = 0.3
+"""Share of the edges between chunks from which the published techniques cost accuracy.
+
+``docs/full_graph.md``: none is lost at 0.19, next to nothing is learned at 0.37.
+"""
+
+
 class ChunkedModel:
     """A model whose stages run on chunks of the vertices of one graph.
 
@@ -116,6 +123,14 @@ class ChunkedModel:
     def chunks(self) -> Chunks:
         """The chunks of the vertices."""
         return self.around.chunks
+
+    def describe(self) -> str:
+        """One line for people; where many edges are cut, with what helps training then."""
+        text, chunks = self.chunks.describe(), self.chunks
+        is_published = not self.around.techniques.historical_gradients
+        if len(chunks) > 1 and is_published and chunks.cut > MANY_CUT * chunks.num_edges:
+            text += ' With so many, historical_gradients=True and history="exact" train better.'
+        return text
 
     @property
     def graph(self) -> ModelGraph:

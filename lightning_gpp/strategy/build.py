@@ -178,7 +178,7 @@ def _measured(
             args, kwargs = placed((tuple(args), dict(kwargs)), run.device)
         if chunked is not None:
             costs = chunk_costs(chunked, captured.inputs(args, kwargs))
-            own = costs, (chunked.chunks.describe(),)
+            own = costs, (chunked.describe(),)
         else:
             own = ProfileCache(run.settings.cache).costs(
                 captured, run.device, lambda: profile_costs(captured, args, kwargs)
