@@ -15,8 +15,12 @@ import contextlib
 import fcntl
 import marshal
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+_TIMEOUT_S = 60.0
+"""Limit of a wait for the file."""
 
 _FreeS = dict[str, float]
 
@@ -73,7 +77,18 @@ class SharedReservations:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[tuple[_FreeS, _Open]]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the channels of the emulation were not free for {_TIMEOUT_S:g} s: a rank "
+                        "has stopped while it reserved one"
+                    ) from None
+                time.sleep(20e-6)
         try:
             held = os.pread(self._file, os.fstat(self._file).st_size, 0)
             tables = marshal.loads(held) if held else ({}, {})

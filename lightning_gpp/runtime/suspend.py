@@ -41,7 +41,7 @@ class StepThreads:
     def run(self, task: Callable[[], None]) -> Background:
         """Runs a task in an idle thread, or in a new one; returns the thread for release."""
         if not self._idle:
-            self._all.append(Background("step"))
+            self._all.append(Background("step", stack_bytes=0))
             self._idle.append(self._all[-1])
         thread = self._idle.pop()
         thread.submit(task)

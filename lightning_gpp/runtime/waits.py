@@ -91,20 +91,25 @@ class Waits:
         self.check()
 
 
-_STACK_BYTES = 1 << 20
-"""Of a thread that mostly waits: stacks count where the memory of a process is limited."""
+SMALL_STACK_BYTES = 1 << 20
+"""For a thread that waits and runs no code of users: stacks count where memory is limited."""
+
+_stack_size = threading.Lock()  # which is one of the whole process
 
 
-def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Starts a thread that ends with the process."""
+def start_thread(
+    name: str, target: Callable[..., object], *args: Any, stack_bytes: int = SMALL_STACK_BYTES
+) -> threading.Thread:
+    """Starts a thread that ends with the process; a stack of 0 bytes is as large as usual."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     # Debuggers leave such a thread running while they hold the others at a breakpoint.
     vars(thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    with _stack_size:
+        before = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     return thread
 
 
@@ -114,17 +119,23 @@ class Background:
     Args:
         name: of the thread.
         begin: what it does first.
+        stack_bytes: see :func:`start_thread`.
     """
 
-    def __init__(self, name: str, begin: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], object] = lambda: None,
+        stack_bytes: int = SMALL_STACK_BYTES,
+    ) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._name, self._begin = name, begin
+        self._name, self._begin, self._stack_bytes = name, begin, stack_bytes
         self._thread: threading.Thread | None = None
 
     def submit(self, do: Callable[[], _T]) -> Future[_T]:
         """Does something when it has done what was asked for before."""
         if self._thread is None:
-            self._thread = start_thread(self._name, self._run)
+            self._thread = start_thread(self._name, self._run, stack_bytes=self._stack_bytes)
         future: Future[_T] = Future()
         self._tasks.put(lambda: finish(future, do))
         return future

@@ -125,7 +125,8 @@ class ProcessTransport:
             if peer != self.rank
         }
         self._listeners = {
-            peer: start_thread(f"listen-{peer}", self._listen, peer) for peer in self._senders
+            peer: start_thread(f"listen-{peer}", self._listen, peer, stack_bytes=0)
+            for peer in self._senders
         }
 
     @classmethod

@@ -68,6 +68,12 @@ class Interpreter:
                 f"the program is for {self.program.num_devices} devices, there are "
                 f"{self.collectives.num_ranks} ranks"
             )
+        for value in self.graph.of_source(ValueSource.BUFFER):
+            if (stored := self.program.stored(value.name)).is_shard:
+                raise ValueError(
+                    f"the program stores the buffer {value.name!r} as {stored}; buffers are stored "
+                    "whole, as operators may change them"
+                )
         self.mover = Mover(self.collectives, Shards(self.program.shares), self.device)
         for each in self.program.instructions:
             match each:

@@ -248,7 +248,8 @@ def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(mapping, MutableMapping):
         return type(mapping)(items)  # type: ignore[call-arg]
     other = copy.copy(mapping)
-    other.update(items)
+    for key, value in items.items():  # a type's own update may do other things, or be refused
+        other[key] = value
     return other
 
 

@@ -46,12 +46,12 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
         }
     if isinstance(first, Tensor):
         return _combine_tensors([result.detach() for result in results], sizes, place)
-    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        tensors = [torch.as_tensor(result) for result in results]
-        return _combine_tensors(tensors, sizes, place).numpy()
-    is_array = isinstance(first, np.ndarray) and first.ndim > 0
-    if is_array and [len(result) for result in results] == [*sizes]:
-        return np.concatenate(results)
+    if isinstance(first, np.ndarray):
+        if first.ndim == 0:
+            return np.asarray(combine_results([r.item() for r in results], sizes, place))
+        if [len(result) for result in results] == [*sizes]:
+            return np.concatenate(results)
+        return _combine_tensors([torch.as_tensor(r) for r in results], sizes, place).numpy()
     if isinstance(first, list) and _are_per_sample(results, sizes):
         return [item for result in results for item in result]
     if isinstance(first, list | tuple):

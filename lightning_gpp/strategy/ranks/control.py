@@ -187,4 +187,6 @@ class Control:
 
 
 def _num_bytes(value: Any) -> int:
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    dense = [leaf._values() if leaf.is_sparse else leaf for leaf in tensors]
+    return sum(leaf.nbytes for leaf in dense)

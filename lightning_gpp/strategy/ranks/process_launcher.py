@@ -116,7 +116,9 @@ def handed_back(trainer: pl.Trainer) -> bytes:
         "progress": {key: each for key, each in state.items() if not key.endswith(LOOP_STATE)},
         "epoch_loop": state[f"epoch_loop.{LOOP_STATE}"],
         "logged_metrics": dict(trainer.logged_metrics),
-        "checkpoints": [callback.state_dict() for callback in _checkpoint_callbacks(trainer)],
+        "checkpoints": [
+            ModelCheckpoint.state_dict(callback) for callback in _checkpoint_callbacks(trainer)
+        ],
     }
     buffer = io.BytesIO()
     torch.save(pytree.tree_map_only(Tensor, Tensor.cpu, found), buffer)

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.run.moves import Shards
@@ -256,17 +258,21 @@ class ShardedOptimizer(PartialOptimizer):
         self, control: Control, store: Callable[[Tensor], Tensor]
     ) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
-        gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
+        found = control.collect(
+            {(control.rank, index): each for index, each in self.state_by_index().items()},
+            "gathering the optimizer state on rank 0",
+            partial(pytree.tree_map_only, Tensor, store),
+        )
         if not control.is_leader:
             return self.optimizer.state_dict()
-        state = dict(pair for part in reversed(gathered) for pair in part.items())
+        state = {index: found[rank, index] for rank, index in sorted(found, reverse=True)}
         partition, names = self.partition, [name for group in self.names for name in group]
         for index in list(state):
             if (name := names[index]) not in partition.storage:
                 continue
             place = partition.storage[name]
             part_shape = partition.shards.shape(partition.whole_shape(name), place, 0)
-            parts = [of_rank[index] for of_rank in gathered]
+            parts = [found[rank, index] for rank in range(control.num_ranks)]
             state[index] = {
                 key: partition.shards.join([each[key] for each in parts], place)
                 if isinstance(value, Tensor) and value.dim() and tuple(value.shape) == part_shape
