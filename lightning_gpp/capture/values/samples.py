@@ -54,8 +54,10 @@ class GraphInputs:
         of_nodes = next((tensor for tensor in candidates if tensor is not None), None)
         if of_nodes is None or of_nodes.dim() == 0:
             return None
-        num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
-        num_graphs = num_graphs if ptr is None else ptr.numel() - 1
+        if ptr is not None:  # which has the number without a look at a device
+            num_graphs = ptr.numel() - 1
+        else:
+            num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
         is_batch = batch is not None or ptr is not None
         return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs, is_batch)
 
