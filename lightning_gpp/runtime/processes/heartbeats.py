@@ -150,6 +150,8 @@ class Heartbeats:
         if not any(thread.is_alive() for thread in self._threads):
             dist.destroy_process_group(self._group)
             self._threads, self._group = [], None
+            for line in self._lines:
+                line.sent.clear()  # which hold the group, and its threads
 
     def _read(self, line: _RankLine) -> None:
         size = torch.zeros(1, dtype=torch.int64, device="cpu")

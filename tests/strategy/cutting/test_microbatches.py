@@ -205,3 +205,21 @@ def test_units_of_any_batch(full: int, asked: int, at_a_time: int, data: st.Data
         assert len(sizes) % at_a_time == 0
     if asked % at_a_time == 0 and asked <= full:
         assert len(of_full) == asked
+
+
+class Mirrored(dict):  # type: ignore[type-arg]
+    """Keeps entries as attributes, too, and cannot be updated, as outputs of transformers."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        super().__setitem__(key, value)
+        setattr(self, key, value)
+
+    def update(self, *_: object) -> None:
+        raise TypeError("not this way")
+
+
+def test_mappings_get_their_entries_one_by_one() -> None:
+    batch = Mirrored()
+    batch["x"] = torch.arange(4)
+    for part, expected in zip(cut_batch(batch, [2, 2]), ([0, 1], [2, 3]), strict=True):
+        assert part["x"].tolist() == part.x.tolist() == expected

@@ -152,3 +152,10 @@ def test_joined_results_carry_no_gradient() -> None:
 def test_results_that_cannot_be_joined(results: list[Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         combine_results(results, SIZES)
+
+
+def test_arrays_that_torch_does_not_know_are_joined() -> None:
+    swapped = [np.array([0, 1], dtype=">f4"), np.array([2], dtype=">f4")]
+    assert combine_results(swapped, SIZES).tolist() == [0, 1, 2]
+    numbers = [np.array(16777217), np.array(16777217)]
+    assert combine_results(numbers, SIZES).item() == 16777217
