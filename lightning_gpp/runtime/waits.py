@@ -92,15 +92,15 @@ class Waits:
 
 
 SMALL_STACK_BYTES = 1 << 20
-"""For a thread that waits and runs no code of users: stacks count where memory is limited."""
+"""Stack of a thread that only waits and runs no user code: stacks count towards memory limits."""
 
-_stack_size = threading.Lock()  # which is one of the whole process
+_stack_size = threading.Lock()  # threading.stack_size is a setting of the whole process
 
 
 def start_thread(
     name: str, target: Callable[..., object], *args: Any, stack_bytes: int = SMALL_STACK_BYTES
 ) -> threading.Thread:
-    """Starts a thread that ends with the process; a stack of 0 bytes is as large as usual."""
+    """Starts a thread that ends with the process; ``stack_bytes=0`` is the system's default."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     # Debuggers leave such a thread running while they hold the others at a breakpoint.
     vars(thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
