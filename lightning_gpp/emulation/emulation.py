@@ -108,7 +108,7 @@ class Emulation(RealTime[Program]):
             yield
         else:
             part = self._timed.part(work.num_microbatches, is_second=is_second)
-            with part, self.messages():
+            with part, self._messages():
                 yield
 
     @contextlib.contextmanager
@@ -121,7 +121,7 @@ class Emulation(RealTime[Program]):
             self._timed.resume(resumption)
         rank.take_slips()
         start_s = rank.cursor_s
-        with self.messages():
+        with self._messages():
             yield
         slips = rank.take_slips().slips
         self._timed.steps.append(EmulatedStep(start_s, rank.cursor_s, 1, slips, since))
@@ -133,7 +133,7 @@ class Emulation(RealTime[Program]):
         return self._timed.resumption() if is_still else None
 
     @contextlib.contextmanager
-    def messages(self) -> Iterator[None]:
+    def _messages(self) -> Iterator[None]:
         """Messages and sums in the body go at the emulated devices' pace."""
         executor = self._executor
         inner = executor.transport, executor.sums

@@ -47,10 +47,6 @@ class RealTime(Generic[_Work]):
         """
         return None
 
-    def messages(self) -> AbstractContextManager[None]:
-        """The body exchanges messages of programs outside of steps."""
-        return nullcontext()
-
     def leave(self) -> None:
         """Something runs that takes no emulated time."""
 

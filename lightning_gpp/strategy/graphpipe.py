@@ -435,11 +435,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Steps an optimizer on all ranks, in manual optimization too."""
         self.session.run.take_saved_optimizers()
         manual = self.session.manual
-        by_hand = (
-            nullcontext(closure) if manual is None else manual.step(optimizer, closure, kwargs)
-        )
-        with by_hand as told:
-            return super().optimizer_step(optimizer, told, model, **kwargs)
+        by_hand = nullcontext() if manual is None else manual.step(optimizer, closure, kwargs)
+        with by_hand:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""

@@ -126,8 +126,7 @@ class Session:
     ) -> Any:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
-            with self.asides.reading(name):
-                return self.forward.hook(name, hook, args, kwargs)
+            return self.forward.hook(name, hook, args, kwargs)
         return self.follower.hook(name)
 
     # State -----------------------------------------------------------------------------------
@@ -135,13 +134,11 @@ class Session:
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
         partition = self.run.partition
-        self._async_steps.begin_anew()
         with self.run.failures.guard(), partition.whole():
             return self.run.module.state_dict()
 
     def own_state_dict(self) -> dict[str, Any]:
         """The state dict of the module, of which every rank has what counts there."""
-        self._async_steps.begin_anew()
         return self.run.partition.counted_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer, *, counted_only: bool) -> dict[str, Any]:
@@ -220,7 +217,6 @@ class Session:
         if self.lost is None and model is not None:
             try:
                 run.reconnect()
-                self._async_steps.begin_anew()
                 run.take_saved_optimizers()
                 self._make_whole()
                 tell_device(run.module, torch.device("cpu"))
@@ -234,7 +230,6 @@ class Session:
     def _end_together(self) -> None:
         """All ranks: the module is whole again."""
         model = self.run.model
-        self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
         self.run.take_saved_optimizers()
         if model is not None:
             report = model.time.report()

@@ -219,48 +219,10 @@ class AsideEnd:
 
 
 @dataclass(frozen=True)
-class ReadAll:
-    """All weights are read.
-
-    Attributes:
-        is_everywhere: whether on all ranks.
-    """
-
-    is_everywhere: bool
-
-
-@dataclass(frozen=True)
-class ReadEnd:
-    """Ranks have what they hold again."""
-
-
-@dataclass(frozen=True)
 class ManualBackward:
     """``self.manual_backward`` was called."""
 
     loss: Tensor
-
-
-@dataclass(frozen=True)
-class OptimizerStep:
-    """Manual optimization: an optimizer steps.
-
-    Attributes:
-        optimizer: its index.
-        is_wrapped: whether Lightning's wrapper of it, which counts steps.
-        has_closure: whether a closure runs first; :class:`ClosureEnd` ends it.
-        arguments: of ``step`` beside the closure.
-    """
-
-    optimizer: int
-    is_wrapped: bool
-    has_closure: bool
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ClosureEnd:
-    """The closure of an optimizer step is over."""
 
 
 @dataclass(frozen=True)
@@ -310,13 +272,11 @@ class AsyncMinibatch:
     Attributes:
         since: mini-batches that went backward since the pipeline was empty.
         remaining: mini-batches that will follow, as far as they are read ahead.
-        drops: whether what is in flight is forgotten before.
         is_epoch: whether it is the first one of an epoch.
         resumption: how emulated time goes on before it, if it stood still.
     """
 
     since: int
     remaining: int
-    drops: bool
     is_epoch: bool
     resumption: Resumption | None = None

@@ -119,7 +119,7 @@ def fit(
 
 
 class SavesOnce(lp.Callback):
-    """Saves a checkpoint in the middle, after which the pipeline fills anew."""
+    """Saves a checkpoint in the middle."""
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 7:
