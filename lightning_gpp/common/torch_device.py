@@ -55,6 +55,12 @@ def memory_bytes(device: torch.device) -> int | None:
     return size_bytes
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Of its own memory that nobody uses; None if it has none or torch does not know."""
+    look = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return None if look is None else int(look(device)[0])
+
+
 def widened(tensor: Tensor) -> Tensor:
     """In the widest floating-point format that its device computes in: not all know float64."""
     return tensor.to(widest_float(tensor.device))

@@ -79,7 +79,7 @@ class PipelinedRun:
         train_modes: training flags of the modules while training.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
-        around_aside: user code outside of steps runs in this.
+        around_aside: user code outside of steps runs in this, given its name.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PipelinedRun:
         self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
-        self.around_aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[], None] = lambda: None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)

@@ -126,7 +126,8 @@ class Session:
     ) -> Any:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
-            return self.forward.hook(name, hook, args, kwargs)
+            with self.asides.reading(name):
+                return self.forward.hook(name, hook, args, kwargs)
         return self.follower.hook(name)
 
     # State -----------------------------------------------------------------------------------

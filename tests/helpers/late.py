@@ -135,7 +135,7 @@ class _Trained(lp.Callback):
 
 
 def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Weights of this rank, not copied."""
+    """Weights of this rank, not copied; ``named_parameters`` would make the module whole."""
     return [
         (f"{path}.{name}", parameter.detach())
         for path, part in module.named_modules()

@@ -238,7 +238,7 @@ def real_tensors(module: lp.LightningModule) -> dict[str, Tensor]:
 
 
 def held_tensors(module: lp.LightningModule) -> dict[str, Tensor]:
-    """Copies of what this rank holds."""
+    """Copies of what this rank holds; ``state_dict`` would make the module whole here."""
     return {
         f"{path}.{name}".lstrip("."): tensor.detach().clone()
         for path, part in module.named_modules()

@@ -186,3 +186,37 @@ class Losses(lp.Callback):
 
     def on_train_batch_end(self, trainer: lp.Trainer, *_: Any) -> None:
         self.seen.append(float(trainer.callback_metrics["train_loss"]))
+
+
+class Weights(lp.Callback):
+    """Reads all weights together, and keeps them, on every rank."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] = {}
+
+    def on_train_epoch_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        parameters = list(pl_module.parameters())
+        assert {parameter.device for parameter in parameters} == {pl_module.device}
+        lengths = torch.stack([parameter.detach().norm() for parameter in parameters])
+        largest = torch.stack([parameter.data.abs().max() for parameter in parameters])
+        assert lengths.device == pl_module.device
+        kept = {key: value.cpu() for key, value in pl_module.state_dict().items()}
+        total = sum(value.sum() for value in kept.values())
+        pl_module.fuse.weight.new_zeros(3).add_(pl_module.fuse.weight.sum())
+        self.record[f"{len(self.record)}"] = [float(lengths.norm()), float(largest.sum() * total)]
+
+
+def test_all_weights_are_read_as_on_one_device(gpus: WorkerPool) -> None:
+    """A rank has those of other ranks in host memory meanwhile."""
+    training = replace(PLAIN, callbacks=read_weights)
+    expected = train_one_device(training).extra
+    results = train_pipeline(gpus, training, num_ranks=2, planner="balanced")
+    assert expected
+    for result in results:
+        assert set(result.extra) == set(expected)
+        for epoch, numbers in expected.items():
+            assert result.extra[epoch] == pytest.approx(numbers, rel=1e-9)
+
+
+def read_weights() -> list[lp.Callback]:
+    return [Weights()]

@@ -219,6 +219,22 @@ class AsideEnd:
 
 
 @dataclass(frozen=True)
+class ReadAll:
+    """All weights are read.
+
+    Attributes:
+        is_everywhere: whether on all ranks.
+    """
+
+    is_everywhere: bool
+
+
+@dataclass(frozen=True)
+class ReadEnd:
+    """Ranks have what they hold again."""
+
+
+@dataclass(frozen=True)
 class ManualBackward:
     """``self.manual_backward`` was called."""
 

@@ -126,6 +126,7 @@ class SpmdCalls(ForwardCalls):
             NotImplementedError: it is called under autocast.
         """
         run = self._run
+        self.before()
         if is_autocast():
             raise NotImplementedError(NO_AUTOCAST)
         if self._model is not None:

@@ -46,9 +46,8 @@ _LACKS_VALUES = ("meta tensor", "device meta", "'meta' backend")
 LACKS_VALUES = (
     "this code needs values of parameters or buffers that another rank holds: with graphpipe a "
     "rank has those of its own stages (the others' `is_meta`). Call the whole pipelined module, "
-    "which runs through the pipeline, and not a part of it; read weights in a callback, on all "
-    "ranks, from trainer.strategy.lightning_module_state_dict(), which rank 0 gets whole; average "
-    "them with WeightAveraging "
+    "which runs through the pipeline, and not a part of it; read weights in hooks around epochs, "
+    "where parameters() and state_dict() make the module whole; average them with WeightAveraging "
     "(EMAWeightAveraging); a network that follows another (BYOL, MoCo) trains on one device."
 )
 

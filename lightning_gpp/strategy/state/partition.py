@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.common.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
 from lightning_gpp.common.tensor_places import TensorPlace, tensor_places
+from lightning_gpp.common.torch_device import free_bytes, is_accelerator
 from lightning_gpp.strategy.ranks.control import Control
 
 
@@ -103,6 +104,21 @@ class Partition:
         self.make_whole(self.whole_values())
         if on_all_ranks:
             self.share_all()
+
+    def read_all(self, *, on_all_ranks: bool) -> None:
+        """All ranks: the same for user code that reads weights, which finds them on the device.
+
+        Where that has no room for them, they are in host memory.
+        """
+        self.reunite(on_all_ranks=on_all_ranks)
+        if not is_accelerator(self._device):
+            return
+        away = [name for name in self._places if self._tensor(name).device.type == "cpu"]
+        free = free_bytes(self._device)
+        if free is not None and sum(self._tensor(name).nbytes for name in away) > free / 2:
+            return
+        for name in away:
+            self._replace(name, self._tensor(name).detach().to(self._device))
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""

@@ -1,29 +1,37 @@
-"""User code outside of steps that calls the model.
+"""User code outside of steps that calls the model, or reads all weights of it.
 
 Callbacks and hooks run on every rank, or the user has them do something on rank 0 only. Either way
 rank 0 leads: it tells the others of an aside and what belongs to it, and they take part where they
 wait for rank 0 next, which is in the same call if they come by it, too. Rank 0's result is that of
 all ranks.
+
+In hooks around epochs and runs ``parameters()``, ``named_parameters()`` and ``state_dict()`` of the
+module or a part of it make the module whole until the hook ends: histograms, norms and the like
+read what they read on one device. Around batches that would move all weights for every batch; what
+needs values that a rank lacks says so there (:mod:`~lightning_gpp.strategy.state.held_elsewhere`).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import innermost_function_mode
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Aside
-from lightning_gpp.strategy.ranks.messages import AsideEnd
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
+from lightning_gpp.strategy.ranks.messages import AsideEnd, ReadAll, ReadEnd
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 
+_READERS = ("named_parameters", "state_dict")
 _PASSED_OVER = ("torch", "lightning_gpp", "contextlib", "functools")
 
 
@@ -38,11 +46,18 @@ class Asides:
 
     def __init__(self, run: PipelinedRun, follower: Follower, forward: ForwardCalls) -> None:
         self._run, self._follower, self._forward = run, follower, forward
+        self._is_whole = False
         run.control.on_aside, run.around_aside = self._take_part, self.around
+        forward.before = self._stop_reading
+        follower.read_all, follower.end_reading = self._read_all, self._end_reading
 
     @contextmanager
-    def around(self) -> Iterator[None]:
-        """The body is user code outside of steps."""
+    def around(self, hook: str) -> Iterator[None]:
+        """The body is user code outside of steps.
+
+        Args:
+            hook: its name.
+        """
         run = self._run
         if run.model is None or run.is_alone or run.is_shape_only:
             yield
@@ -51,12 +66,79 @@ class Asides:
         with (
             instance_attribute(run.target, "forward", forward),
             instance_attribute(run.target, "_compiled_call_impl", None),
+            self.reading(hook),
             HeldElsewhere(None),
         ):
             yield
 
+    @contextmanager
+    def reading(self, hook: str) -> Iterator[None]:
+        """All weights can be read in the body, if it is a hook around an epoch or a run."""
+        run = self._run
+        is_often = "batch" in hook or not hook.endswith(("_start", "_end"))
+        # Rank 0 leads even if it holds everything, as others may not.
+        has_all = not (run.control.is_leader or run.partition.is_partial)
+        if is_often or run.model is None or has_all or run.is_shape_only:
+            yield
+            return
+        with ExitStack() as stack:
+            for part in run.module.modules():
+                for name in _READERS:
+                    reader = self._reader(getattr(part, name))
+                    stack.enter_context(instance_attribute(part, name, reader))
+            yield
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Before the hook ends, and before the model runs on what ranks hold."""
+        if self._is_whole and self._run.control.is_leader:
+            self._together(lambda: self._run.lead(ReadEnd()))
+            self._end_reading()
+
+    def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            is_users = isinstance(innermost_function_mode(), HeldElsewhere)  # else it is lifted
+            caller, _ = _outside(sys._getframe(1), ("torch",))
+            is_users = is_users and not caller.startswith(("lightning.", "lightning_gpp."))
+            if is_users and not self._is_whole:
+                self._together(self._lead_reading, is_over=lambda _: self._is_whole)
+            return method(*args, **kwargs)
+
+        return read
+
+    def _lead_reading(self) -> None:
+        message = ReadAll(is_everywhere=self._run.control.alone_in is None)
+        with self._run.control.together():
+            self._run.lead(message)
+            self._read_all(message)
+        self._run.leader_state.look_again()
+
+    def _read_all(self, message: ReadAll) -> None:
+        """All ranks: the module is whole on rank 0, or everywhere."""
+        with lifted():
+            self._run.partition.read_all(on_all_ranks=message.is_everywhere)
+        self._is_whole = True
+
+    def _end_reading(self) -> None:
+        self._is_whole = False
+        with lifted():
+            self._run.partition.make_partial()
+
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for the pipelined forward; nothing can go backward through it.
+        """Stands in for the pipelined forward; nothing can go backward through it."""
+
+        def lead() -> Any:
+            with torch.no_grad():
+                return self._forward(*args, **kwargs)
+
+        place = _place()
+        return self._together(lead, is_over=lambda aside: aside.place == place)
+
+    def _together(
+        self, lead: Callable[[], Any], is_over: Callable[[Aside], bool] = lambda _: True
+    ) -> Any:
+        """Rank 0 leads this; other ranks that come by wait until it is over.
 
         Raises:
             RuntimeError: rank 0 does not come by.
@@ -65,8 +147,8 @@ class Asides:
         with run.failures.guard():
             if run.control.is_leader:
                 run.control.tell(Aside(place))
-                with run.control.aside(), torch.no_grad():
-                    value = self._forward(*args, **kwargs)
+                with run.control.aside():
+                    value = lead()
                 run.lead(AsideEnd(value))
                 return value
             while True:
@@ -74,12 +156,13 @@ class Asides:
                 if not isinstance(aside, Aside):
                     raise RuntimeError(NOT_ON_RANK_0.format(place, run.control.rank))
                 value = self._take_part(aside)
-                if aside.place == place:
+                if is_over(aside):
                     return value
 
     def _take_part(self, aside: Aside) -> Any:
         """Other ranks: what rank 0 does there; its result."""
-        if (model := self._run.model) is not None:
+        model = self._run.model
+        if model is not None:
             model.time.leave()
         with self._run.control.aside():
             end = self._follower.until(AsideEnd, doing=f"call at {aside.place}")
@@ -87,14 +170,18 @@ class Asides:
 
 
 NOT_ON_RANK_0 = (
-    "{} calls the model on rank {} and not on rank 0, which leads what the pipeline does. Do it on "
-    "all ranks, or on rank 0 (trainer.is_global_zero)."
+    "{} calls the model, or reads all of its weights, on rank {} and not on rank 0, which leads "
+    "what the pipeline does. Do it on all ranks, or on rank 0 (trainer.is_global_zero)."
 )
 
 
 def _place() -> str:
     """Module and line of the innermost running code that is not torch's or ours."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER and frame.f_back:
+    return "{}:{}".format(*_outside(sys._getframe(1), _PASSED_OVER))
+
+
+def _outside(frame: FrameType, libraries: tuple[str, ...]) -> tuple[str, int]:
+    """The module and line of the innermost frame from this one on that is not of libraries."""
+    while frame.f_globals.get("__name__", "").partition(".")[0] in libraries and frame.f_back:
         frame = frame.f_back
-    return f"{frame.f_globals.get('__name__', '')}:{frame.f_lineno}"
+    return frame.f_globals.get("__name__", ""), frame.f_lineno

@@ -19,6 +19,8 @@ from lightning_gpp.strategy.ranks.messages import (
     Forward,
     HookEnd,
     Minibatch,
+    ReadAll,
+    ReadEnd,
     StepEnd,
     Told,
     Trial,
@@ -38,6 +40,8 @@ class Follower:
 
     Attributes:
         window: runs a window of a pipeline that does not drain.
+        read_all: makes the module whole for a while.
+        end_reading: undoes that.
         manual: does what manual optimization does on rank 0; None in automatic optimization.
     """
 
@@ -47,6 +51,8 @@ class Follower:
         self._stash: GradientStash | None = None
         self.manual: Callable[[Any], None] | None = None
         self.window: Callable[[AsyncMinibatch], GradientStash]
+        self.read_all: Callable[[ReadAll], None]
+        self.end_reading: Callable[[], None]
 
     def step(self, name: str) -> Tensor | None:
         """A loss whose backward follows rank 0's; None if the step has none."""
@@ -97,6 +103,10 @@ class Follower:
             case Build():
                 with message.autocast.while_building(run.device):
                     run.build(None)
+            case ReadAll():
+                self.read_all(message)
+            case ReadEnd():
+                self.end_reading()
             case Trial():
                 with message.autocast.on(run.device):
                     take_part(run, message)

@@ -64,6 +64,7 @@ class ForwardCalls:
 
     Attributes:
         inner: a forward that the user had put on the module itself; None where there is none.
+        before: called before each call.
     """
 
     inner: Any = None
@@ -72,6 +73,7 @@ class ForwardCalls:
         self._run = run
         self._checks = CutChecks(run)
         self._num_calls = 0
+        self.before: Callable[[], None] = lambda: None
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step of any kind once per batch, here; returns what it returns.
@@ -125,6 +127,7 @@ class ForwardCalls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
         run = self._run
+        self.before()
         with lifted(), run.clock.pipeline():
             if run.pipeline is None:
                 self._build(args, kwargs)

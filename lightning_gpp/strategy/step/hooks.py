@@ -92,7 +92,7 @@ class LedHooks:
             return self._session.hook(name, hook, args, kwargs)
 
     def _aside(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
-        with self._session.asides.around():
+        with self._session.asides.around(name):
             return hook(*args, **kwargs)
 
     def _before_transfer(

@@ -205,7 +205,7 @@ class LeadingBatches(_Batches):
 
     def _read(self) -> Any:
         start_ns = time.monotonic_ns()
-        with self._run.control.alone(_READING), self._run.around_aside():
+        with self._run.control.alone(_READING), self._run.around_aside(_READING):
             batch = next(self._batches, _END)
         self._run.recorder.data_read(start_ns, time.monotonic_ns())
         return batch
