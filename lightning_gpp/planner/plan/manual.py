@@ -140,14 +140,36 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
             f"the plan does not cover the model: no stage names {short_list(missing)}; add these "
             "modules, or modules that contain them, to stages"
         )
-    order = ordered_stages(graph, claimed, [str(stage) for stage in named])
+    stages = staged_operators(graph, claimed, [str(stage) for stage in named])
+    return Plan(
+        tuple(
+            named[position].stage(place, operators, position)
+            for place, (position, operators) in enumerate(stages)
+        ),
+        planner="manual",
+    )
+
+
+def staged_operators(
+    graph: ModelGraph, claimed: Mapping[str, int], labels: Sequence[str]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Stages in topological order, as their positions with all of their operators.
+
+    Args:
+        graph: the model.
+        claimed: operator name -> position of its stage; the others find theirs.
+        labels: what to call the stages in errors.
+
+    Raises:
+        ValueError: stages depend on each other in a circle, or no stage can be the last one.
+    """
+    order = ordered_stages(graph, claimed, labels)
     place_of = {position: place for place, position in enumerate(order)}
     stage_of = _with_others(graph, {name: place_of[pos] for name, pos in claimed.items()})
-    stages = []
-    for place, position in enumerate(order):
-        operators = tuple(o.name for o in graph if stage_of[o.name] == place)
-        stages.append(named[position].stage(place, operators, position))
-    return Plan(tuple(stages), planner="manual")
+    return [
+        (position, tuple(o.name for o in graph if stage_of[o.name] == place))
+        for place, position in enumerate(order)
+    ]
 
 
 def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, int]:

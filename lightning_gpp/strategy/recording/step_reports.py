@@ -46,7 +46,8 @@ class Question:
 
     def __init__(self, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> None:
         planned, sizes = pipeline.planned, pipeline.last_sizes
-        assert planned is not None
+        if planned is None:
+            raise ValueError("its forward was called in another form than the one that was planned")
         self.plan, self.request = planned.plan, planned.request
         self.windows: range | None = None
         if windows:
