@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.base import DoesNotFitError, PlanRequest
-from lightning_gpp.planner.baselines.best_plan import BestPlan
+from lightning_gpp.planner.base import DoesNotFitError, PlanRequest, does_not_fit
 from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import validate_plan
@@ -36,9 +35,11 @@ def data_parallel(request: PlanRequest) -> Plan:
     """
     if (refusal := _refusal(request)) is not None:
         raise ValueError(refusal)
-    name = request.named(NAME)
-    best = _best(request, name, by_speed=True)
-    return best.plan if best is not None else _what_is_closest(request, name)
+    best = _best(request, request.named(NAME), by_speed=True)
+    if best is None:
+        text = does_not_fit(request, f"no plan of {NAME} fits")
+        raise DoesNotFitError(f"{text}; or divide the model: planner=graphpipe")
+    return best.plan
 
 
 def shared_by_all(
@@ -72,18 +73,6 @@ def _best(request: PlanRequest, name: str, *, by_speed: bool) -> PlanEvaluation 
         if found.is_feasible and (best is None or found.step_s < WORTHWHILE * best.step_s):
             best = found
     return best
-
-
-def _what_is_closest(request: PlanRequest, name: str) -> Plan:
-    """Raises DoesNotFitError, which says how much memory would do."""
-    closest = BestPlan(request)
-    closest.show(_plans(request, name, by_speed=True))
-    try:
-        return closest.plan(NAME)
-    except DoesNotFitError as error:
-        raise DoesNotFitError(
-            f"{error}; or divide the model, which is whole on every device here: planner=graphpipe"
-        ) from error
 
 
 def _refusal(request: PlanRequest) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lightning_gpp.cluster import AllReduce, Cluster, Link, channels
+from lightning_gpp.cluster import Cluster, Link, channels
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
 
@@ -173,8 +173,6 @@ class ProgramCosts:
             to source.
         buckets: in the order in which a device begins their sums.
         step: what comes besides.
-        all_reduce: how the gradients of replicas are summed
-            (:mod:`lightning_gpp.cluster.collectives`).
     """
 
     cluster: Cluster
@@ -183,7 +181,6 @@ class ProgramCosts:
     backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
-    all_reduce: AllReduce = "ring"
 
     def with_bytes(self, factor: float) -> ProgramCosts:
         """With so many times the bytes of messages and sums."""

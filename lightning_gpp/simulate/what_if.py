@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.checks import LARGEST
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
-from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
+from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd import MERGING, Ssgd, model_layers
+from lightning_gpp.simulate.ssgd import Ssgd, model_layers
 from lightning_gpp.simulate.usage import Usage, usage
 
 
@@ -32,8 +32,6 @@ class Case:
         plan: the stages.
         request: the question that it answers.
         step: what a step costs beside compute and messages.
-        overlap: how the gradients of replicas are cut into sums.
-        all_reduce: how they are summed.
         prefetch: whether the input of the next step is read while one runs.
         bytes_factor: of the bytes of messages and sums.
         planner: who is asked for a plan of another question.
@@ -43,8 +41,6 @@ class Case:
     plan: Plan
     request: PlanRequest
     step: StepCosts = field(default_factory=StepCosts)
-    overlap: Overlap = "buckets"
-    all_reduce: AllReduce = "ring"
     prefetch: bool = False
     bytes_factor: float = 1.0
     planner: str = "graphpipe"
@@ -54,9 +50,7 @@ class Case:
     def simulation(self) -> Simulation:
         """A step; without its input where that is read ahead."""
         step = self.step.without_input if self.prefetch else self.step
-        costs = program_costs(
-            self.plan, self.request, overlap=self.overlap, all_reduce=self.all_reduce, step=step
-        )
+        costs = program_costs(self.plan, self.request, step=step)
         return simulate_plan(self.plan, self.request, costs.with_bytes(self.bytes_factor))
 
     @cached_property
@@ -146,7 +140,7 @@ class Case:
             for layer in model_layers(request, self.request.minibatch_size * part)
         ]
         step = self.step.of_part(part, count)
-        return Ssgd(layers, request.cluster, variant, step, self.all_reduce)
+        return Ssgd(layers, request.cluster, variant, step)
 
 
 def _compute(case: Case, factor: float) -> Case:
@@ -185,7 +179,6 @@ def _with_links(case: Case, change: Callable[[Link], Link]) -> Case:
         host_link=change(cluster.host_link),
         rack_link=cluster.rack_link and change(cluster.rack_link),
         spine_link=cluster.spine_link and change(cluster.spine_link),
-        host_links=tuple(HostLink(each.host, change(each.link)) for each in cluster.host_links),
     )
     return replace(case, request=replace(case.request, cluster=changed))
 
@@ -231,12 +224,7 @@ def twice(cluster: Cluster) -> Cluster:
         )
         for device in cluster.devices
     )
-    links = tuple(HostLink(f"{own.host}'", own.link) for own in cluster.host_links)
-    return replace(
-        cluster,
-        devices=(*cluster.devices, *copies),
-        host_links=(*cluster.host_links, *links),
-    )
+    return replace(cluster, devices=(*cluster.devices, *copies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +259,6 @@ def levers(case: Case) -> list[Lever]:
         changes["input twice as fast"] = partial(case.changed, {"input": 2.0})
         if not case.prefetch:
             changes["input read ahead"] = partial(replace, case, prefetch=True)
-    if any(stage.num_replicas > 1 for stage in case.plan.stages):
-        rules = [*MERGING]
-        for rule in rules[rules.index(case.overlap) + 1 :] if case.overlap in rules else ["merged"]:
-            changes[f"sums of gradients: {rule}"] = partial(replace, case, overlap=rule)
     found = [_lever(name, make, case.samples_per_s) for name, make in changes.items()]
     return sorted(found, key=lambda lever: -1.0 if lever.gain is None else lever.gain, reverse=True)
 
