@@ -128,7 +128,6 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
         found.evaluation.plan,
         found.request,
         step,
-        config.prefetch,
         planner=found.planner,
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )

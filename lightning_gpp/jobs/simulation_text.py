@@ -63,8 +63,6 @@ def _step(case: Case) -> str:
     )
     if in_a_row > 1:
         text += f" (the mean of {in_a_row} that overlap; what follows is of all of them)"
-    if case.prefetch and case.step.has_input:
-        text += " (its input is read ahead, and not in what follows)"
     return f"{text}."
 
 

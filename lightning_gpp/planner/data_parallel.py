@@ -77,24 +77,19 @@ def _best(request: PlanRequest, name: str, *, by_speed: bool) -> PlanEvaluation 
 
 def _refusal(request: PlanRequest) -> str | None:
     """Why the devices cannot share the mini-batch; None where they can."""
-    count = request.num_devices
+    count, most = request.num_devices, request.max_replicas
     if request.num_microbatches is not None and request.num_microbatches % count:
-        return (
-            f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
-            f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
-            "(null), or change it or the number of devices"
-        )
-    if request.max_replicas is not None and request.max_replicas < count:
-        return (
-            f"{NAME} puts a replica on each of {count} devices, but max_replicas is "
-            f"{request.max_replicas}; raise it, or use another planner"
-        )
-    if request.minibatch_size < count:
-        return (
-            f"{NAME} shares a mini-batch of {request.minibatch_size} samples among {count} "
-            f"devices, which leaves some without; use at least {count} samples, or fewer devices"
-        )
-    return None
+        wrong = f"num_microbatches must be a multiple of {count}, got {request.num_microbatches}"
+    elif most is not None and most < count:
+        wrong = f"max_replicas must not be less, got {most}"
+    elif request.minibatch_size < count:
+        wrong = f"a mini-batch must have a sample for each, got {request.minibatch_size}"
+    else:
+        return None
+    return (
+        f"{NAME} puts a replica on each of {count} devices: {wrong}; change that or the number of "
+        "devices, or use another planner"
+    )
 
 
 def _plans(request: PlanRequest, name: str, *, by_speed: bool) -> Iterator[Plan]:

@@ -131,11 +131,6 @@ class StepCosts:
     action_s: float = 0.0
 
     @property
-    def has_input(self) -> bool:
-        """Whether reading a mini-batch and copying it to the device takes time."""
-        return self.data_s > 0 or self.host_link is not None
-
-    @property
     def input_s(self) -> float:
         """Seconds in which a mini-batch is read and copied."""
         link = self.host_link

@@ -138,7 +138,7 @@ class Divisions:
 
     def at(self, limit_s: float) -> Found | None:
         """The divisions whose stages all keep to a limit per sample; None if there are none."""
-        if limit_s < self.low_s or not self.space.may_fit:
+        if limit_s < self.low_s:
             return None
         for known in self._found:
             if known.slowest_s <= limit_s <= known.limit_s:
@@ -161,8 +161,6 @@ class Divisions:
         Args:
             at_most_s: larger bottlenecks are of no interest.
         """
-        if not self.space.may_fit:
-            return
         high_s, is_found, step = at_most_s, False, PRECISION
         limit_s = min(high_s, self.low_s * step)
         while self.low_s <= limit_s:

@@ -55,7 +55,7 @@ def test_bytes_of_messages_and_sums():
 @pytest.mark.parametrize(
     "factors",
     [{"bandwidth": -1.0}, {"bandwidth": 0.0}, {"compute": float("inf")}, {"bytes": -0.5},
-     {"latency": float("nan")}, {"input": "fast"}],
+     {"latency": float("nan")}, {"bytes": "half"}],
 )  # fmt: skip
 def test_a_factor_that_makes_no_sense(factors):
     (name,) = factors
