@@ -184,8 +184,8 @@ def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
         BUILD, DataSpec(num_inputs=2, num_samples=23, batch_size=9, dtype="float64")
     )
     plan = [
-        {"modules": TOWERS, "devices": [0, 2], "shares": [0.625, 0.375]},
-        {"modules": TOP, "devices": [1, 0], "shares": [0.25, 0.75], "microbatch_multiple": 8},
+        {"modules": TOWERS, "devices": [0, 2], "shares": [5, 3]},
+        {"modules": TOP, "devices": [1, 0], "shares": [2, 6]},
     ]
     assert_equal_training(
         *(pool, training), num_ranks=3, num_microbatches=8, plan=plan, schedule=schedule

@@ -321,12 +321,7 @@ def _check_cut(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
 
 
 def _between(placed: PlanGraph, edge: StageEdge) -> str:
-    ends = (_end(placed, stage) for stage in (edge.source, edge.target))
-    return " to ".join(ends)
-
-
-def _end(placed: PlanGraph, stage: int) -> str:
-    name = "the feed" if stage == FEED else f"stage {stage}"
-    count = 1 if stage == FEED else len(placed.devices[stage])
-    replicas = f" on {count} devices" if count > 1 else ""
-    return f"{name} (microbatch_multiple {placed.multiples[stage]}{replicas})"
+    """Both ends of an edge, with the smallest micro-batches that their replicas take."""
+    source, target = (list(placed.replica_multiples(e)) for e in (edge.source, edge.target))
+    start = "the feed" if edge.source == FEED else f"stage {edge.source}"
+    return f"{start} (takes {source}) to stage {edge.target} (takes {target})"
