@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
@@ -180,7 +179,6 @@ def run_on_threads(
     toy: ToyStages,
     x: Tensor,
     unit_sizes: Sequence[int],
-    on_record: Callable[[int, ActionRecord], None] | None = None,
     *,
     num_backwards: int = 0,
 ) -> ToyBoundary:
@@ -214,7 +212,6 @@ def run_on_threads(
             shared=own.weights,
             sums=sums[device],
             timeout_s=100,
-            on_record=None if on_record is None else lambda record: on_record(device, record),
         )
         mine = boundary if device == program.devices[-1] else None
         try:

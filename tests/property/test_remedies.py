@@ -60,6 +60,7 @@ def remedied(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
 @pytest.mark.parametrize("kinds", ["aa", "aaa", "aab"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

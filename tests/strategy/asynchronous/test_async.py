@@ -234,6 +234,7 @@ def test_stopping_early_forgets_what_is_in_flight(pool: WorkerPool) -> None:
     assert results[0].steps == [1, 2, 3, 4] and len(results[0].began) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_checkpoint_drains(pool: WorkerPool, tmp_path: Path, optimizer: str) -> None:
     """Whoever saved a checkpoint goes on as whoever resumes from it."""
@@ -243,6 +244,7 @@ def test_a_checkpoint_drains(pool: WorkerPool, tmp_path: Path, optimizer: str) -
     assert_trained(through, losses, weights)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_resuming_goes_on_exactly(pool: WorkerPool, tmp_path: Path, optimizer: str) -> None:
     file = str(tmp_path / "last.ckpt")
@@ -343,6 +345,7 @@ def test_updates_that_are_one_behind(pool: WorkerPool, per_update: int) -> None:
     assert_trained(results, losses, trained)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("policy", "per_update", "limit", "runs"),
     [
@@ -362,6 +365,7 @@ def test_updates_of_several_batches(
     assert len(results[0].began) == sum(runs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["pipeoptim", "stash", "flush"])
 def test_clipping_by_norm(pool: WorkerPool, policy: str) -> None:
     """A stage clips the norm of its own gradients; where the pipeline drains, that of all."""
