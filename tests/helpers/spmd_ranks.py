@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from helpers.threads.collectives import (
-    ThreadCollectiveHub,
-    ThreadCollectives,
-)
+from helpers.threads.collectives import ThreadCollectiveHub, ThreadCollectives
+from helpers.threads.start import of_ranks
 
 T = TypeVar("T")
 
@@ -18,24 +15,9 @@ T = TypeVar("T")
 def on_threads(num_ranks: int, rank_function: Callable[[ThreadCollectives], T]) -> list[T]:
     """What a function returns on each of some threads that have collectives; the first error."""
     hub = ThreadCollectiveHub(num_ranks, timeout_s=100.0)
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = rank_function(ThreadCollectives(hub, rank))
-        except BaseException as error:
-            errors.append(error)
-            hub.waits.abort(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    return [results[rank] for rank in range(num_ranks)]
+    return of_ranks(
+        num_ranks, lambda rank: rank_function(ThreadCollectives(hub, rank)), [hub.waits]
+    )
 
 
 def random_shares(num_devices: int, draw: random.Random) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ The executor, the transport, the messages and the sums are the real ones; time i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from helpers.threads.reservations import LocalReservations
+from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
@@ -60,36 +60,23 @@ def emulate_plan(plan: Plan, request: PlanRequest) -> tuple[float, float]:
         )
         for rank, pace in enumerate(paces)
     ]
-    ends_s: list[float] = []
-    errors: list[BaseException] = []
 
-    def step(rank: int) -> None:
-        pace, boundary = (
-            paces[rank],
-            ShapeBoundary(shapes) if rank == program.device(FEED) else None,
-        )
-        try:
-            with virtual.thread(rank):
-                pace.wait_until(0.0)
-                sizes = shapes.unit_sizes
-                Run(executors[rank], program, sizes, training=True, boundary=boundary).whole()
-                with pace.run(program, rank, has_sums=False):
-                    for update in program.device_actions(rank)[len(program.before_update(rank)) :]:
-                        with pace.action(update):
-                            pass
-                ends_s.append(clock.now_s())
-        except BaseException as error:
-            errors.append(error)
-            for each in (*hub.mailboxes, *sums):
-                each.waits.abort(error)
+    def step(rank: int) -> float:
+        """When the rank is through."""
+        pace = paces[rank]
+        boundary = ShapeBoundary(shapes) if rank == program.device(FEED) else None
+        updates = program.device_actions(rank)[len(program.before_update(rank)) :]
+        with virtual.thread(rank):
+            pace.wait_until(0.0)
+            sizes = shapes.unit_sizes
+            Run(executors[rank], program, sizes, training=True, boundary=boundary).whole()
+            with pace.run(program, rank, has_sums=False):
+                for update in updates:
+                    with pace.action(update):
+                        pass
+            return clock.now_s()
 
-    threads = [threading.Thread(target=step, args=(rank,)) for rank in every]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    ends_s = of_ranks(len(every), step, [each.waits for each in (*hub.mailboxes, *sums)])
     return max(ends_s), max(pace.take_slips().total_s for pace in paces)
 
 
