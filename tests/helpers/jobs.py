@@ -27,12 +27,13 @@ from lightning_gpp.planner.plan.plan import Plan
 Strategy = dict[str, Any] | None
 
 
-def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
+def fit_mixed(where: str, num_steps: int, num_ranks: int = 3) -> list[float]:
     """Trains a module whose loss checks each pair, on samples mixed by random numbers.
 
     Args:
         where: the mixing happens in the data set's ``"getitem"``, there but in a ``"worker"``
             process of the loader, or in the ``"collate"`` function.
+        num_steps: of the training; an epoch, which starts the worker, has four.
         num_ranks: ranks of the job.
     """
     if where == "collate":
@@ -47,7 +48,7 @@ def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
         trainer = make_trainer(
             {"num_microbatches": 4, "timeout": 100.0},
             num_ranks,
-            max_steps=12,
+            max_steps=num_steps,
             callbacks=[Recording(result)],
         )
         trainer.fit(modules.EchoModel().double(), loader)

@@ -45,8 +45,8 @@ SHORT = (
     "trainer.log_every_n_steps=1",
 )
 MAX_RANKS = 4
-WIDE = 100
-"""Features of a graph network's layers at the most: wider ones only take longer."""
+MOST = {"width": 100, "depth": 8}
+"""Of graph networks: larger ones only take longer."""
 OF_RANK_0 = {"emulated_step_s", "emulated_slip_s", "predicted_step_s", "busiest_device_s"}
 """What emulated steps took, which rank 0 alone reports."""
 
@@ -145,8 +145,9 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     num_ranks = config.trainer.devices
     assert num_ranks <= MAX_RANKS
     overrides = [name, "paths.output_dir=run", *SHORT]
-    if config.recipe.module.get("width", 0) > WIDE:
-        overrides.append(f"recipe.module.width={WIDE}")
+    for size, most in MOST.items():
+        if config.recipe.module.get(size, 0) > most:
+            overrides.append(f"recipe.module.{size}={most}")
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         plain = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
     results = pool.run(train_resolved, plain, num_ranks=num_ranks)

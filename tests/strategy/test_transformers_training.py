@@ -123,7 +123,7 @@ def test_a_contrast_within_the_batch_runs_in_one_piece(pool: WorkerPool) -> None
     assert len([line for line in lines if "in one piece, as" in line]) == 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_a_bare_backbone_called_by_keywords_trains_as_on_one_device(
     pool: WorkerPool, kind: str

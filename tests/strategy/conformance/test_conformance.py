@@ -74,13 +74,13 @@ def test_as_on_one_device(pool: WorkerPool, name: str, case: Case, tmp_path: Pat
     check(pool, name, case, tmp_path, num_ranks=num_ranks, draws_plans=True)
 
 
-@pytest.mark.sampled(6, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_as_planned(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     check(pool, name, case, tmp_path, num_ranks=2)
 
 
-@pytest.mark.sampled(24, 3)
+@pytest.mark.sampled(40, 3)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_on_four_ranks(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     check(pool, name, case, tmp_path, num_ranks=4)
@@ -94,7 +94,7 @@ def test_with_a_step_for_every_micro_batch(
     check(pool, name, case, tmp_path, num_ranks=3, schedule="1f1b", draws_plans=True)
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize(("name", "case"), WITHOUT_DATA)
 def test_as_one_spmd_program(pool: WorkerPool, name: str, case: Case, tmp_path: Path) -> None:
     """Programs are drawn at random, one per case."""
