@@ -22,14 +22,14 @@ def captured_graph(training: Training) -> ModelGraph:
 
 
 def any_plan(request: PlanRequest, choose: random.Random) -> Plan:
-    """A random plan for some of the devices, with replicas and all; the others stay idle.
+    """A random plan for two of the devices or more, with replicas and all; others stay idle.
 
     Args:
         request: the question.
         choose: makes the choices.
     """
     most = min(request.num_devices, len(request.graph))
-    used = choose.sample(range(request.num_devices), choose.randint(1, most))
+    used = choose.sample(range(request.num_devices), choose.randint(min(2, most), most))
     plan = random_plan(
         request.graph,
         num_devices=len(used),
