@@ -12,6 +12,8 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage, validate_plan
 
 MAX_EXTRA_STAGES = 3
+MOST_TRIES = 100
+"""Of replicas: there are stages that no draw fits."""
 
 
 def captured_graph(training: Training) -> ModelGraph:
@@ -80,7 +82,7 @@ def random_plan(
             for i, (start, end) in enumerate(bounds)
         )
     )
-    while with_replicas:
+    for _ in range(MOST_TRIES if with_replicas else 0):
         other = _with_replicas(plan, graph, num_devices, choose, num_microbatches)
         with contextlib.suppress(ValueError):  # values without samples cannot be cut
             validate_plan(other, graph, num_devices)
