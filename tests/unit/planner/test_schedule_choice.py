@@ -22,9 +22,7 @@ from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
-    Plan,
     PlanRequest,
-    Stage,
     answer,
     evaluate_plan,
     plan_request,
@@ -35,7 +33,6 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, pla
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))
-PLAN = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c", "d"), (1,))), num_microbatches=4)
 ALL_BYTES, FEW_BYTES = 9_568, 8_584
 
 
