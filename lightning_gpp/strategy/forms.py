@@ -65,29 +65,28 @@ def use_form_of(
     if (why_not := why_no_other_form(run)) is not None:
         raise ValueError(f"{error} ({why_not})") from None
     autocast = Autocast.current(run.device)
+    run.lead(BuildForm(autocast))
     with autocast.while_building(run.device):
-        found = example()
-        run.lead(BuildForm(autocast))
-        build_form(run, found)
+        build_form(run, example)
 
 
-def build_form(run: PipelinedRun, example: Example | None) -> None:
+def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None:
     """All ranks: builds the pipeline of another form of call, and uses it from now on.
 
     The module is whole on every rank while it is captured.
 
     Args:
         run: of this rank, whose first pipeline is built.
-        example: a micro-batch of the new form, known on rank 0.
+        example: on rank 0, makes a micro-batch of the new form.
 
     Raises:
         ValueError: the operators of the new form do not fit where the parameters are.
     """
     first, partition = run.forms[0], run.partition
     with torch.inference_mode(False), torch.enable_grad(), lifted():
-        args, kwargs = shared_example(run, example)
         partition.reunite(on_all_ranks=True)
         try:
+            args, kwargs = shared_example(run, None if example is None else example())
             captured = captured_alike(run, args, kwargs, train_modes_of(run))
             plan = _plan(run, captured)
             pipeline = joined(run, captured, plan, first.schedule, None, None, first)
