@@ -92,3 +92,16 @@ class Numbered(Forms):
         self.calls += 1
         output = self(x, 1 / self.calls)
         return (output - target).square().mean(), [output]
+
+
+class LogsOtherRanksWeights(Forms):
+    """Logs the norm of a layer that rank 0 does not hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x)))
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *_), target = batch
+        output = self(x)
+        self.log("norm", self.first[0].weight.norm())
+        return (output - target).square().mean(), [output]

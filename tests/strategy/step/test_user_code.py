@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import user_modules as users
+from helpers.forms_of_call import LogsOtherRanksWeights
 from helpers.models import DataSpec
 from helpers.reference import (
     assert_equal_training,
@@ -264,3 +265,11 @@ def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     training = replace(training, validate=False)
     for outcome in pool.outcomes(train, training, arguments, 3, num_ranks=3):
         assert "the first batch has no samples" in outcome.error
+
+
+def test_a_logged_weight_of_another_rank_is_an_error(pool: WorkerPool) -> None:
+    """It has no numbers there; nan would be a number."""
+    training = Training(LogsOtherRanksWeights, num_steps=2, validate=False)
+    plan = {"plan": [["first"], ["second", "head"]]}
+    for outcome in pool.outcomes(train, training, plan, 2, num_ranks=2):
+        assert "self.log('norm'): this code needs values of parameters" in outcome.error
