@@ -75,7 +75,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
         logged: list[str] = []
         note = recording(run.module, lambda name, *args, **kwargs: logged.append(name))
         with note, torch.enable_grad(), lifted():
-            pipeline = _Build(run, example).pipeline()
+            pipeline = PipelineBuild(run, example).pipeline()
         if logged:
             raise RuntimeError(
                 f"forward logs {logged[0]!r}, which a pipelined forward cannot: it is captured "
@@ -88,7 +88,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
         )
 
 
-class _Build:
+class PipelineBuild:
     """One building: what its parts have found so far.
 
     Args:
@@ -107,13 +107,13 @@ class _Build:
     def pipeline(self) -> Pipeline:
         """This rank's part of the pipeline."""
         run, control, full_graph = self.run, self.control, self.settings.full_graph
-        args, kwargs = self._shared()
+        args, kwargs = self.shared()
         if full_graph is None:
-            self._capture(args, kwargs)
+            self.capture(args, kwargs)
         else:
             call = GraphCall.of(run.target, args, kwargs)
             with without_caches(run.target):
-                self._capture(call.args, call.kwargs)
+                self.capture(call.args, call.kwargs)
             flags = self._train_modes()
             with waiting_for("Dividing the graph into chunks", run.module):
                 chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
@@ -130,7 +130,7 @@ class _Build:
         if run.peers is not None and control.is_leader:
             decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
         plan, schedule = control.share(decided, "waiting for rank 0's plan")
-        pipeline = self._joined(plan, schedule)
+        pipeline = self.joined(plan, schedule)
         if self.chunked is not None:  # stages keep what they read of the graph, and no more
             codes = pipeline.executor.stages.values()
             self.chunked.keep_arguments({name for code in codes for name in code.inputs})
@@ -145,7 +145,7 @@ class _Build:
             if f"{name}.".startswith(prefix)
         }
 
-    def _shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, on the device where this rank captures the model.
 
         That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One
@@ -165,7 +165,7 @@ class _Build:
         args, kwargs = placed(received(given), device, staying)
         return tuple(args), dict(kwargs)
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All ranks capture the model; the others what rank 0 has verified.
 
         Raises:
@@ -254,15 +254,25 @@ class _Build:
         notes = dict.fromkeys(note for _, notes in measured for note in notes)
         return Costs(profiles), tuple(notes)
 
-    def _joined(self, plan: Plan, schedule: str) -> Pipeline:
-        """This rank's part of the pipeline of a plan."""
+    def joined(self, plan: Plan, schedule: str, first: Pipeline | None = None) -> Pipeline:
+        """This rank's part of the pipeline of a plan.
+
+        Args:
+            plan: of all ranks.
+            schedule: name of the schedule.
+            first: the pipeline of another form of call, which has put parameters where they are.
+        """
         run, settings, control, graph = self.run, self.settings, self.control, self.captured.graph
-        stages = plan_graph(plan, graph)
+        ranks = rank_of_device(plan, control.num_ranks) if first is None else first.rank_of_device
+        stages = plan_graph(plan, graph, None if first is None else ranks.index(0))
         if settings.is_asynchronous:
             stages.check_updates()
-        ranks = rank_of_device(plan, control.num_ranks)
         codes, readers = self._codes(plan, stages, ranks)
-        partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+        if first is None:
+            partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+        else:
+            partition = first.partition
+            partition.also_read(readers)
         groups = reduce_groups(stages.stages, stages.devices)
         run.transport.connect(_pairs(stages, ranks, groups))
         summed = {

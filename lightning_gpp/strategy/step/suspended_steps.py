@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.boundary import Boundary
@@ -24,6 +25,7 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
@@ -207,7 +209,7 @@ class SuspendedSteps:
         return OpenStep(self._run, partial(step, batch), size, self._threads)
 
     def _build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
-        """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
+        """Builds the pipeline of the step's call; its first micro-batch runs up to its forward.
 
         It leaves no trace: random states, buffers and plain attributes of the module are put back.
         """
@@ -225,10 +227,17 @@ class SuspendedSteps:
             finally:
                 first.abandon()
                 run.stop_early_modules()  # before buffers are put back
+        example = Example(*arguments, num_samples, len(units))
+        if run.pipeline is not None:
+            try:
+                run.built.captured.inputs(*arguments)
+            except OtherFormError as error:
+                use_form_of(run, *arguments, lambda: example, error)
+            return
         autocast = Autocast.current(run.device)
         run.lead(Build(autocast))
         with autocast.while_building(run.device):
-            run.build(Example(*arguments, num_samples, len(units)))
+            run.build(example)
 
     def _returned(self, steps: Sequence[OpenStep], batch: Any, stash: GradientStash) -> Any:
         """What a step returns whose backward is over; the others know it, too.

@@ -125,14 +125,15 @@ def fit(
     save: str | None = None,
     strategy: dict[str, Any] | None = None,
 ) -> Seen:
-    seen = Seen()
+    """Arguments of the Trainer may be a dict of accumulation, and ``stops``, too."""
+    seen, trainer = Seen(), dict(trainer)
     module = Layers(optimizer)
     loader: Any = DataLoader(Batches(count), batch_size=None)
     asked = {"schedule": "1f1b-async", "weights": policy, "plan": PLAN, "timeout": 100.0}
     callbacks: list[lp.Callback] = [Watch(seen)]
-    if isinstance(accumulates := trainer.get("accumulate_grad_batches"), dict):
+    if isinstance(trainer.get("accumulate_grad_batches"), dict):
+        accumulates = trainer.pop("accumulate_grad_batches")
         callbacks.append(lp.callbacks.GradientAccumulationScheduler(accumulates))
-        trainer = {key: trainer[key] for key in trainer if key != "accumulate_grad_batches"}
     if "stops" in trainer:
         callbacks.append(lp.callbacks.EarlyStopping(trainer.pop("stops"), 1e9, patience=0))
     with quiet():
@@ -222,6 +223,7 @@ def test_stopping_early_forgets_what_is_in_flight(pool: WorkerPool) -> None:
     assert results[0].steps == [1, 2, 3, 4] and len(results[0].began) == 6
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_resuming_goes_on_exactly(pool: WorkerPool, tmp_path: Path, optimizer: str) -> None:
     file = str(tmp_path / "last.ckpt")
@@ -267,6 +269,7 @@ def test_updates_that_are_one_behind(pool: WorkerPool, per_update: int) -> None:
     assert_trained(results, losses, trained)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("policy", "per_update", "limit", "runs"),
     [
@@ -286,6 +289,7 @@ def test_updates_of_several_batches(
     assert len(results[0].began) == sum(runs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["pipeoptim", "stash", "flush"])
 def test_clipping_by_norm(pool: WorkerPool, policy: str) -> None:
     """A stage clips the norm of its own gradients; where the pipeline drains, that of all."""
