@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,8 @@ from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
-    Overhead,
     ProgramCosts,
     StageCosts,
-    StepCosts,
 )
 from lightning_gpp.simulate.simulation import simulate
 
@@ -76,7 +74,6 @@ class Case:
         is_full_duplex: whether links go both ways at a time.
         per_host: devices of a host.
         stages_per_device: stages that share a device.
-        step: what a step costs besides.
     """
 
     name: str
@@ -94,23 +91,7 @@ class Case:
     is_full_duplex: bool = True
     per_host: int = 64
     stages_per_device: int = 1
-    step: StepCosts = field(default_factory=StepCosts)
 
-
-OVERHEADS = StepCosts(
-    data_s=0.05,
-    input_bytes=2e7,
-    host_link=Link(BANDWIDTH),
-    prepare_s=0.01,
-    feed_s=0.002,
-    turn_s=0.015,
-    finish_s={0: 0.005, 1: 0.004, 2: 0.006, 3: 0.005},
-    optimizer_s={0: 0.02, 1: 0.03},
-    send=Overhead(2e-4, 1e-10),
-    receive=Overhead(3e-4, 2e-10),
-    reduce=Overhead(1e-3),
-    action_s=1e-4,
-)
 
 CASES = (
     Case("chain", depth=3),
@@ -152,9 +133,6 @@ CASES = (
     Case("replicas, larger micro-batches", depth=3, replicas=2, multiple=2, microbatches=16),
     Case("replicas, half duplex", depth=2, replicas=4, is_full_duplex=False, microbatches=16),
     Case("two stages per device", branches=2, depth=3, stages_per_device=2, microbatches=16),
-    Case("all that a step costs", branches=2, depth=2, step=OVERHEADS),
-    Case("all that a step costs, gpipe", branches=2, depth=2, schedule="gpipe", step=OVERHEADS),
-    Case("replicas, all that a step costs", depth=2, replicas=2, step=OVERHEADS),
     Case("32 devices", branches=1, depth=31, microbatches=32, message=0.2, unequal=0.1),
     Case("32 devices, branches", branches=6, depth=5, microbatches=16, message=0.5, unequal=0.3),
 )
@@ -261,7 +239,6 @@ def costs_of(case: Case, program: Program) -> ProgramCosts:
         sizes,
         sizes,
         tuple(buckets(program)),
-        case.step,
     )
 
 

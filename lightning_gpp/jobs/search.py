@@ -1,4 +1,4 @@
-"""Asks planners, with limits of time and of memory.
+"""Asks planners, with limits of time.
 
 A search is pure Python (or numpy) for minutes and looks at no clock, so with a limit it runs in a
 process of its own, which can be ended.
@@ -12,12 +12,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_gpp.common.progress import doing
-from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
 
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Result = TypeVar("Result")
-
-WORTH_ASKING = 0.4
-"""Micro-batches of twice the size may need twice the memory: below this part of a device's nothing
-was refused for its sake."""
-
-SHORTER = 0.999
-"""Of the step, for memory to count as what bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +86,6 @@ def check_planner(planner: str) -> None:
     """Raises ValueError, naming the known planners, where there is none of this name."""
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
-
-
-def memory_limit_note(found: FoundPlan, limit_s: float | None = None) -> list[str]:
-    """What the same planner finds with unlimited memory; nothing where there is room anyway."""
-    evaluation, asked = found.evaluation, found.question.request
-    limited = [device for device in evaluation.devices if device.limit_bytes]
-    used = max((one.memory_bytes / (one.limit_bytes or 1) for one in limited), default=0.0)
-    if used < WORTH_ASKING or found.planner not in PLANNERS:
-        return []
-    devices = tuple(replace(device, memory_bytes=None) for device in asked.cluster.devices)
-    unlimited = replace(asked, cluster=replace(asked.cluster, devices=devices))
-    try:
-        again = search(PlanQuestion(unlimited, found.planner, found.request.schedule), limit_s)
-    except ValueError as error:
-        return [f"Whether memory bounds the step is not known: {error}."]
-    step_s = again.evaluation.step_s
-    if step_s > SHORTER * evaluation.step_s:
-        return ["Memory does not bound the step: with unlimited memory it is no shorter."]
-    return [
-        f"Memory bounds the step: with unlimited memory it would take {seconds_text(step_s)}"
-        f" ({percent_text(evaluation.step_s - step_s, evaluation.step_s)} less), and "
-        f"{bytes_text(again.evaluation.peak_memory_bytes)} on the fullest device."
-    ]
 
 
 class OutOfTimeError(ValueError):

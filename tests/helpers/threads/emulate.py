@@ -70,7 +70,6 @@ def emulate(
     output_names: tuple[str, ...] = (),
     cutter: Cutter | None = None,
     num_steps: int = 1,
-    prefetch: bool = False,
     time_scale: float | None = None,
     timeout_s: float = 1800.0,
     is_exact: bool = False,
@@ -85,8 +84,6 @@ def emulate(
         output_names: values that the model returns.
         cutter: cuts and joins values where stages take other numbers of samples.
         num_steps: how many steps.
-        prefetch: whether the host reads and copies the input of a step while the one before runs,
-            and not when it is over.
         time_scale: real seconds that an emulated second takes; chosen so that the work of shapes
             fits if not given.
         timeout_s: limit of every wait, in real seconds.
@@ -114,7 +111,6 @@ def emulate(
             unit_sizes=unit_sizes,
             output_names=output_names,
             cutter=cutter or Cutter(),
-            prefetch=prefetch,
             timeout_s=timeout_s,
             virtual=virtual,
         )

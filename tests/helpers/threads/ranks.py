@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
 from torch.nn import Parameter
 
 from helpers.threads.reservations import LocalReservations
@@ -17,20 +16,15 @@ from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.emulation.clock import EmulatedClock, SlipReport
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
-from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
-from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.program_costs import ProgramCosts
-
-_RESULT = (-6, 0, 0, 0)
-"""Tag of the message that tells a rank that the device of the loss is through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,6 @@ class RankThreads:
         unit_sizes: samples of each of the smallest micro-batches.
         output_names: values that the model returns.
         cutter: cuts and joins values where stages take other numbers of samples.
-        prefetch: whether the host reads the input of a step while the one before runs.
         timeout_s: limit of every wait, in real seconds.
         virtual: the time of the clock, if it is not this machine's.
     """
@@ -91,13 +84,12 @@ class RankThreads:
         unit_sizes: Sequence[int],
         output_names: tuple[str, ...],
         cutter: Cutter,
-        prefetch: bool,
         timeout_s: float,
         virtual: VirtualTime | None = None,
     ) -> None:
         self._virtual = virtual
         self._program, self._costs, self._clock, self._work = program, costs, clock, work
-        self._unit_sizes, self._prefetch, self._timeout_s = unit_sizes, prefetch, timeout_s
+        self._unit_sizes = unit_sizes
         condition = threading.Condition if virtual is None else virtual.condition
         self._hub, sum_hub = ThreadHub(len(work), condition), ThreadSumHub(condition)
         reservations = LocalReservations()
@@ -118,7 +110,6 @@ class RankThreads:
             )
             for rank, pace in enumerate(self._paces)
         ]
-        self._host_free_s = 0.0
         self._errors: list[BaseException] = []
 
     def run(self, num_steps: int) -> list[RankSteps]:
@@ -154,20 +145,13 @@ class RankThreads:
 
     def _step(self, rank: int, found: RankSteps) -> None:
         """One optimizer step of one rank."""
-        pace, executor, costs = self._paces[rank], self._executors[rank], self._costs.step
+        pace, executor = self._paces[rank], self._executors[rank]
         actions: list[ActionRecord] = []
         marks: list[Mark] = []
         executor.on_record = actions.append
-        if rank == self._program.device(FEED):
-            with _marked(marks, SpanKind.DATA):
-                self._read(pace)
-            with _marked(marks, SpanKind.PREPARE):
-                pace.spend("prepare", costs.prepare_s)
-        self._run(rank, marks)
+        boundary = self._work[rank].boundary
+        Run(executor, self._program, self._unit_sizes, training=True, boundary=boundary).whole()
         run = RunRecord(tuple(actions), time.monotonic_ns())
-        if costs.finish_s:
-            with _marked(marks, SpanKind.FINISH):
-                self._finish(rank, pace)
         with _marked(marks, SpanKind.OPTIMIZER):
             self._update(rank, pace)
         found.ends_s.append(self._clock.now_s())
@@ -182,49 +166,6 @@ class RankThreads:
             for action in program.device_actions(rank)[done:]:
                 with pace.action(action):
                     self._work[rank].step()
-
-    def _run(self, rank: int, marks: list[Mark]) -> None:
-        """The program up to its last update; in two parts where the user has a turn."""
-        executor, boundary = self._executors[rank], self._work[rank].boundary
-        run = Run(executor, self._program, self._unit_sizes, training=True, boundary=boundary)
-        turn_s = self._costs.step.turn_s
-        if turn_s <= 0 or not self._program.has_turn:
-            run.whole()
-            return
-        run.forward_half()
-        if rank == self._program.device(FEED):
-            with _marked(marks, SpanKind.LOSS):
-                self._paces[rank].spend("your step", turn_s)
-        run.backward_half(retain=False)
-
-    def _read(self, pace: EmulatedRank) -> None:
-        """The device of the feed gets the mini-batch, now or as the host has read it ahead."""
-        costs = self._costs.step
-        link = costs.host_link
-        read_s = costs.data_s + (0.0 if link is None else link.transfer_s(costs.input_bytes))
-        if not self._prefetch:
-            pace.spend("data", read_s)
-            return
-        pace.wait_until(self._host_free_s + read_s)
-        self._host_free_s = pace.cursor_s
-
-    def _finish(self, rank: int, pace: EmulatedRank) -> None:
-        """The device of the loss tells the others that it is through; each of them finishes."""
-        loss = self._program.device(FEED)
-        transport = self._hub.transport(rank)
-        if rank == loss:
-            for other in range(len(self._work)):
-                if other != loss:
-                    result = pack([torch.tensor(pace.cursor_s, dtype=torch.float64)])
-                    transport.send(result, target=other, tag=_RESULT)
-        else:
-            result = transport.receive(
-                source=loss, tag=_RESULT, timeout_s=self._timeout_s, purpose="end of the step"
-            )
-            (through,) = result.tensors
-            assert through is not None
-            pace.wait_until(through.item())
-        pace.spend("finish", self._costs.step.finish_s.get(rank, 0.0))
 
 
 @contextmanager

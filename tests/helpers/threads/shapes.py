@@ -60,7 +60,6 @@ def emulate_shapes(
     *,
     minibatch_size: int,
     num_steps: int = 1,
-    prefetch: bool = False,
     time_scale: float | None = None,
     timeout_s: float = 1800.0,
     is_exact: bool = False,
@@ -74,7 +73,6 @@ def emulate_shapes(
         costs: what the program costs on the emulated cluster.
         minibatch_size: samples of a step.
         num_steps: how many steps.
-        prefetch: whether the host reads the input of a step while the one before runs.
         time_scale: real seconds that an emulated second takes; chosen if not given.
         timeout_s: limit of every wait, in real seconds.
         is_exact: whether time is virtual, so that nothing slips.
@@ -96,7 +94,6 @@ def emulate_shapes(
             {name: value.variation for name, value in values.items()},
         ),
         num_steps=num_steps,
-        prefetch=prefetch,
         time_scale=time_scale,
         timeout_s=timeout_s,
         is_exact=is_exact,
