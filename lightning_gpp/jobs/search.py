@@ -10,18 +10,14 @@ import gc
 import multiprocessing
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lightning_gpp.common.progress import doing
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 Result = TypeVar("Result")
 
@@ -64,7 +60,6 @@ def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan:
 
     Raises:
         ValueError: there is no such planner or no plan, or none was found in time.
-        RuntimeError: the search failed, which is a fault of the planner.
     """
     check_planner(question.planner)
     if question.plan is not None:
@@ -102,47 +97,14 @@ def call_within(limit_s: float | None, function: Callable[..., Result], *args: A
 
     Raises:
         OutOfTimeError: there was no result in time.
-        ValueError: of the function, with its text; that is an answer, too.
-        RuntimeError: the function raised another error, whose traceback is in the text, or its
-            process ended without a result.
+        ValueError: of the function; that is an answer, too.
     """
     if limit_s is None:
         return function(*args)
-    spawn = multiprocessing.get_context("spawn")  # nothing of this process's threads and locks
-    receive, send = spawn.Pipe(duplex=False)
-    worker = spawn.Process(target=_call, args=(send, function, args))
-    worker.start()
-    send.close()
-    try:
-        if not receive.poll(limit_s):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # which ends its process
+        try:
+            return pool.apply_async(function, args).get(limit_s)
+        except multiprocessing.TimeoutError:
             raise OutOfTimeError(
                 f"no answer within {limit_s:g} s; a larger job.limit_s gives it longer"
-            )
-        error, answer = receive.recv()
-    except EOFError:
-        worker.join()
-        raise RuntimeError(
-            f"the process of {function.__name__} ended without an answer, with exit code "
-            f"{worker.exitcode} (-9: ended from outside, as where memory runs out)"
-        ) from None
-    finally:
-        worker.kill()
-        worker.join()
-        receive.close()
-    if error is not None:
-        raise error(answer)
-    result: Result = answer
-    return result
-
-
-def _call(send: Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
-    """Sends the kind of an error, and its text, as not every error can be pickled."""
-    answer: tuple[type[Exception] | None, object]
-    try:
-        answer = None, function(*args)
-    except ValueError as refused:
-        answer = ValueError, str(refused)
-    except Exception:
-        text = f"{function.__name__} failed in a process of its own:\n{traceback.format_exc()}"
-        answer = RuntimeError, text
-    send.send(answer)
+            ) from None
