@@ -19,7 +19,6 @@ from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
 from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
-from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import describe_alternatives
 from lightning_gpp.reports.plan.verdict import PlanVerdict
@@ -94,7 +93,6 @@ def explanation(found: FoundPlan, width: int) -> Iterator[str]:
     evaluation, request, result = found.evaluation, found.request, found.answer.result
     yield describe_plan(evaluation, request, max_width=width)
     notes = [*(f"Search: {note}." for note in result.notes), *found.answer.notes]
-    notes += forks_and_joins(evaluation.plan, request.graph)
     if notes:
         yield wrapped(notes, width)
     rows = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.files import save_json, save_metrics, written_to
@@ -23,7 +23,6 @@ from lightning_gpp.jobs.simulation_text import (
     describe_levers,
     describe_simulation,
     describe_speedups,
-    on_their_way,
 )
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS
 from lightning_gpp.jobs.table import console_width
@@ -33,7 +32,6 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, predicted_timeline
-from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
 from lightning_gpp.simulate.timeline.words import plan_stages
@@ -63,7 +61,6 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
             "beside plans of pipelines"
         )
     check_planner(planner)
-    check_choices(config)
     problem = problem_of(config, folder)
     cluster = with_links(problem.request.cluster, config.links)
     problem = problem.with_request(replace(problem.request, cluster=cluster))
@@ -120,25 +117,15 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     found, request = chosen_plan(config, problem), problem.request
     plan, step = found.evaluation.plan, StepCosts()
     if problem.refit is not None:
-        step = problem.refit.step_costs(plan, request.graph)
+        step = problem.refit.step_costs(plan)
     case = Case(
         plan,
         found.request,
         replace(step, per_update=request.held_versions.per_update),
-        config.overlap,
-        config.all_reduce,
         planner=found.planner,
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )
     return case, found.answer.notes
-
-
-def check_choices(config: DictConfig) -> None:
-    """Refuses ways to run a step that are not known."""
-    for name, kinds in (("all_reduce", AllReduce), ("overlap", Overlap)):
-        if config[name] not in get_args(kinds):
-            known = ", ".join(get_args(kinds))
-            raise ValueError(f"{name}={config[name]} is unknown; known: {known}")
 
 
 def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
@@ -165,15 +152,11 @@ def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
     rack = changed("rack", cluster.rack_link, cluster.host_link)
     if host != cluster.host_link:  # what goes between hosts stays as it was
         rack = rack or cluster.host_link
-    own = tuple(
-        HostLink(one.host, changed("host", one.link) or one.link) for one in cluster.host_links
-    )
     return replace(
         cluster,
         host_link=host,
         rack_link=rack,
         spine_link=changed("spine", cluster.spine_link, rack, cluster.host_link),
-        host_links=own,
     )
 
 
@@ -207,7 +190,6 @@ def as_json(case: Case) -> dict[str, Any]:
         "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
         "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
-        "transfers": {kind.value: found._asdict() for kind, found in on_their_way(case).items()},
     }
 
 

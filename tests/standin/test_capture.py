@@ -13,7 +13,7 @@ from helpers.training import Training, train
 from helpers.workers import WorkerPool
 from torch import Tensor, nn
 
-from lightning_gpp.capture import CaptureError, capture, profile_costs
+from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.capture.values.placed import on_device
 
 WIDTH = 256
@@ -129,31 +129,6 @@ def test_a_model_is_captured_layer_by_layer(
     assert found == dict.fromkeys(found, True)
 
 
-class Changing(nn.Module):
-    """Changes its weight in its forward."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.weight, self.how = nn.Parameter(torch.ones(WIDTH)), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "in place":
-            with torch.no_grad():
-                self.weight.mul_(0.9)
-        elif self.how == "data":
-            self.weight.data.mul_(0.9)
-        else:
-            self.weight.data = self.weight.data * 0.9
-        return x * self.weight
-
-
-def refusal(how: str) -> str:
-    """Of a forward that changes a parameter."""
-    with pytest.raises(CaptureError) as caught:
-        capture(Deep(Changing(how)), (torch.randn(4, WIDTH, device="cuda:0"),))
-    return str(caught.value)
-
-
 class Tied(nn.Module):
     """A weight with two names, a buffer that forward changes."""
 
@@ -253,6 +228,7 @@ def of_ordinary_operators() -> OnGpusAlone:
     return OnGpusAlone(is_custom=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, ["cuda:0", "cuda:0"]], ids=["nccl", "pool"])
 def test_kernels_for_gpus_alone_train(gpus: WorkerPool, devices: list[str] | None) -> None:
     expected = train(Training(of_ordinary_operators, num_steps=6), None)

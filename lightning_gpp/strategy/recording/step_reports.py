@@ -46,7 +46,8 @@ class Question:
 
     def __init__(self, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> None:
         planned, sizes = pipeline.planned, pipeline.last_sizes
-        assert planned is not None
+        if planned is None:
+            raise ValueError("its forward was called in another form than the one that was planned")
         self.plan, self.request = planned.plan, planned.request
         self.windows: range | None = None
         if windows:
@@ -69,10 +70,10 @@ class Question:
         request, step, pipeline = self.request, StepCosts(), self._pipeline
         assert pipeline.planned is not None
         if (known := pipeline.planned.refit) is not None:
-            step = known.step_costs(self.plan, request.graph)
+            step = known.step_costs(self.plan)
         if found is not None:
             request = found.request(request)
-            step = found.step_costs(self.plan, request.graph, base=step)
+            step = found.step_costs(self.plan, base=step)
         timeline = predicted_timeline(
             simulate(self.program, program_costs(self.plan, request, step=step)),
             stages=timeline_stages(pipeline, self.program),

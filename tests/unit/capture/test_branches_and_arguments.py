@@ -249,18 +249,6 @@ def test_lists_with_an_entry_per_sample_are_refused_at_once(rest: Any) -> None:
         example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
 
 
-class Pairs(nn.Module):
-    """Compares the rows of a batch two by two: takes two of them, and no odd number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = self.a(x).view(-1, 2, 4).unbind(1)
-        return (first - second).square()
-
-
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
