@@ -276,7 +276,7 @@ def joined(
         partition = Partition(run.module, ownership(run.module, readers), control, run.device)
     else:
         partition = first.partition
-        partition.check_read(readers)
+        partition.also_read(readers)
     groups = reduce_groups(stages.stages, stages.devices)
     transport.connect(_pairs(stages, ranks, groups))
     summed = {

@@ -1,7 +1,7 @@
-"""Forms of call: a forward that is called with an argument that was None before, for example.
+"""A forward that is called in several forms, such as with and without targets.
 
-Each form is a graph of its own, and a pipeline of its own, on the parameters where the first form's
-pipeline has put them.
+Each form is captured separately and gets a pipeline of its own. All of them share the parameters,
+which stay on the ranks where the plan of the first form has put them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import OtherFormError
-from lightning_gpp.planner import Plan
+from lightning_gpp.planner import Plan, Stage, validate_plan
 from lightning_gpp.planner.plan.manual import staged_operators
 from lightning_gpp.strategy.build import captured_alike, joined, shared_example, train_modes_of
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -95,8 +95,8 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         run.take_form(pipeline)
         run.use_form(len(run.forms) - 1)
     rank_zero_info(
-        f"forward is called in another form, number {len(run.forms)}: captured by itself, it runs "
-        f"where the first form has put the weights, in {plan.num_stages} stages."
+        f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
+        f"captured separately and runs on the same devices, in {plan.num_stages} stages."
     )
 
 
@@ -116,7 +116,8 @@ def _plan(run: PipelinedRun, captured: CapturedModel) -> Plan:
         can = [s for s, home in enumerate(homes) if home <= held]
         if not can and 0 in held:  # no stage of the first form reads them
             device = (ranks.index(0),)
-            stages.append(replace(stages[-1], id=len(stages), devices=device, shares=()))
+            multiple = stages[-1].microbatch_multiple
+            stages.append(Stage(len(stages), (operator.name,), device, multiple))
             homes.append({0})
             can = [len(stages) - 1]
         if not can:
@@ -131,7 +132,9 @@ def _plan(run: PipelinedRun, captured: CapturedModel) -> Plan:
         replace(stages[used[position]], id=place, operators=operators)
         for place, (position, operators) in enumerate(staged_operators(graph, positions, labels))
     ]
-    return replace(plan, stages=tuple(found))
+    made = replace(plan, stages=tuple(found))
+    validate_plan(made, graph, len(ranks))
+    return made
 
 
 _ALIKE = "Call it alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."

@@ -79,6 +79,37 @@ class Flagged(Forms):
         return (output - target).square().mean(), [output]
 
 
+class Normalized(Flagged):
+    """The layer that only training uses has running statistics, and its gradient is also taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside = nn.Sequential(nn.Linear(WIDTH, NUM_TARGETS), nn.BatchNorm1d(NUM_TARGETS))
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *others), target = batch
+        loss, outputs = super().step_loss(batch)
+        if self.training:  # parameters get nothing of this one
+            x = x.clone().requires_grad_()
+            again, _ = super().step_loss(((x, *others), target))
+            (slope,) = torch.autograd.grad(again, x)
+            self.log("slope", slope.square().sum())
+        return loss, outputs
+
+
+class BothForms(LossInForward):
+    """A step that calls the forward in both forms."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *_), _ = batch
+        with torch.no_grad():
+            before, _ = self(x)
+        loss, (output,) = super().step_loss(batch)
+        with torch.no_grad():
+            after, _ = self(x)
+        return loss + (before - after).abs().sum(), [output]
+
+
 class Numbered(Forms):
     """Is called with another number every time, which is no form of call."""
 

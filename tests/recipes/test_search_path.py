@@ -164,6 +164,7 @@ def test_foreign_application_trains_what_it_composed(environment: Environment) -
         "lightning_gpp/data@pipeline.data=multimodal",
         "pipeline.data.root=null",  # digits, whatever data this machine has
         "trainer.max_epochs=1",
+        "trainer.devices=1",
         "+trainer.limit_train_batches=3",
         "+trainer.limit_val_batches=1",
     ]

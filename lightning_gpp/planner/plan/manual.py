@@ -136,7 +136,7 @@ def staged_operators(
     Raises:
         ValueError: stages depend on each other in a circle, or no stage can be the last one.
     """
-    order = ordered_stages(graph, claimed, labels)
+    order = _ordered_stages(graph, claimed, labels)
     place_of = {position: place for place, position in enumerate(order)}
     stage_of = _with_others(graph, {name: place_of[pos] for name, pos in claimed.items()})
     return [
@@ -171,20 +171,12 @@ def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, in
     return placed
 
 
-def ordered_stages(
+def _ordered_stages(
     graph: ModelGraph, stage_of: Mapping[str, int], labels: Sequence[str]
 ) -> list[int]:
     """The positions of the stages in topological order, close to the order in which they came.
 
     Operators in no stage hand on what they read. The last stage is one that an output comes from.
-
-    Args:
-        graph: the model.
-        stage_of: operator name -> position of its stage; operators may be absent.
-        labels: what to call the stages in errors.
-
-    Raises:
-        ValueError: stages depend on each other in a circle, or no stage can be the last one.
     """
     made: dict[str, set[int]] = {}  # operator -> the stages that its results come from
     successors: dict[int, set[int]] = {stage: set() for stage in range(len(labels))}

@@ -58,7 +58,8 @@ class Question:
         else:
             if len(sizes) % pipeline.placed.units_at_a_time:
                 raise ValueError("its mini-batch was too small for the plan")
-            assert pipeline.last_trained is not None
+            if pipeline.last_trained is None:
+                raise ValueError("it called the forward in several forms")
             program = pipeline.last_trained
             self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
             self.request = replace(self.request, minibatch_size=sum(sizes), num_microbatches=None)

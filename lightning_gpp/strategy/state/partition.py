@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -151,8 +151,10 @@ class Partition:
         places = tensor_places(self.module, remove_duplicate=False)
         return {place.name: self.owners.holders[first[id(place.tensor)]] for place in places}
 
-    def check_read(self, readers: Mapping[str, Iterable[int]]) -> None:
-        """Checks that all ranks that hold a parameter read it, as its gradients are summed so.
+    def also_read(self, readers: Mapping[str, Iterable[int]]) -> None:
+        """Stages of another pipeline read parameters and buffers, too, where they are.
+
+        All ranks that hold a parameter have to read it, as they sum its gradients.
 
         Args:
             readers: name of a parameter or buffer -> ranks whose stages read it.
@@ -170,6 +172,7 @@ class Partition:
                     f"{sorted(reading)} read {name!r}, which ranks {sorted(holding)} hold. Call it "
                     "alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
                 )
+        self.owners = replace(self.owners, read=self.owners.read | found.read)
 
     def copies(self) -> list[str]:
         """Names of what several ranks hold."""
