@@ -34,16 +34,17 @@ from lightning_gpp.capture.model import CapturedModel, Verified
 from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
 from lightning_gpp.capture.operators.observe import (
     Observation,
+    Observer,
     normalize,
     observation,
     protect_inputs,
     without_guard,
 )
-from lightning_gpp.capture.operators.variation import Cuts
+from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
-from lightning_gpp.capture.values.arguments import withheld_outputs
+from lightning_gpp.capture.values.placed import visiting
 from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
 
 _logger = logging.getLogger(__name__)
@@ -71,8 +72,7 @@ def capture(
     (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
     generators included.
 
-    It runs on the device of the arguments. Weights that are elsewhere come there only while they
-    are read (:mod:`.values.host_weights`).
+    It runs on the device of the arguments, where the module is meanwhile.
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
@@ -102,7 +102,7 @@ def capture(
         torch.inference_mode(False),
         torch.enable_grad(),
         closing(Rehearsal(module, args, kwargs or {}, train_modes)) as runs,
-        runs.weights.resident(),
+        visiting(module, runs.sample.device),
     ):
         attempt = _Attempt(runs, blocks)
         if verified is not None:
@@ -114,7 +114,14 @@ def capture(
                 "known"
             )
         runs.begin()
-        captured = attempt.checked(policy)
+        try:
+            captured = attempt.keeping_whole(policy)
+        except Exception as error:  # user code under a tracer may raise anything
+            _logger.debug("capturing failed", exc_info=True)
+            raise CaptureError(
+                f"{type(module).__name__}.forward cannot be captured:\n  "
+                f"{describe(_without_values(error))}\n{REMEDY}"
+            ) from error
         _take_effects(captured, runs)
     return captured
 
@@ -125,21 +132,6 @@ class _Attempt:
     def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
         self.module, self.runs, self.blocks = runs.module, runs, blocks
 
-    def checked(self, policy: LeafPolicy) -> CapturedModel:
-        """The graph that computes what the module computes.
-
-        Raises:
-            CaptureError: there is none.
-        """
-        try:
-            return self._keeping_whole(policy)
-        except Exception as error:  # user code under a tracer may raise anything
-            _logger.debug("capturing failed", exc_info=True)
-            raise CaptureError(
-                f"{type(self.module).__name__}.forward cannot be captured:\n  "
-                f"{describe(_without_values(error))}\n{REMEDY}"
-            ) from error
-
     def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
         """The model as another process captured and checked it.
 
@@ -149,18 +141,19 @@ class _Attempt:
         self.runs.take_samples(verified.num_samples)
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = replace(policy, types=(*policy.types, *kinds))
-        own = self._traces(policy)
-        traces = in_order(own, verified.nodes)
-        for mode in MODES if traces != own else ():
-            observations = self.runs.observed(traces[mode], self.runs.sample, mode)
-            for node, seen in observations.items():
-                node.meta["observation"] = seen
+        traces = in_order(self._traces(policy), verified.nodes)
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
         return CapturedModel(self.module, self.runs.arguments, traces, verified, self.runs.sample)
 
-    def _keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
-        """Modules whose own Python decides what they compute become leaves, one by one."""
+    def keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
+        """The graph that computes what the module computes.
+
+        Modules whose own Python decides what they compute become leaves, one by one.
+
+        Raises:
+            CaptureError: there is none.
+        """
         reasons: dict[str, KeepWholeError] = {}
         whole = tuple[str, ...]()
         while True:
@@ -186,8 +179,8 @@ class _Attempt:
         return traces
 
     def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
-        runs, sample, observer = self.runs, self.runs.sample, self.runs.observer()
-        with runs.in_mode(mode), runs.weights.visiting():
+        runs, sample, observer = self.runs, self.runs.sample, Observer(self.module)
+        with runs.in_mode(mode):
             if self.blocks is not None:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
@@ -217,7 +210,9 @@ class _Attempt:
             for run in self.runs.passes(None if dropped else second, gradients=not dropped):
                 self._check(captured, run)
         except GuardError as error:
-            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
+            scope = _scope_of(error, traces[True])
+            inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
+            raise KeepWholeError(str(error), scope, on_data=any(map(reads_data, inside))) from error
         return captured
 
     def _model(
@@ -352,6 +347,10 @@ def _scope_of(error: GuardError, trace: Trace) -> str:
     return next(scopes, "")
 
 
+def _is_inside(node: fx.Node, scope: str) -> bool:
+    return f"{node.meta.get('scope', '')}.".startswith(f"{scope}.")
+
+
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     """Tells the model, and the user, what forward does beside returning its result.
 
@@ -367,12 +366,11 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
             "it from forward instead"
         )
-    if withheld := withheld_outputs(given.output):
+    if runs.withheld:
         _logger.warning(
-            "not handed out by the pipelined forward, an error if read: %s. Keys and values "
-            "that transformers keep for generation are not for training: "
-            "config.use_cache=False saves their time and memory",
-            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+            "the pipelined forward returns None for %s. Keys and values that transformers keep for "
+            "generation are not for training: config.use_cache=False saves their time and memory",
+            ", ".join(runs.withheld),
         )
     if changed:
         _logger.warning(
@@ -380,7 +378,6 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
             "does not make these changes",
             ", ".join(changed),
         )
-    captured.meetings = runs.meetings()
     reads = (read for read in runs.reads if not f"{read.path}.".startswith(leaves))
     captured.verified = replace(
         captured.verified,

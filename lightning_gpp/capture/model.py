@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.checks.rollback import keep, owner_of
-from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
+from lightning_gpp.capture.operators.fingerprint import NodeContents, fingerprint
 from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
@@ -40,7 +39,7 @@ class Verified:
 
     num_samples: int
     whole: tuple[str, ...] = ()
-    nodes: tuple[NodeContent, ...] = ()
+    nodes: NodeContents = ()
     dropped: tuple[str, ...] = ()
     cuts: Cuts = field(default_factory=Cuts)
     steady: frozenset[str] = frozenset()
@@ -62,7 +61,6 @@ class CapturedModel:
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
-        meetings: where samples meet in forward, by mode, as far as that was found out.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class CapturedModel:
         self.takes_graphs = sample.graphs is not None
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
-        self.meetings: Mapping[bool, SampleMeeting] = {}
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
@@ -166,18 +163,21 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
-    def where_samples_meet(self, training: bool, averaged: frozenset[str] | None) -> str | None:
-        """Why a batch must not be cut, as far as what forward calls in a mode tells.
+    def where_samples_meet(self, averaged: frozenset[str] | None) -> str | None:
+        """Why a batch must not be cut, as far as what forward calls tells.
 
         Args:
-            training: the mode.
             averaged: outputs that are looked at, if those which are not one entry per sample are
-                averaged; None looks at all, and does not.
+                averaged, and so are compared by their values; None looks at all, and does not.
         """
-        leaves = self._traces[training].outputs
-        names = [leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves]
-        meeting = self.meetings.get(training)
-        return None if meeting is None else meeting.why(names, averaged)
+        cuts = self.verified.cuts
+        if self.decision or cuts.decision:
+            return self.decision or cuts.decision
+        for name in self.graph.outputs:
+            where, is_per_sample = cuts.met.get(name, (None, False))
+            if where and (averaged is None or (is_per_sample and name in averaged)):
+                return where
+        return None
 
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""

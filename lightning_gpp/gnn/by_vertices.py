@@ -69,9 +69,7 @@ def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
     if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
         return replace(value, variation=Variation.WHOLE)
     tensors = tuple(
-        replace(
-            spec, shape=(around.chunks.num_vertices, *spec.shape[1:]), batch_dim=0, vertex_dim=None
-        )
+        replace(spec, shape=(around.chunks.num_vertices, *spec.shape[1:]), batch_dim=0)
         for spec in value.tensors
     )
     return Value(value.name, tensors, Variation.SAMPLES)

@@ -29,19 +29,11 @@ _NOT_PASSED = frozenset({"size", "edge_index"})
 class ChunkGraph(GraphValues):
     """The nodes of a forward, run for chunks; arguments as :class:`GraphValues` has them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def _compute(self) -> None:
         self.node = {node.name: node for node in self.nodes}
         self._layers: dict[fx.Node, _Layer] = {}
         self._cut: dict[tuple[int, int, int | None, int], Tensor] = {}
-
-    def update(self, whole: Mapping[str, Tensor]) -> bool:
-        """Takes arguments that are the same for all chunks; tells whether any has changed."""
-        is_changed = super().update(whole)
-        if is_changed:
-            self._cut.clear()
-            self._layers.clear()
-        return is_changed
+        super()._compute()
 
     def needed(self, members: Collection[str]) -> list[fx.Node]:
         """The nodes that have to run for each chunk, of those with some names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +59,6 @@ class ChunkStage:
         return self.model.run(self, values, chunk, training=training)
 
 
-MANY_CUT = 0.3
-"""Share of cut edges above which the published techniques lose accuracy.
-
-Measured (``docs/full_graph.md``): no loss at 0.19; 20 % instead of 64 % at 0.37.
-"""
-
-
 class ChunkedModel:
     """A model whose stages run on chunks of the vertices of one graph.
 
@@ -101,7 +94,6 @@ class ChunkedModel:
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
-        self._absent: frozenset[str] = frozenset()
         self._small = example and {name: example[name] for name in self._whole}
         self._graphs: dict[bool, ChunkGraph] = {}
         nodes = captured.all_nodes(training=True)
@@ -123,15 +115,6 @@ class ChunkedModel:
     def chunks(self) -> Chunks:
         """The chunks of the vertices."""
         return self.around.chunks
-
-    def describe(self) -> str:
-        """The division in one line, and what helps where many edges are cut."""
-        text, chunks = self.chunks.describe(), self.chunks
-        is_published = not self.around.techniques.historical_gradients
-        if len(chunks) > 1 and is_published and chunks.cut > MANY_CUT * chunks.num_edges:
-            advised = 'historical_gradients=True and history="exact"'
-            text += f" With so many cut edges, {advised} learn better."
-        return text
 
     @property
     def graph(self) -> ModelGraph:
@@ -166,7 +149,7 @@ class ChunkedModel:
         if training not in self._graphs:
             captured, whole = self.captured, self._whole
             what = "", captured.module, captured.all_nodes(training=training), whole, self.around
-            self._graphs[training] = ChunkGraph(*what, small=self._small, absent=self._absent)
+            self._graphs[training] = ChunkGraph(*what, small=self._small)
         return self._graphs[training]
 
     def in_training(self) -> AbstractContextManager[None]:
@@ -188,23 +171,6 @@ class ChunkedModel:
         """Histories and epochs begin anew."""
         self.around.histories.clear()
         self.around.epoch = -1
-
-    @property
-    def arguments(self) -> dict[str, Tensor]:
-        """Those that stay on the stages, by name, as far as they are kept here."""
-        return dict(self._whole)
-
-    def keep_arguments(self, names: Collection[str]) -> None:
-        """Lets go of the arguments that stay on the stages, but for those that are read here.
-
-        Args:
-            names: inputs of all stages that are going to run.
-        """
-        self._absent = frozenset(self._whole) - frozenset(names)
-        for name in self._absent:
-            del self._whole[name]
-        for graph in self._graphs.values():
-            graph.forget(self._absent)
 
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""

@@ -126,12 +126,10 @@ class GraphValues:
         weights: names of arguments that depend on parameters and have no row per vertex.
         small: those that are the same for all chunks as they were when it was traced, if that was
             with another graph.
-        absent: names of arguments that are the same for all chunks and not here.
 
     Attributes:
         kinds: of all nodes.
-        whole: the values that are the same for all chunks; where one is absent that it depends on,
-            it is, too.
+        whole: the values that are the same for all chunks.
         edge_sets: of the nodes that pass messages or have a row per edge.
         arguments: those that are the same for all chunks, by name.
         wide: nodes whose values have the rows of mirrors, too.
@@ -146,7 +144,6 @@ class GraphValues:
         around: Surroundings,
         weights: frozenset[str] = frozenset(),
         small: Mapping[str, Tensor] | None = None,
-        absent: frozenset[str] = frozenset(),
     ) -> None:
         self.name, self.module, self.nodes, self.around = name, module, nodes, around
         self.kinds: dict[fx.Node, NodeKind] = {}
@@ -154,7 +151,7 @@ class GraphValues:
         self.edge_sets: dict[fx.Node, EdgeSet] = {}
         self.wide: frozenset[fx.Node] = frozenset()
         self.arguments = {each: Remembered(tensor) for each, tensor in whole.items()}
-        self._weights, self._absent, self._small_arguments = weights, absent, small
+        self._weights, self._small_arguments = weights, small
         self._small = self.whole if small is None else dict[fx.Node, Any]()
         """Whole values of the graph that the model was traced with."""
         self._compute()
@@ -164,31 +161,11 @@ class GraphValues:
         """Whether the forward was traced with another graph."""
         return self._small_arguments is not None
 
-    def update(self, whole: Mapping[str, Tensor]) -> bool:
-        """Takes arguments that are the same for all chunks; tells whether any has changed."""
-        if all(self.arguments[name].is_that_of(new) for name, new in whole.items()):
-            return False
-        self.arguments |= {name: Remembered(new) for name, new in whole.items()}
-        self._compute()
-        return True
-
-    def forget(self, names: frozenset[str]) -> None:
-        """Lets go of arguments that no node which is going to run depends on."""
-        self._absent |= names
-        for name in names:
-            self.arguments.pop(name, None)
-        for node in self.nodes:
-            if self._is_absent(node):
-                self.whole.pop(node, None)
-
-    def _is_absent(self, node: fx.Node) -> bool:
-        """Whether a whole value depends on an argument that is not here."""
-        if node.op == "placeholder":
-            return str(node.target) in self._absent
-        return any(
-            self.kinds[arg] is NodeKind.WHOLE and arg not in self.whole
-            for arg in node.all_input_nodes
-        )
+    def update(self, whole: Mapping[str, Tensor]) -> None:
+        """Takes arguments that are the same for all chunks."""
+        if not all(self.arguments[name].is_that_of(new) for name, new in whole.items()):
+            self.arguments |= {name: Remembered(new) for name, new in whole.items()}
+            self._compute()
 
     # Kinds -----------------------------------------------------------------------------------
 
@@ -230,8 +207,6 @@ class GraphValues:
         name = str(node.target)
         if name in self._weights:
             return NodeKind.WEIGHTS
-        if name in self._absent:
-            return NodeKind.WHOLE
         if name not in self.arguments:
             return NodeKind.ROWS
         self.whole[node] = self.arguments[name].tensor
@@ -248,8 +223,6 @@ class GraphValues:
 
     def _evaluated(self, node: fx.Node, has_rows: bool) -> NodeKind:
         """Computes a whole value, unless it is random and every vertex can draw its own."""
-        if self._is_absent(node):
-            return NodeKind.WHOLE
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
         before = torch.random.get_rng_state()
         value = run_node(node, self.module, args, kwargs, {})

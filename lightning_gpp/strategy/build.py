@@ -13,11 +13,11 @@ from lightning_gpp.capture import (
     CapturedModel,
     StageModule,
     capture,
+    capture_device,
     on_host,
     placed,
     profile_costs,
 )
-from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
@@ -124,9 +124,6 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
         decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
     plan, schedule = run.control.share(decided, "waiting for rank 0's plan")
     pipeline = _joined(run, captured, plan, schedule, planned, chunked)
-    if chunked is not None:  # stages keep what they read of the graph, and no more
-        codes = pipeline.executor.stages.values()
-        chunked.keep_arguments({name for code in codes for name in code.inputs})
     return pipeline
 
 
@@ -178,7 +175,7 @@ def _measured(
             args, kwargs = placed((tuple(args), dict(kwargs)), run.device)
         if chunked is not None:
             costs = chunk_costs(chunked, captured.inputs(args, kwargs))
-            own = costs, (chunked.describe(),)
+            own = costs, (chunked.chunks.describe(),)
         else:
             own = ProfileCache(run.settings.cache).costs(
                 captured, run.device, lambda: profile_costs(captured, args, kwargs)
@@ -194,20 +191,21 @@ def _measured(
 def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Rank 0's first micro-batch, on the device where this rank captures the model.
 
-    That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One that
-    is divided into chunks is in host memory, and so is the model then.
+    That is the rank's own if rank 0 captures it on one of that type: all ranks have to see the same
+    graph. One that is divided into chunks is in host memory, and so is the model then.
     """
     told, in_messages = None, META if run.device == META else CPU
     if example is not None:
         given = tuple(example.args), dict(example.kwargs)
         staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-        told = sendable(placed(given, in_messages)), run.device.type, staying
+        kind = capture_device(run.target, run.device).type
+        told = placed(given, in_messages), kind, staying
     given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
     is_alike = run.device.type == leader_type and run.settings.full_graph is None
     device = run.device if is_alike else in_messages
     if run.device.type not in ("cpu", "meta"):
         tell_device(run.module, device)
-    args, kwargs = placed(received(given), device, staying)
+    args, kwargs = placed(given, device, staying)
     return tuple(args), dict(kwargs)
 
 
@@ -262,7 +260,7 @@ def _joined(
         stages=codes,
         output_names=captured.graph.outputs,
         cutter=Cutter(
-            captured.graph.cut_dims,
+            captured.graph.batch_dims,
             {name: value.variation for name, value in captured.graph.values.items()},
         ),
         staying=StayingInputs(captured.graph.staying),

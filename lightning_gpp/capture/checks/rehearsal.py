@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.check import Result, unchanged_parameters
-from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
 from lightning_gpp.capture.checks.rollback import (
     Changes,
     Generators,
@@ -26,14 +25,12 @@ from lightning_gpp.capture.checks.rollback import (
     seed_all,
     training_flags,
 )
-from lightning_gpp.capture.checks.tape import Tape, can_be_taped
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace, mode_flags
 from lightning_gpp.capture.values.arguments import Arguments, withhold
-from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped
@@ -82,10 +79,10 @@ class Rehearsal:
         module: likewise.
         arguments: how they are laid out.
         sample: the given inputs.
-        weights: how the module's weights come to the device of the inputs.
         others: candidates for inputs of another size, from :meth:`begin` on.
         reads: plain attributes that forward reads; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
+        withheld: outputs of forward that are not handed out; likewise.
 
     Raises:
         CaptureError: there are no samples.
@@ -94,6 +91,7 @@ class Rehearsal:
     others: list[Sample]
     reads: list[Read]
     given: Result
+    withheld: list[str]
 
     def __init__(
         self,
@@ -110,7 +108,6 @@ class Rehearsal:
                 "the first batch has no samples, which do not show how the model goes with them: "
                 "begin with another batch. Later ones may be empty"
             )
-        self.weights = HostWeights(module, self.sample.device)
 
     def _take(self, sample: Sample) -> None:
         self.sample = sample
@@ -156,13 +153,8 @@ class Rehearsal:
         self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
     ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
-        with self.in_mode(training), self.weights.visiting():
-            observer = observer or self.observer()
-            return observe(trace.graph, sample.fresh(), observer)
-
-    def observer(self) -> Observer:
-        """Watches calls of the module and of its traces."""
-        return Observer(self.module, self.weights.source)
+        with self.in_mode(training):
+            return observe(trace.graph, sample.fresh(), observer or Observer(self.module))
 
     def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
@@ -182,14 +174,15 @@ class Rehearsal:
 
         def forward(tensors: dict[str, Tensor]) -> Any:
             args, kwargs = self.arguments.rebuild(tensors)
-            return withhold(self.module.forward(*args, **kwargs))
+            output, self.withheld = withhold(self.module.forward(*args, **kwargs))
+            return output
 
         try:
-            return self._result(run, forward, is_module=True)
+            return self._result(run, forward)
         except RuntimeError:
             if run.training or not run.backward:
                 raise
-            return self._result(replace(run, backward=False), forward, is_module=True)
+            return self._result(replace(run, backward=False), forward)
 
     def replayed(self, captured: CapturedModel, run: CheckedPass) -> Result:
         """What a captured graph computes, run as one stage."""
@@ -201,7 +194,7 @@ class Rehearsal:
             values = stage([tensors[name] for name in names], training=training)
             return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
-        return self._result(run, forward, is_module=False)
+        return self._result(run, forward)
 
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""
@@ -226,26 +219,6 @@ class Rehearsal:
         if unrecorded:
             yield self._unrecorded
 
-    def meetings(self) -> dict[bool, SampleMeeting]:
-        """Where samples meet in each mode, or in the other where only that was seen."""
-        num, found = self.sample.num_samples, dict[bool, SampleMeeting]()
-        is_of_graphs = self.sample.graphs is not None
-        for mode in MODES:
-            tapes = [
-                (run.sample, result.tape)
-                for run, result in self._results.items()
-                if result is not None and result.tape is not None and run.training is mode
-            ]
-            met = [
-                meeting(one, other, num, sample.num_samples, of_graphs=is_of_graphs)
-                for sample, other in tapes
-                for given, one in tapes
-                if sample.num_samples != num and given is self.sample
-            ]
-            if met:
-                found[mode] = next((each for each in met if each.outputs), met[-1])
-        return {mode: found.get(mode) or found[not mode] for mode in MODES if found}
-
     def _is_there(self, run: CheckedPass) -> bool:
         """Whether the module itself makes a pass; it need not take each size and mode."""
         if self._results.get(run, run) is None:
@@ -258,31 +231,25 @@ class Rehearsal:
             return False
         return True
 
-    def _result(
-        self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any], *, is_module: bool
-    ) -> Result:
-        module, weights = self.module, self.weights
-        weights.changed.clear()
+    def _result(self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any]) -> Result:
+        module = self.module
         with (
             torch.set_grad_enabled(run.is_recorded),
             self.in_mode(run.training, _SEED) as changes,
-            unchanged_parameters(module, weights.changed),
+            unchanged_parameters(module),
             self._backward_in_eval_mode(run),
         ):
-            can_tape = is_module and can_be_taped(module, self._flags[run.training])
-            tape = Tape() if can_tape else None
             inputs = run.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
             generators = Generators(run.sample.device)
-            with weights.visiting(watched=is_module):
-                output = forward(views) if tape is None else tape.record(forward, views)
+            output = forward(views)
             draws = generators.have_drawn()
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
         attributes, kept = tuple(changes.attributes), tuple(changes.kept)
-        return Result(output, gradients, buffers, attributes, kept, draws, tape)
+        return Result(output, gradients, buffers, attributes, kept, draws)
 
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.
@@ -308,8 +275,7 @@ class Rehearsal:
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():
-                with self.weights.visiting():
-                    loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
                 handle.remove()

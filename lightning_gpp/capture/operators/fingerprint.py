@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.operators.observe import function_name
-from lightning_gpp.capture.tracing.trace import Call, Trace
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
 
 
@@ -30,38 +28,18 @@ def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
     return hashlib.sha256(f"{contents} {constant_text(rest)}".encode()).hexdigest()[:16]
 
 
-class NodeContent(NamedTuple):
-    """What tells a node from others of the same trace, in whatever order they are.
-
-    Attributes:
-        name: of the node.
-        content: a hash of all that its value is computed from.
-        reads: names of the nodes among its arguments.
-        calls: of modules that were running.
-    """
-
-    name: str
-    content: str
-    reads: tuple[str, ...]
-    calls: tuple[Call, ...]
+NodeContents = tuple[tuple[str, str], ...]
+"""The names of nodes, each with a hash of all that its value is computed from."""
 
 
-def node_contents(trace: Trace) -> tuple[NodeContent, ...]:
+def node_contents(trace: Trace) -> NodeContents:
     """Of all nodes, the output included."""
-    contents: dict[str, NodeContent] = {}
+    contents: dict[str, str] = {}
     for node in trace.graph.nodes:
-        reads = list[str]()
-
-        def read(arg: fx.Node, reads: list[str] = reads) -> str:
-            reads.append(arg.name)
-            return f"%{contents[arg.name].content}"
-
-        given = fx.node.map_arg([node.args, node.kwargs], read)
+        given = fx.node.map_arg([node.args, node.kwargs], lambda arg: f"%{contents[arg.name]}")
         text = f"{node.op} {function_name(node)} {constant_text(given)}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        calls = node.meta.get("calls", ())
-        contents[node.name] = NodeContent(node.name, digest, tuple(reads), calls)
-    return tuple(contents.values())
+        contents[node.name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return tuple(contents.items())
 
 
 def constant_text(value: Any) -> str:
@@ -87,10 +65,8 @@ def constant_text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict[bool, Trace]:
+def in_order(traces: Mapping[bool, Trace], nodes: NodeContents) -> dict[bool, Trace]:
     """The traces of both modes with the order and the names of the nodes of another process.
-
-    What nodes did is not known of them: nodes that are alike change memory of their own.
 
     Args:
         traces: normalized; are left as they are.
@@ -100,30 +76,30 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
         CaptureError: it has other nodes.
     """
     own = node_contents(traces[True])
-    if own == tuple(nodes):
+    if own == nodes:
         return dict(traces)
-    if Counter(node.content for node in own) != Counter(node.content for node in nodes):
+    places: dict[str, list[int]] = {}
+    for place, (_, content) in reversed(list(enumerate(nodes))):
+        places.setdefault(content, []).append(place)
+    try:
+        place_of = {name: places[content].pop() for name, content in own}
+        return {mode: _reordered(trace, place_of, nodes) for mode, trace in traces.items()}
+    except (KeyError, IndexError):
         raise CaptureError(
             "this process captured another model than the one that was checked: all must "
             "build the same model and take the same path through its forward (a set of strings has "
             "another order in every process: go through it sorted)"
-        )
-    alike = {node.content: node.name for node in own}
-    ordered = {}
-    for mode, trace in traces.items():
-        found = {node.name: node for node in trace.graph.nodes}
-        graph, copied = fx.Graph(), dict[str, fx.Node]()
-        for node in nodes:
-            like, reads = found[alike[node.content]], map(copied.__getitem__, node.reads)
-            given = fx.node.map_arg((like.args, like.kwargs), partial(_next, reads))
-            copied[node.name] = graph.create_node(like.op, like.target, *given, name=node.name)
-            copied[node.name].meta.update(like.meta, calls=node.calls)
-        ordered[mode] = Trace(graph, trace.output, trace.calls)
-    return ordered
+        ) from None
 
 
-def _next(reads: Iterator[fx.Node], _: fx.Node) -> fx.Node:
-    return next(reads)
+def _reordered(trace: Trace, place_of: Mapping[str, int], nodes: NodeContents) -> Trace:
+    graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in sorted(trace.graph.nodes, key=lambda each: place_of[each.name]):
+        given = fx.node.map_arg((node.args, node.kwargs), copied.__getitem__)
+        name = nodes[place_of[node.name]][0]
+        copied[node] = graph.create_node(node.op, node.target, *given, name=name)
+        copied[node].meta.update(node.meta)
+    return Trace(graph, trace.output, trace.calls)
 
 
 # Modules: the fingerprint of a captured model is that of its graph, in which leaf modules are names

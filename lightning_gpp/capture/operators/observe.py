@@ -61,18 +61,15 @@ class Observer:
 
     Args:
         module: the captured module; its buffers change as its forward changes them.
-        source: gives the parameter whose copy a tensor is or looks into, else the tensor.
 
     Attributes:
         module: likewise.
         observations: of the nodes that ran.
     """
 
-    def __init__(
-        self, module: nn.Module, source: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    ) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.observations: dict[fx.Node, Observation] = {}
-        self.module, self._names, self._source = module, Names.of(module), source
+        self.module, self._names = module, Names.of(module)
         self._storages: dict[Any, int] = {}
         self._buffer_of = {self._storage(item): name for name, item in module.named_buffers()}
         self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
@@ -119,11 +116,7 @@ class Observer:
         return value
 
     def _storage(self, tensor: Tensor) -> int:
-        """A small id, equal exactly for tensors that share memory.
-
-        A copy of a parameter on the device has the storage of the parameter.
-        """
-        tensor = self._source(tensor)
+        """A small id, equal exactly for tensors that share memory."""
         is_plain = tensor.layout is torch.strided
         key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
         return self._storages.setdefault(key, len(self._storages))

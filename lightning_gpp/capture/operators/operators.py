@@ -105,12 +105,12 @@ def _graph_input(node: fx.Node, cuts: Cuts) -> GraphInput:
 
 def _value(node: fx.Node, cuts: Cuts) -> Value:
     seen = observation(node)
-    dims = cuts.batch_dims[node.name], cuts.vertex_dims[node.name]
+    columns = zip(seen.shapes, seen.dtypes, cuts.batch_dims[node.name], strict=True)
     return Value(
         node.name,
         tuple(
-            TensorSpec(shape, str(dtype).removeprefix("torch."), *dim)
-            for shape, dtype, *dim in zip(seen.shapes, seen.dtypes, *dims, strict=True)
+            TensorSpec(shape, str(dtype).removeprefix("torch."), dim)
+            for shape, dtype, dim in columns
         ),
         cuts.variations[node.name],
     )

@@ -5,24 +5,20 @@ layers seem to differ by what the machine did meanwhile, and a planner would cut
 differences tell it to. Every operator runs once, forward and untimed, since what a module computes
 is not all in its settings: operators that make the same calls, but keep other numbers of bytes or
 need other numbers of floating-point operations, do not do the same work. Of those that do, the
-first few are timed. At other micro-batch sizes the rest do not run at all: values of the same
-shapes stand in for theirs.
+first is timed. At other micro-batch sizes the rest do not run at all: values of the same shapes
+stand in for theirs.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import re
-import statistics
 import time
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
@@ -65,8 +61,7 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
-    Operators that do the same work share the repeats: at most ``repeats`` of
-    them are timed, and the median of theirs is what all of them cost. When all sizes are done, each
+    Of operators that do the same work the first is timed. When all sizes are done, each
     is measured again, since what else ran on the machine may have slowed many operators of one; the
     quicker time counts.
     Saved activations are counted by storage, parameters left out; floating-point operations by
@@ -153,12 +148,8 @@ def _quicker(one: Profile, other: Profile) -> Profile:
     return replace(one, operators=operators)
 
 
-_Timed = list[tuple[OpProfile, list[Any]]]
-"""The costs of operators that do the same work, and the values that they made."""
-
-
 class _SharedWork:
-    """Measures operators as often as it is asked to.
+    """Measures operators as often as it is asked to; those that do the same work once for all.
 
     Args:
         probes: of all operators of a model, in the order in which they run.
@@ -168,7 +159,6 @@ class _SharedWork:
     def __init__(self, probes: Sequence[OperatorProbe], deadline_s: float) -> None:
         self._probes, self._deadline_s = probes, deadline_s
         self._works = {each.name: work_of(each.operator, each.captured) for each in probes}
-        self._num_alike = Counter(self._works.values())
         # by the name of an operator: equal for those that do the same work, found when they ran
         self._groups: dict[str, Hashable] = {}
 
@@ -178,46 +168,42 @@ class _SharedWork:
         Args:
             tensors: the inputs of the model.
             size: samples that they stand for.
-            repeats: least measured runs of an operator, which those that do the same work share.
+            repeats: least measured runs of an operator.
         """
         values: dict[str, Any] = {}
         for name, tensor in tensors.items():
             values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        timed: dict[Hashable, _Timed] = {}
+        timed: dict[Hashable, tuple[OpProfile, Sequence[Any]]] = {}
         for probe in self._probes:
-            buffers = map(probe.captured.module.get_buffer, probe.stage.buffer_names)
-            with on_device([*probe.parameters, *buffers], probe.device):
-                results = self._run(probe, values, timed, repeats)
+            results = timed.get(self._groups.get(probe.name), (None, [None]))[1]
+            if not all(map(_may_stand_in, leaves_of(results))):
+                buffers = map(probe.captured.module.get_buffer, probe.stage.buffer_names)
+                with on_device([*probe.parameters, *buffers], probe.device):
+                    results = self._run(probe, values, timed, repeats)
             values |= zip(probe.outputs, results, strict=True)
-        found = {group: _middle([cost for cost, _ in timed[group]]) for group in timed}
-        costs = {probe.name: found[self._groups[probe.name]] for probe in self._probes}
+        costs = {probe.name: timed[self._groups[probe.name]][0] for probe in self._probes}
         return Profile(costs, float(size), device_name(next(iter(tensors.values())).device))
 
     def _run(
         self,
         probe: OperatorProbe,
         values: Mapping[str, Any],
-        timed: dict[Hashable, _Timed],
+        timed: dict[Hashable, tuple[OpProfile, Sequence[Any]]],
         repeats: int,
     ) -> Sequence[Any]:
-        """Times an operator, or not; returns the values that it makes."""
-        group, work = self._groups.get(probe.name), self._works[probe.name]
-        members = timed.get(group, [])
-        if len(members) >= repeats and all(map(_may_stand_in, leaves_of(members[0][1]))):
-            return members[0][1]
-        seen = members[0][0] if 0 < len(members) < repeats else probe.look(values)
-        if group is None:
-            read = [values[name] for name in probe.stage.inputs]
-            forms = tuple(map(_form, leaves_of([read, list(probe.results.values())])))
-            group = work, seen.activation_bytes, seen.forward_flops, forms
-            self._groups[probe.name] = group
-        members = timed.setdefault(group, [])
-        if len(members) < repeats:
-            least = math.ceil(repeats / self._num_alike[work])
-            cost = probe.measure(values, least, self._deadline_s)
+        """Times an operator that is the first of its group; returns the values that it makes."""
+        seen = probe.look(values)
+        results = list(probe.results.values())
+        read = [values[name] for name in probe.stage.inputs]
+        forms = tuple(map(_form, leaves_of([read, results])))
+        works = self._works[probe.name], seen.activation_bytes, seen.forward_flops, forms
+        group = self._groups.setdefault(probe.name, works)
+        if group not in timed:
+            cost = probe.measure(values, repeats, self._deadline_s)
             cost = replace(seen, forward_s=cost.forward_s, backward_s=cost.backward_s)
-            members.append((cost, list(probe.results.values())))
-        return list(probe.results.values())
+            results = list(probe.results.values())
+            timed[group] = cost, results
+        return results
 
 
 def _form(leaf: Any) -> Hashable:
@@ -231,33 +217,19 @@ def _may_stand_in(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
 
 
-def _middle(costs: Sequence[OpProfile]) -> OpProfile:
-    """The costs of operators that do the same work: the median of theirs."""
-    return replace(
-        costs[0],
-        forward_s=statistics.median(each.forward_s for each in costs),
-        backward_s=statistics.median(each.backward_s for each in costs),
-    )
-
-
 def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
-    """Equal for operators that do the same work.
-
-    They make the same calls with the same settings, on inputs and parameters of the same shapes.
-    """
-    graph, module = captured.graph, captured.module
-    given = {item.value.name: item.requires_grad for item in graph.inputs}
-    read = tuple((graph.values[name].tensors, given.get(name)) for name in operator.inputs)
-    parameters = [module.get_parameter(name) for name in operator.parameters]
+    """Equal for operators that make the same calls with the same settings."""
+    parameters = [captured.module.get_parameter(name) for name in operator.parameters]
     held = tuple((tuple(p.shape), str(p.dtype), p.requires_grad) for p in parameters)
-    calls, numbers = list[str](), dict[str, int]()
+    calls, numbers = list[str](), dict[fx.Node, int]()
+
+    def numbered(node: fx.Node) -> str:
+        return f"%{numbers.setdefault(node, len(numbers))}"
+
     for node in captured.nodes(operator.name):
-        called = f"{node.op} {function_name(node)}"
+        called = function_name(node)
         if node.op == "call_module":
-            called = module_content(module.get_submodule(str(node.target)))
-        calls.append(f"{called} %{node.name} {constant_text([node.args, node.kwargs])}")
-
-    def numbered(match: re.Match[str]) -> str:
-        return f"%{numbers.setdefault(match[0], len(numbers))}"
-
-    return re.sub(r"%\w+", numbered, "\n".join(calls)), read, held
+            called = module_content(captured.module.get_submodule(str(node.target)))
+        given = fx.node.map_arg([node, node.args, node.kwargs], numbered)
+        calls.append(f"{called} {constant_text(given)}")
+    return tuple(calls), held

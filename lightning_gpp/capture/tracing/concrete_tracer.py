@@ -27,7 +27,6 @@ from lightning_gpp.capture.tracing.recording import Recording, run_plain
 from lightning_gpp.capture.tracing.sizes import recorded, stand_ins
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
 from lightning_gpp.capture.values.arguments import Arguments, withhold
-from lightning_gpp.capture.values.structure import in_edges
 from lightning_gpp.common.instance_attribute import replaced
 
 # fmt: off
@@ -90,7 +89,7 @@ def trace_concretely(
             f"{describe(error)}, while it is traced with numbers that stand for those of any call"
         )
         raise KeepWholeError(f"{text}: {REMEDY}", scope) from error
-    return recording.finish(withhold(result))
+    return recording.finish(withhold(result)[0])
 
 
 class _CallTracer(TorchFunctionMode):
@@ -140,8 +139,6 @@ class _CallTracer(TorchFunctionMode):
             recorder.location = user_location()
             recorder.check_draws()
             recorder.enter(name)
-            with torch._C.DisableTorchFunction():
-                args, kwargs = in_edges(module, args, kwargs)
             result = self.recording.record("call_module", name, args, kwargs, run=module)
             recorder.allow_draws()
             return result
@@ -167,17 +164,6 @@ class _CallTracer(TorchFunctionMode):
                 return call(module, *args, **kwargs)
             return tracer._module_call(call, module, args, kwargs)
 
-        def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
-            """A leaf module whose class calls it in its own way is recorded with what that does."""
-
-            def leaf_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                name = tracer.recording.names.modules.get(id(module), "")
-                if name and is_recording() and tracer.policy.is_leaf(module, name):
-                    return tracer._module_call(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
-
-            return leaf_call
-
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
                 return apply(function, *args, **kwargs)
@@ -187,19 +173,12 @@ class _CallTracer(TorchFunctionMode):
             called = (function, *args)
             return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
-        kinds = {
-            kind
-            for module in self.module.modules()
-            for kind in type(module).__mro__
-            if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
-        }
         own, script_call = vars(self.module), torch._C.ScriptFunction.__call__
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             return (record if is_recording() else script_call)(function, *args, **kwargs)
 
         places: list[tuple[Any, str, Any]] = [
-            *((kind, "__call__", own_call(vars(kind)["__call__"])) for kind in kinds),
             (nn.Module, "__call__", module_call),
             (torch._C.ScriptFunction, "__call__", scripted),
             (torch.autograd.Function, "apply", classmethod(function_apply)),

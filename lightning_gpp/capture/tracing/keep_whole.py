@@ -107,6 +107,14 @@ def host_state() -> Any:
     return random.getstate(), kind, keys.tobytes(), tuple(rest)
 
 
+def is_of_library(location: str) -> bool:
+    """Whether ``file:line`` is of a library that decides by the data for purposes of its own.
+
+    Whether a mask masks anything, how many graphs there are: that changes nothing for a sample.
+    """
+    return any(f"/{package}/" in location for package in ("torch_geometric", "transformers"))
+
+
 @functools.cache
 def only_raises(location: str) -> bool:
     """Whether the statement at ``file:line`` is a check: it decides about an error only.

@@ -18,7 +18,12 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.rollback import Generators
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises, only_shows
+from lightning_gpp.capture.tracing.keep_whole import (
+    KeepWholeError,
+    is_of_library,
+    only_raises,
+    only_shows,
+)
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
     Names,
@@ -29,14 +34,12 @@ from lightning_gpp.capture.tracing.trace import (
     guard,
     rebuild,
 )
-from lightning_gpp.capture.values.placed import original
 from lightning_gpp.capture.values.structure import (
     Step,
     Structure,
     flatten,
     leaves_of,
     map_leaves,
-    refuse_matrix,
 )
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
@@ -110,12 +113,12 @@ class Recording:
                 raise self._decides(node)
             self._node("call_function", guard, (node, value, on_data, location), {})
 
-    def _decides(self, node: fx.Node) -> KeepWholeError:
+    def _decides(self, node: fx.Node, what: str = "decides by {}") -> KeepWholeError:
         kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}
-        on_data = "placeholder" in kinds
+        on_data, location = "placeholder" in kinds, user_location()
         by_weights = bool(kinds & {"get_attr", "call_module"})
         by = "what is in the data" if on_data else "weights" if by_weights else "a random number"
-        text = f"{user_location()} decides by {by}: {REMEDY}"
+        text = f"{location} {what.format(by)}: {REMEDY}"
         return KeepWholeError(text, self.recorder.scope, on_data=on_data)
 
     def may_show(self, node: fx.Node) -> bool:
@@ -209,7 +212,7 @@ class Recording:
             if (name in _DECISIONS and is_data) or (isinstance(leaf, bool) and is_read):
                 self.guard(self._node_at(origin), leaf)
             if name in _ARRAYS and is_data:
-                raise self._frozen(name)
+                raise self._frozen(origin.node, name)
             return leaf
         if not is_data:
             return leaf
@@ -217,14 +220,13 @@ class Recording:
         kind = TracedInt if isinstance(leaf, int) else TracedFloat
         if is_number and isinstance(leaf, int | float):
             return kind(self, self._node_at(origin), leaf)
-        raise self._frozen(name)
+        raise self._frozen(origin.node, name)
 
-    def _frozen(self, name: str | None) -> KeepWholeError:
-        return KeepWholeError(
-            f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
-            f"into the graph: {REMEDY}",
-            self.recorder.scope,
-        )
+    def _frozen(self, node: fx.Node, name: str | None) -> KeepWholeError:
+        what = f"reads a number out of a tensor ({name}), which would be frozen into the graph"
+        error = self._decides(node, what)
+        error.on_data &= not is_of_library(user_location())
+        return error
 
     def know(self, tensor: Tensor, origin: Origin) -> None:
         """Notes where a tensor comes from."""
@@ -260,13 +262,12 @@ class Recording:
     def _tensor_argument(self, tensor: Tensor) -> Any:
         if id(tensor) in self._known:
             return self._node_at(self._known[id(tensor)][1])
-        name = self.names.tensors.get(id(original(tensor)))
+        name = self.names.tensors.get(id(tensor))
         if name is not None:
             if name not in self._named:
                 self._named[name] = self._node("get_attr", name, (), {})
             return self._named[name]
         with torch._C.DisableTorchFunction():
-            refuse_matrix(tensor, user_location())
             is_computed = tensor.grad_fn is not None
         if is_computed:
             raise CaptureError(

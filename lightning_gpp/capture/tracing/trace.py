@@ -81,7 +81,7 @@ class Recorder:
     decide how large it is), ``of_sizes`` (it is a number of sizes only).
     """
 
-    autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
+    autocast: _Autocast = field(default_factory=lambda: autocast_state())
     attention: list[SDPBackend] = field(default_factory=_cur_sdpa_kernel_backends)
     host_state: Any = field(default_factory=host_state)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
@@ -145,17 +145,16 @@ class Recorder:
         """Fills in the node's ``meta``."""
         self.location = user_location()
         is_module = node.op == "call_module"
-        is_own_call = is_module and self.scope == node.target
         states = [state for state in autocast_state() if state not in self.autocast]
         switches: list[Switch] = [] if torch.is_grad_enabled() else [(torch.no_grad, ())]
-        switches += [(torch.autocast, tuple(state)) for state in states]
+        switches += [(torch.autocast, state) for state in states]
         kernels = _cur_sdpa_kernel_backends()
         may_attend = is_module or "attention" in getattr(node.target, "__name__", "")
         if kernels != self.attention and may_attend:
             switches.append((sdpa_kernel, (kernels,)))
         node.meta.update(
             scope=str(node.target) if is_module else self.scope,
-            calls=tuple(self.calls[:-1] if is_own_call else self.calls),
+            calls=tuple(self.calls),
             location=self.location,
             switches=switches,
             **dict.fromkeys(("is_constant", "selected", "of_sizes"), False),  # for all one knows
@@ -174,18 +173,13 @@ class Call(NamedTuple):
     number: int
 
 
-class DeviceAutocast(NamedTuple):
-    """The state of autocast on one type of device."""
-
-    device_type: str
-    dtype: torch.dtype
-    enabled: bool
+_Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 
-def autocast_state() -> tuple[DeviceAutocast, ...]:
-    """The state of autocast now."""
+def autocast_state() -> _Autocast:
+    """Of every type of device the type that autocast casts to, and whether it does."""
     return tuple(
-        DeviceAutocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
+        (name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
         for name in types_in_use()
     )
 

@@ -1,37 +1,23 @@
-"""Arguments on another device, and weights that are on one only while they are read.
+"""Arguments on another device, and weights that are on one for a while.
 
 A model is captured on the device that it will run on, since there may be no other kernels for it;
-but the whole of it need not fit there. So a parameter comes to the device when code reads it as an
-attribute of its module (or iterates over ``parameters()``), as a copy that gradients flow through,
-and goes when nothing refers to that any more. What autograd saves for the backward waits in host
-memory: of a weight only where it is, so that the device has the weights and activations of the
-module that runs, and not those of the model (as FSDP does with ``CPUOffload``).
-
-Buffers, which a forward may change, are on the device all the time, as are parameters that code
-can reach in another way: the flat list of ``nn.LSTM``, a list of the user's, TorchScript.
+one that is too large for it as a whole is captured on the CPU.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
-from lightning_gpp.capture.checks.check import parameter_state
 from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.common.instance_attribute import replaced
-from lightning_gpp.common.tensor_places import tensor_places
+from lightning_gpp.common.torch_device import free_bytes, is_accelerator
 
-_ORIGINAL = "_lightning_gpp_original"
+ROOM = 4
+"""How often the weights of a model have to fit into the free memory of a device."""
 
 
 def placed(value: Any, device: torch.device, staying: Container[int] = ()) -> Any:
@@ -93,165 +79,19 @@ def on_device(tensors: Iterable[Tensor], device: torch.device) -> Iterator[None]
             tensor.grad = gradient
 
 
-def original(tensor: Tensor) -> Tensor:
-    """The parameter that a tensor is a copy of; the tensor itself if it is none."""
-    found: Tensor = vars(tensor).get(_ORIGINAL, tensor)
-    return found
+def visiting(module: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+    """All of a module is on a device while the body runs; nothing happens for ``meta``."""
+    if device.type == "meta":
+        return nullcontext()
+    return on_device([*module.parameters(), *module.buffers()], device)
 
 
-class HostWeights:
-    """The weights of a module that runs on a device which they are not on.
+def capture_device(module: nn.Module, device: torch.device) -> torch.device:
+    """Where a module is captured that will run on a device: there, unless it has too little room.
 
-    Args:
-        module: whose; nothing happens to what is on the device.
-        device: of the arguments; nothing happens at all if it is the CPU or ``meta``.
-
-    Attributes:
-        changed: names of the parameters that a forward changed while that was looked for.
+    Room for the weights, their gradients, and activations of a few layers.
     """
-
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._device = device
-        self.changed: set[str] = set()
-        self._read: dict[int, str] = {}  # names by the id of what is not there all the time
-        self._resident: dict[int, Tensor] = {}
-        self._copies: dict[int, weakref.ref[Tensor]] = {}  # by the id of the original
-        self._origins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}  # by the copy's storage
-        self._calls: list[dict[int, tuple[Tensor, str]]] | None = None
-        if device.type in ("cpu", "meta"):
-            return
-        known = _known_otherwise(module)
-        for place in tensor_places(module):
-            tensor = place.tensor
-            if tensor.device == device:
-                continue
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in known:
-                self._read.setdefault(id(tensor), place.name)
-            else:
-                self._resident[id(tensor)] = tensor
-
-    @contextmanager
-    def resident(self) -> Iterator[None]:
-        """What is on the device all the time is there while the body runs."""
-        with on_device(self._resident.values(), self._device):
-            yield
-
-    @contextmanager
-    def visiting(self, *, watched: bool = False) -> Iterator[None]:
-        """Parameters come to the device when code in the body reads them.
-
-        Args:
-            watched: whether to look for changes of them, see :attr:`changed`. They are then on the
-                device as long as the module call runs that reads them.
-        """
-        if not self._read:
-            yield
-            return
-        read_attribute, named_parameters = nn.Module.__getattr__, nn.Module.named_parameters
-
-        def read(module: nn.Module, name: str) -> Any:
-            value: Any = read_attribute(module, name)
-            return self._copy(value) if id(value) in self._read else value
-
-        def named(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-            for name, value in named_parameters(module, *args, **kwargs):
-                yield name, self._copy(value) if id(value) in self._read else value
-
-        # Modules hand out copies in place of their parameters.
-        changes = [(nn.Module, "__getattr__", read), (nn.Module, "named_parameters", named)]
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._packed, _unpacked)
-        with replaced(changes), hooks, self._watched() if watched else nullcontext():
-            try:
-                yield
-            finally:
-                self._copies.clear()
-
-    def source(self, tensor: Tensor) -> Tensor:
-        """The parameter whose copy's memory a tensor uses; the tensor itself if it uses none."""
-        if not self._origins or tensor.layout is not torch.strided:
-            return tensor
-        parameter, copy = self._origins.get(_storage(tensor), (tensor, None))
-        return tensor if copy is None or copy() is None else parameter
-
-    def _copy(self, parameter: Tensor) -> Tensor:
-        known = self._copies.get(id(parameter))
-        copy = None if known is None else known()
-        if copy is None:
-            # Not recorded as a call of the forward, and what it is used for may want a gradient.
-            with torch._C.DisableTorchFunction(), torch.enable_grad():
-                copy = parameter.to(self._device)
-            vars(copy).update(vars(parameter), _is_param=True, **{_ORIGINAL: parameter})
-            self._copies[id(parameter)] = weakref.ref(copy)
-            key = _storage(copy)
-            gone = weakref.ref(copy, lambda _: self._origins.pop(key, None))
-            self._origins[key] = parameter, gone
-            if self._calls is not None:
-                self._calls[-1][id(parameter)] = copy, parameter_state(copy)
-        return copy
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Copies stay until the module call is over that read them, and are compared then."""
-        calls: list[dict[int, tuple[Tensor, str]]] = [{}]
-        self._calls = calls
-
-        def end(*_: Any) -> None:
-            for key, (copy, before) in calls.pop().items():
-                if parameter_state(copy) != before:
-                    self.changed.add(self._read[key])
-
-        handles = [
-            register_module_forward_pre_hook(lambda *_: calls.append({})),
-            register_module_forward_hook(end, always_call=True),
-        ]
-        try:
-            yield
-            end()
-        finally:
-            self._calls = None
-            for handle in handles:
-                handle.remove()
-
-    # What autograd saves -----------------------------------------------------------------------
-
-    def _packed(self, tensor: Tensor) -> Any:
-        """The tensor, or what makes it again."""
-        parameter = self.source(tensor)
-        if parameter is not tensor and parameter.dtype == tensor.dtype:
-            view = tensor.size(), tensor.stride(), tensor.storage_offset()
-            return lambda: parameter.detach().to(self._device).as_strided(*view)
-        if tensor.device != self._device or tensor.layout is not torch.strided:
-            return tensor  # the sizes of a packed sequence's batches belong on the CPU
-        if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
-            return tensor  # expanded: it is smaller than it seems
-        return partial(_like, _like(tensor, torch.device("cpu")), self._device)
-
-
-def _unpacked(saved: Any) -> Any:
-    return saved if isinstance(saved, Tensor) else saved()
-
-
-def _like(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy with the same strides, which kernels may count on."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return made.copy_(tensor)
-
-
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
-def _known_otherwise(module: nn.Module) -> set[int]:
-    """Ids of tensors that code can have without asking a module for its parameters."""
-    found = set()
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            found |= {id(parameter) for parameter in part.parameters()}
-            continue
-        own = vars(part).keys() - {"_parameters", "_buffers", "_modules"}
-        for value in (vars(part)[name] for name in own):
-            items = value.values() if isinstance(value, dict) else value
-            items = items if isinstance(value, dict | list | tuple) else [value]
-            found |= {id(item) for item in items if isinstance(item, Tensor)}
-    return found
+    if not is_accelerator(device):
+        return device
+    size_bytes, free = sum(p.nbytes for p in module.parameters()), free_bytes(device)
+    return device if free is None or ROOM * size_bytes <= free else torch.device("cpu")

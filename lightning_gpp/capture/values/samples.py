@@ -21,7 +21,6 @@ from torch import Tensor
 from lightning_gpp.graph import ModelGraph
 
 _EDGES = "edge_index"
-_VERTICES = "vertices"  # of a sparse adjacency
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class GraphInputs:
             return None
         prefix = names[0].removesuffix(_EDGES)
         batch, ptr = tensors.get(f"{prefix}batch"), tensors.get(f"{prefix}ptr")
-        candidates = (tensors.get(f"{prefix}{name}") for name in ("batch", "x", _VERTICES))
+        candidates = (tensors.get(f"{prefix}{name}") for name in ("batch", "x"))
         of_nodes = next((tensor for tensor in candidates if tensor is not None), None)
         if of_nodes is None or of_nodes.dim() == 0:
             return None
@@ -94,9 +93,8 @@ class GraphInputs:
         """What the first dimension of a tensor counts; None where it is nothing of the graphs."""
         if not tensor.dim():
             return None
-        is_vertices = name == f"{self.prefix}{_VERTICES}"
-        is_of_edges = "edge" in name and not is_vertices
-        if is_vertices or (len(tensor) == self.num_nodes and not is_of_edges):
+        is_of_edges = "edge" in name
+        if len(tensor) == self.num_nodes and not is_of_edges:
             return "nodes"
         if len(tensor) == self.num_graphs and not is_of_edges:
             return "graphs"

@@ -13,7 +13,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.check import unchanged_parameters
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.placed import HostWeights
+from lightning_gpp.capture.values.placed import capture_device, placed, visiting
 from lightning_gpp.capture.values.samples import GraphInputs, Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.gnn import (
@@ -121,7 +121,7 @@ def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         raise GraphTrainingError(
             "full-graph training needs one graph: forward has to be called with a `Data`, or with "
             "tensors named `edge_index`, of shape (2, edges) and whole numbers, and `x`, with a "
-            f"row per vertex, or with a sparse adjacency; got {given}"
+            f"row per vertex; got {given}"
         )
     if found.num_graphs > 1:
         raise GraphTrainingError(
@@ -149,13 +149,11 @@ def example_of(
         unit_sizes: samples of each micro-batch for a number of samples.
 
     Raises:
-        CaptureError: an argument is a list with an entry of its own for every sample, or the
-            forward changes a parameter.
+        CaptureError: the forward changes a parameter.
     """
     with torch.inference_mode(False):
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
-        arguments.refuse_lists_of_samples(tensors)
         sample = first_sample(tensors)
         total = max(1, sample.num_samples)
         units = unit_sizes(total)
@@ -184,13 +182,13 @@ def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         CaptureError: it changes a parameter.
     """
     tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
-    weights = HostWeights(module, next(tensors).device)
+    device = capture_device(module, next(tensors).device)
+    args, kwargs = placed((tuple(args), dict(kwargs)), device)
     with (
         rollback(module),
         torch.no_grad(),
-        weights.resident(),
-        unchanged_parameters(module, weights.changed),
-        weights.visiting(),
+        visiting(module, device),
+        unchanged_parameters(module),
     ):
         try:
             module.forward(*args, **kwargs)

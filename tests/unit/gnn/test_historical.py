@@ -67,20 +67,3 @@ def test_costs_have_the_histories(num_ways: int, monkeypatch: pytest.MonkeyPatch
         assert size - without[name] == 3 * rows * 6 * x.element_size() // NUM_CHUNKS, name
         layers += rows > 0
     assert layers == 2 * num_ways
-
-
-@pytest.mark.parametrize(
-    ("num_chunks", "techniques", "is_advised"),
-    [
-        (NUM_CHUNKS, Techniques(), True),
-        (NUM_CHUNKS, Techniques(historical_gradients=True), False),
-        (1, Techniques(), False),
-    ],
-)
-def test_many_cut_edges_come_with_advice(
-    num_chunks: int, techniques: Techniques, is_advised: bool
-) -> None:
-    net, (x, edges, _) = Net("gcn", num_layers=2), graph()
-    chunks = partition(edges, NUM_VERTICES, num_chunks)
-    described = chunked(net, x, edges, chunks, techniques).describe()
-    assert ("historical_gradients=True" in described) is is_advised
