@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -21,12 +22,7 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import (
-    ValuesDifferError,
-    compare,
-    in_float64,
-    sample_in_float64,
-)
+from lightning_gpp.capture.checks.check import ValuesDifferError, compare
 from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
@@ -42,7 +38,7 @@ from lightning_gpp.capture.operators.observe import (
 )
 from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
 from lightning_gpp.capture.values.placed import visiting
 from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
@@ -61,6 +57,7 @@ def capture(
     *,
     leaf_modules: Sequence[type | str] = (),
     blocks: BlockGraph | None = None,
+    opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
     train_modes: Mapping[str, bool] | None = None,
     verified: Verified | None = None,
 ) -> CapturedModel:
@@ -83,6 +80,8 @@ def capture(
         kwargs: its keyword arguments.
         leaf_modules: types or qualified names of modules to keep whole.
         blocks: the graph by hand.
+        opened: layers that would stay whole and are looked into, by name, and what of each stays
+            whole; each is one operator nevertheless.
         train_modes: training flag in train mode per qualified name; by default as they are.
         verified: of the same model, captured with the same arguments in another process: it is
             traced in the same way, without checks.
@@ -93,7 +92,7 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
-    policy = LeafPolicy.of(module, leaf_modules)
+    policy = replace(LeafPolicy.of(module, leaf_modules), opened=opened)
     # Modules that were compiled run as they are written: torch's compiler traces by itself.
     is_compiled = "torch._dynamo" in sys.modules
     with (
@@ -307,7 +306,7 @@ class _Attempt:
         try:
             compare(expected, self.runs.replayed(captured, run), str(run))
         except ValuesDifferError as error:
-            if error.is_large or not (self._varies(run) or self._agrees_in_float64(captured, run)):
+            if error.is_large or not self._varies(run):
                 raise
 
     def _varies(self, run: CheckedPass) -> bool:
@@ -323,21 +322,6 @@ class _Attempt:
             _logger.info("the module does not compute the same twice: %s", error)
             return True
         return False
-
-    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
-        """Whether a difference is rounding: in a higher precision there is none.
-
-        A gradient that large terms cancel into loses most of its digits in float32.
-        """
-        try:
-            with in_float64(self.runs.module):
-                double = replace(run, sample=sample_in_float64(run.sample))
-                expected = self.runs.again(double)
-                compare(expected, self.runs.replayed(captured, double), "in float64")
-        except Exception as error:  # it differs, or the model runs in its own precision only
-            _logger.info("the captured graph differs, and in float64: %s", error)
-            return False
-        return True
 
 
 def _scope_of(error: GuardError, trace: Trace) -> str:

@@ -115,9 +115,14 @@ class CapturedModel:
 
     @property
     def leaf_modules(self) -> tuple[str, ...]:
-        """Qualified names of the modules that the stages call as a whole."""
-        nodes = self._traces[True].graph.nodes
-        return tuple(dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module"))
+        """Qualified names of the modules that the stages call as a whole, and of opened layers."""
+        names: dict[str, None] = {}
+        for node in self._traces[True].graph.nodes:
+            if (layer := node.meta.get("layer")) is not None:
+                names[layer.name] = None
+            elif node.op == "call_module":
+                names[str(node.target)] = None
+        return tuple(names)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -36,7 +36,6 @@ def by_vertices(
         replace(
             item,
             value=_value(_resized(item.value, sizes[item.value.name]), NodeKind.ROWS, around),
-            stays=not item.requires_grad,
         )
         for item in graph.inputs
     )

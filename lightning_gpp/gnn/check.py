@@ -86,11 +86,9 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
     outputs = [value.name for value in operator.outputs]
     stage = model.stage([operator.name], operator.inputs, outputs)
     given = [values[name] for name in operator.inputs]
-    whole = stage(given, None, training=True)
     model.around.histories.clear()
     with model.filling():
-        opened = _tried(operator, model, partial(stage, given, None, training=True))
-    _compare(operator, model, whole, opened, "in one piece")
+        whole = stage(given, None, training=True)
     staying = model.graph.staying
     for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
         vertices = model.chunks.vertices[chunk]
@@ -104,7 +102,7 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
             chosen(value, vertices) if None not in model.graph.batch_dims[name] else value
             for name, value in zip(outputs, whole, strict=True)
         ]
-        _compare(operator, model, expected, found, "in chunks")
+        _compare(operator, model, expected, found)
     return dict(zip(outputs, whole, strict=True))
 
 
@@ -121,26 +119,20 @@ def _tried(operator: OpNode, model: ChunkedModel, run: Callable[[], Any]) -> Any
 
 
 def _compare(
-    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any], how: str
+    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any]
 ) -> None:
     pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(found)), strict=True)
     for one, other in pairs:
         if isinstance(one, Tensor) and not is_close(other, one):
             raise GraphTrainingError(
-                f"{_named(operator, model)} computes something else {how}: what it gives a vertex "
-                f"depends on others beside those that edges lead from; {REMEDY}"
+                f"{_named(operator, model)} computes something else in chunks: what it gives a "
+                f"vertex depends on others beside those that edges lead from; {REMEDY}"
             )
 
 
 def _named(operator: OpNode, model: ChunkedModel) -> str:
-    nodes = model.captured.nodes(operator.name)
-    kinds = [
-        type(model.captured.module.get_submodule(str(node.target))).__name__
-        for node in nodes
-        if node.op == "call_module"
-    ]
-    what = kinds[0] if kinds else operator.target
-    return f"the layer {operator.target} ({what})"
+    layer = dict(model.captured.module.named_modules()).get(operator.target)
+    return f"the layer {operator.target} ({type(layer).__name__ if layer else operator.target})"
 
 
 class _WithoutDropout(TorchFunctionMode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,15 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.rollback import rollback, training_flags
+from lightning_gpp.capture.checks.rollback import training_flags
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
 from lightning_gpp.gnn.graph_values import NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.history import Techniques
-from lightning_gpp.gnn.message_passing import is_layer
+from lightning_gpp.gnn.message_passing import Mixing, is_message_passing
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.graph.graph_parallel import in_ways
 
@@ -94,22 +94,34 @@ class ChunkedModel:
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
-        self._small = example and {name: example[name] for name in self._whole}
         self._graphs: dict[bool, ChunkGraph] = {}
-        nodes = captured.all_nodes(training=True)
-        if not any(is_layer(node, captured.module) for node in nodes):
-            raise GraphTrainingError(
-                f"{type(captured.module).__name__} has no message-passing layer of "
-                "torch_geometric, which full-graph training in chunks is for; use "
-                'strategy="graphpipe"'
-            )
+        self._check_layers()
+        if example is not None:
+            self._nodes(training=True).check_guards()
         sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.model = by_vertices(captured, self._nodes(training=True), sizes)
         exchanged: set[tuple[str, str]] = set()
         if chunks.num_ways > 1:
-            exchanged.update(self._exchanged())  # opens all layers, so that their edges are known
+            exchanged.update(self._exchanged())
             self.around.mirror()
         self.in_ways = in_ways(self.model, self.chunks.shares, exchanged)
+
+    def _check_layers(self) -> None:
+        module, nodes = self.captured.module, self.captured.all_nodes(training=True)
+        for node in nodes:
+            if node.op == "call_module" and is_message_passing(
+                layer := module.get_submodule(str(node.target))
+            ):
+                raise GraphTrainingError(
+                    f"the layer {node.target} ({type(layer).__name__}) cannot run on chunks of "
+                    f"vertices: {'; '.join(self.captured.kept_whole)}; {REMEDY}"
+                )
+        if not any(isinstance(node.target, Mixing) for node in nodes):
+            raise GraphTrainingError(
+                f"{type(module).__name__} has no message-passing layer of "
+                "torch_geometric, which full-graph training in chunks is for; use "
+                'strategy="graphpipe"'
+            )
 
     @property
     def chunks(self) -> Chunks:
@@ -122,7 +134,7 @@ class ChunkedModel:
         return self.in_ways.graph
 
     def _exchanged(self) -> Iterator[tuple[str, str]]:
-        """(operator, value) that is read of the sources of messages."""
+        """(operator, value) that is read of the sources of messages; all edges are known then."""
         graph = self._nodes(training=True)
         for item in self.model.inputs:
             if item.requires_grad:
@@ -131,25 +143,25 @@ class ChunkedModel:
                     "comes before the pipelined forward; ways have it in the forward itself: move "
                     "it there, or use ways=1"
                 )
-        for operator in self.model:
-            nodes = self.captured.nodes(operator.name)
-            self._open(nodes)
-            for node in nodes:
-                read = is_layer(node, graph.module) and graph.layer(node).read_along_edges(node)
-                for arg in read or ():
-                    if arg in nodes:
-                        raise GraphTrainingError(
-                            f"{operator.target} computes what its messages read by itself, so ways "
-                            "cannot exchange it; use ways=1"
-                        )
-                    if graph.kinds[arg] is NodeKind.ROWS and arg.op != "placeholder":
-                        yield operator.name, arg.name
+        operator_of = {n: each for each in self.model for n in self.captured.nodes(each.name)}
+        for messages, arg in graph.exchanged:
+            operator = operator_of[messages]
+            if operator_of.get(arg) is operator:
+                raise GraphTrainingError(
+                    f"{operator.target} computes what its messages read by itself, so ways "
+                    "cannot exchange it; use ways=1"
+                )
+            if arg.op != "placeholder":
+                yield operator.name, arg.name
+        for node in graph.nodes:
+            if isinstance(node.target, Mixing):
+                graph.edge_set(node)
 
     def _nodes(self, *, training: bool) -> ChunkGraph:
         if training not in self._graphs:
-            captured, whole = self.captured, self._whole
-            what = "", captured.module, captured.all_nodes(training=training), whole, self.around
-            self._graphs[training] = ChunkGraph(*what, small=self._small)
+            captured, nodes = self.captured, self.captured.all_nodes(training=training)
+            what = captured.module, nodes, captured.graph.staying, self._whole, self.around
+            self._graphs[training] = ChunkGraph(*what)
         return self._graphs[training]
 
     def in_training(self) -> AbstractContextManager[None]:
@@ -172,6 +184,17 @@ class ChunkedModel:
         self.around.histories.clear()
         self.around.epoch = -1
 
+    def keep_arguments(self, names: Collection[str]) -> None:
+        """Lets go of the arguments that stay on the stages, but for those that are read here.
+
+        Args:
+            names: inputs of all stages that are going to run.
+        """
+        for name in self._whole.keys() - set(names):
+            del self._whole[name]
+            for graph in self._graphs.values():
+                graph.arguments.pop(name)
+
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""
         self.around.epoch += 1
@@ -179,12 +202,7 @@ class ChunkedModel:
             history.begin_epoch(self.around.epoch)
 
     def stage(
-        self,
-        operators: Sequence[str],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        runs: bool = True,
+        self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
     ) -> ChunkStage:
         """A stage that runs on chunks.
 
@@ -192,10 +210,6 @@ class ChunkedModel:
             operators: of :attr:`graph`.
             inputs: names of the values it will be called with.
             outputs: names of the values to return.
-            runs: whether it will be called; otherwise only what it reads is known.
-
-        Raises:
-            GraphTrainingError: a layer cannot run on chunks.
         """
         members: dict[int, set[str]] = {}
         parameters: dict[str, None] = {}
@@ -209,8 +223,6 @@ class ChunkedModel:
             members.setdefault(way, set()).update(node.name for node in (*nodes, *read))
             for found, names in zip((parameters, buffers), self.captured.tensors_read(nodes)):
                 found.update(dict.fromkeys(names))
-            if runs:
-                self._open(nodes)
         return ChunkStage(
             self,
             tuple(inputs),
@@ -219,10 +231,6 @@ class ChunkedModel:
             tuple(sorted(parameters)),
             tuple(sorted(buffers)),
         )
-
-    def _open(self, nodes: Sequence[fx.Node]) -> None:
-        with rollback(self.captured.module), self.in_training():
-            self._nodes(training=True).open_layers(nodes)
 
     def run(
         self, stage: ChunkStage, values: Sequence[Any], chunk: int | None, *, training: bool
@@ -265,11 +273,7 @@ class ChunkedModel:
             node = graph.node[name if what is None else what.name]
             if graph.kinds[node] is NodeKind.WHOLE:
                 continue
-            if what is None and node.name in self.model.staying:  # it is whole
-                found.values[node] = rows.of(value)
-                if not rows.is_narrow:
-                    found.wide[node] = rows.of(value, wide=True)
-            elif what is None or (what.reader is None and what.way == rows.way):
+            if what is None or (what.reader is None and what.way == rows.way):
                 found.values[node] = value
             elif what.reader == rows.way:
                 mirrored.setdefault(node, {})[what.way] = value

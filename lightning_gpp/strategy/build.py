@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from lightning_gpp.capture import (
     placed,
     profile_costs,
 )
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.gnn import ChunkedModel, chunk_costs, without_caches
+from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
@@ -104,7 +106,9 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
     else:
         call = GraphCall.of(run.target, args, kwargs)
         with without_caches(run.target):
-            captured = _captured(run, call.args, call.kwargs, train_modes)
+            captured = _captured(
+                run, call.args, call.kwargs, train_modes, mixing_methods(run.target)
+            )
         with waiting_for("Dividing the graph into chunks", run.module):
             chunked = model_in_chunks(full_graph, captured, call, train_modes, run.control)
         captured.take_graph(chunked.graph, chunked.in_ways.operators)
@@ -124,6 +128,9 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
         decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
     plan, schedule = run.control.share(decided, "waiting for rank 0's plan")
     pipeline = _joined(run, captured, plan, schedule, planned, chunked)
+    if chunked is not None:  # stages keep what they read of the graph, and no more
+        codes = pipeline.executor.stages.values()
+        chunked.keep_arguments({name for code in codes for name in code.inputs})
     return pipeline
 
 
@@ -210,7 +217,11 @@ def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...]
 
 
 def _captured(
-    run: PipelinedRun, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
+    run: PipelinedRun,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    train_modes: dict[str, bool],
+    opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
 ) -> CapturedModel:
     settings, verified = run.settings, None
     if not run.control.is_leader:
@@ -222,6 +233,7 @@ def _captured(
             kwargs,
             leaf_modules=settings.leaf_modules,
             blocks=settings.blocks,
+            opened=opened,
             train_modes=train_modes,
             verified=verified,
         )
@@ -356,7 +368,7 @@ def _codes(
         if chunked is None:
             function = captured.stage(operators, inputs, outputs)
         else:
-            function = chunked.stage(operators, inputs, outputs, runs=rank in homes)
+            function = chunked.stage(operators, inputs, outputs)
         if settings.compile is not None and isinstance(function, StageModule) and operators:
             function.compile(settings.compile)
         for name in function.parameter_names:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import types_in_use, widened
 
@@ -78,13 +76,17 @@ def compare(expected: Result, got: Result, what: str) -> None:
     for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
         place = f" {[step.key for step in path]}" if path else ""
         _compare_leaf(leaf, got_leaf, f"{what}: output{place}")
-    for name, gradient in expected.gradients.items():
-        _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
+    gradients = expected.gradients
+    for name, gradient in gradients.items():
+        # Large terms may cancel into a small gradient, of which few digits are left.
+        text = f"{what}: the gradient of {name!r}"
+        _compare_leaf(gradient, got.gradients[name], text, tuple(gradients.values()))
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 
 
-def _compare_leaf(expected: Any, got: Any, what: str) -> None:
+def _compare_leaf(expected: Any, got: Any, what: str, beside: Sequence[Any] = ()) -> None:
+    """Compares two values; rounding is relative to the largest of them and of others."""
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         is_alike = expected.shape == got.shape and expected.dtype == got.dtype
     else:
@@ -93,13 +95,12 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
         raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
     if not isinstance(expected, Tensor) or expected.is_meta:
         return  # of meta tensors shapes are all there is; ``capture`` says so
-    if expected.layout is not torch.strided:
-        expected, got = expected.to_dense(), got.to_dense()
+    expected, got = _dense(expected), _dense(got)
     if torch.equal(expected, got):  # as it is nearly always
         return
     if not (expected.is_floating_point() or expected.is_complex()):
         raise CaptureError(f"{what} differs")
-    if (excess := _excess(expected, got, _OF_FLOAT32)) is not None:
+    if (excess := _excess(expected, got, _OF_FLOAT32, beside)) is not None:
         error, scale = excess
         raise ValuesDifferError(
             f"{what} differs by {error:.3g} (its values go up to {scale:.3g})",
@@ -107,37 +108,14 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
         )
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 def _short(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return repr(value)
-
-
-@contextmanager
-def in_float64(module: nn.Module) -> Iterator[None]:
-    """The module computes in float64 as far as its own tensors decide that."""
-    values = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
-    try:
-        for tensor, value in values:
-            tensor.data = _as_float64(value)
-        yield
-    finally:
-        for tensor, value in values:
-            tensor.data = value
-
-
-def sample_in_float64(sample: Sample) -> Sample:
-    """The same inputs in float64."""
-    tensors = {
-        name: _as_float64(tensor.detach()).requires_grad_(tensor.requires_grad)
-        for name, tensor in sample.tensors.items()
-    }
-    return replace(sample, tensors=tensors)
-
-
-def _as_float64(tensor: Tensor) -> Tensor:
-    double = tensor.double() if tensor.is_floating_point() else tensor
-    return mapped(double) if is_mapped(tensor) else double
 
 
 def is_close(got: Any, want: Any) -> bool:
@@ -154,10 +132,14 @@ def is_close(got: Any, want: Any) -> bool:
     return _excess(want, got, of_other_sizes(want.device)) is None
 
 
-def _excess(expected: Tensor, got: Tensor, of_float32: float) -> tuple[float, float] | None:
+def _excess(
+    expected: Tensor, got: Tensor, of_float32: float, beside: Sequence[Any] = ()
+) -> tuple[float, float] | None:
     """By how much tensors differ, and how large their values are; None if it is rounding."""
     tolerance = relative_tolerance(expected.dtype, of_float32=of_float32)
-    scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
+    tensors = (each for each in (expected, *beside) if isinstance(each, Tensor) and each.numel())
+    largest = (_dense(each).abs().nan_to_num(0, 0, 0).max().item() for each in tensors)
+    scale = max(largest, default=0.0)
     if torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return None
     return (expected - got).abs().max().item(), scale

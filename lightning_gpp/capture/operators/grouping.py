@@ -217,9 +217,11 @@ def coarsen(groups: Sequence[tuple[fx.Node, ...]], module: nn.Module) -> list[Gr
         module: the captured module.
     """
     result: list[Group] = [(nodes, None) for nodes in groups]
-    if len(groups) <= FEW:
-        return result
     graph = _Graph(groups, module)
+    if any(graph.layers):
+        result = _joined(graph, graph.of_layers())
+    if len(result) <= FEW:
+        return result
     for level in range(max(map(len, graph.blocks)) + 1, 0, -1):
         result = _joined(graph, graph.units(level))
         if len(result) <= MANY:
@@ -233,7 +235,8 @@ class _Graph:
     Attributes:
         groups: their nodes.
         reads: the operators that each reads.
-        calls: the calls of modules around each, outermost first.
+        layers: the call of an opened layer that each belongs to.
+        calls: the calls of modules around each, or around its layer, outermost first.
         blocks: positions in these of the calls of repeated modules.
     """
 
@@ -260,11 +263,19 @@ class _Graph:
             for other in others:
                 self._num_readers[other] += 1
         producers = [_producer(nodes) for nodes in groups]
+        self.layers: list[Call | None] = [node.meta.get("layer") for node in producers]
         self._is_module = [node.op == "call_module" for node in producers]
         self.calls = [_stack(node) for node in producers]
         self.blocks = [
             [i for i, call in enumerate(calls) if call.name in repeated] for calls in self.calls
         ]
+
+    def of_layers(self) -> _Units:
+        """Opened layers run together, others by themselves."""
+        units: _Units = {}
+        for i, layer in enumerate(self.layers):
+            units.setdefault(i if layer is None else layer, []).append(i)
+        return units
 
     def units(self, level: int) -> _Units:
         """What runs together.
@@ -275,7 +286,7 @@ class _Graph:
         units: _Units = {}
         unit_of: list[Call | int] = []
         for i in range(len(self.groups)):
-            key: Call | int | None = self._unit(i, level)
+            key: Call | int | None = self._unit(i, level) or self.layers[i]
             if key is None and not self._is_module[i]:
                 key = self._followed(i, unit_of, units)
             unit_of.append(i if key is None else key)
@@ -319,6 +330,8 @@ def _stack(node: fx.Node) -> tuple[Call, ...]:
     """The calls around a node, without those of modules that were made on the spot."""
     calls: list[Call] = []
     for call in node.meta.get("calls", ()):
+        if call == node.meta.get("layer"):
+            break
         if not calls or calls[-1].name != call.name:
             calls.append(call)
     return tuple(calls)
@@ -343,6 +356,7 @@ def _joined(graph: _Graph, units: _Units) -> list[Group]:
     result: list[Group] = []
     for nodes in partition.ordered():
         key = by_root[partition.find(nodes[0])]
-        call = key if isinstance(key, Call) and len(units[key]) > 1 else None
+        is_joined = len(units[key]) > 1 or key in graph.layers
+        call = key if isinstance(key, Call) and is_joined else None
         result.append((nodes, call))
     return result

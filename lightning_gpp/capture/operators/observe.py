@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.capture.tracing.trace import (
     Names,
     Trace,
@@ -193,6 +194,8 @@ def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
     if node.op == "call_module":
         target = str(node.target)
         return dict(module.get_submodule(target).named_buffers(prefix=target))
+    if isinstance(node.target, WholeMethod):
+        return dict(node.target.layer.named_buffers(prefix=node.meta["layer"].name))
     found = (str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr")
     buffers = {name: _buffer(module, name) for name in found}
     return {name: buffer for name, buffer in buffers.items() if buffer is not None}

@@ -15,6 +15,7 @@ from lightning_gpp.capture.operators.observe import (
     observation,
 )
 from lightning_gpp.capture.operators.variation import Cuts
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
@@ -81,8 +82,9 @@ def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
         canonical: by every name.
     """
     found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
-    if node.op == "call_module":
-        prefix = f"{node.target}."
+    if node.op == "call_module" or isinstance(node.target, WholeMethod):
+        name = node.target if node.op == "call_module" else node.meta["layer"].name
+        prefix = f"{name}." if name else ""
         found |= {name for full, name in canonical.items() if full.startswith(prefix)}
     return frozenset(found)
 

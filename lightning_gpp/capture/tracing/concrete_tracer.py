@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ def trace_concretely(
     tensors: Mapping[str, Tensor],
     *,
     observer: Observer | None = None,
-    whole_methods: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Trace:
     """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
 
@@ -60,7 +58,6 @@ def trace_concretely(
         policy: which sub-modules stay whole.
         tensors: its inputs.
         observer: watches the calls of the forward.
-        whole_methods: methods of the module that stay one node each, and what such a node calls.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
@@ -68,6 +65,7 @@ def trace_concretely(
     """
     recording = Recording(module, observer or Observer(module))
     recorder = recording.recorder
+    recorder.opened = policy.opened
     inputs = {}
     for name, tensor in tensors.items():
         inputs[name] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -76,7 +74,7 @@ def trace_concretely(
         recording.add_input(name, inputs[name])
     args, kwargs = arguments.rebuild(inputs)
     try:
-        with _switched(), _CallTracer(module, policy, recording).patches(whole_methods):
+        with _switched(), _CallTracer(module, policy, recording).patches():
             result = module.forward(*args, **kwargs)
             recording.assigned_buffers(module)
         recorder.check_draws()
@@ -154,7 +152,7 @@ class _CallTracer(TorchFunctionMode):
             return cleared if encoder.norm is None else encoder.norm(cleared)
 
     @contextmanager
-    def patches(self, whole_methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    def patches(self) -> Iterator[None]:
         """Calls are recorded while the body runs."""
         tracer, record = self, self.recording.call
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
@@ -173,7 +171,7 @@ class _CallTracer(TorchFunctionMode):
             called = (function, *args)
             return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
-        own, script_call = vars(self.module), torch._C.ScriptFunction.__call__
+        script_call = torch._C.ScriptFunction.__call__
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             return (record if is_recording() else script_call)(function, *args, **kwargs)
@@ -184,8 +182,9 @@ class _CallTracer(TorchFunctionMode):
             (torch.autograd.Function, "apply", classmethod(function_apply)),
             *stand_ins(self.module, record, is_recording),
             *(
-                (own, name, recorded(run, record, is_recording))
-                for name, run in whole_methods.items()
+                (vars(each.layer), each.method, recorded(each, record, is_recording))
+                for methods in self.policy.opened.values()
+                for each in methods
             ),
         ]
         with replaced(places), self:

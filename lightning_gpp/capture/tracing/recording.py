@@ -163,19 +163,17 @@ class Recording:
         is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
-            generators = Generators(self._device) if is_constant else None
+            generators = Generators(self._device)
             if run is None:  # a module may be false
                 run = functools.partial(_run, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
-            if generators is not None:
-                is_constant = not generators.have_drawn()
+            draws = generators.have_drawn()
         selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
         is_arithmetic = name is None and op == "call_function"
         of_sizes = is_arithmetic and all(arg.meta["of_sizes"] for arg in node.all_input_nodes)
         of_sizes = of_sizes or name in _SIZES or name in _PIECES
-        node.meta.update(
-            is_constant=is_constant, selected=selected, of_sizes=of_sizes and not selected
-        )
+        is_constant, of_sizes = is_constant and not draws, of_sizes and not selected
+        node.meta.update(is_constant=is_constant, selected=selected, of_sizes=of_sizes, draws=draws)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
         if not node.all_input_nodes and not has_tensors and op != "call_module":
             self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -78,7 +78,8 @@ class Recorder:
     (the user's line), ``calls`` (the calls of modules that were running, outermost first),
     ``switches`` (the context managers under which the forward makes the call, with arguments), and
     what a value is: ``is_constant`` (no tensor of the user plays a part), ``selected`` (the data
-    decide how large it is), ``of_sizes`` (it is a number of sizes only).
+    decide how large it is), ``of_sizes`` (it is a number of sizes only), ``draws`` (random numbers
+    of torch). ``layer`` is the call of an opened layer around it, if there is one.
     """
 
     autocast: _Autocast = field(default_factory=lambda: autocast_state())
@@ -88,6 +89,7 @@ class Recorder:
     entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
     location: str = field(default_factory=user_location)
+    opened: Collection[str] = ()
 
     @property
     def scope(self) -> str:
@@ -157,7 +159,9 @@ class Recorder:
             calls=tuple(self.calls),
             location=self.location,
             switches=switches,
-            **dict.fromkeys(("is_constant", "selected", "of_sizes"), False),  # for all one knows
+            layer=next((call for call in self.calls if call.name in self.opened), None),
+            # for all one knows
+            **dict.fromkeys(("is_constant", "selected", "of_sizes", "draws"), False),
         )
         return node
 

@@ -10,7 +10,14 @@ from helpers.history_reference import Net
 from torch import Tensor
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, chunk_costs, partition
+from lightning_gpp.gnn import (
+    ChunkedModel,
+    Chunks,
+    Techniques,
+    chunk_costs,
+    mixing_methods,
+    partition,
+)
 from lightning_gpp.gnn.history import History
 
 NUM_VERTICES, NUM_CHUNKS = 23, 4
@@ -35,7 +42,7 @@ def chunked(
     net: Net, x: Tensor, edges: Tensor, chunks: Chunks, techniques: Techniques
 ) -> ChunkedModel:
     """A net that runs in chunks."""
-    captured = capture(net, (x, edges))
+    captured = capture(net, (x, edges), opened=mixing_methods(net))
     flags = {name: True for name, _ in net.named_modules()}
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
 
