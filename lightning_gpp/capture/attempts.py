@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -45,7 +44,6 @@ from lightning_gpp.capture.values.samples import Sample, few_samples, other_cont
 
 _logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=BaseException)
 _Traces = Mapping[bool, Trace]
 _Seen = dict[fx.Node, Observation]
 
@@ -93,6 +91,7 @@ def capture(
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
     policy = replace(LeafPolicy.of(module, leaf_modules), opened=opened)
+    runs = Rehearsal(module, args, kwargs or {}, train_modes)
     # Modules that were compiled run as they are written: torch's compiler traces by itself.
     is_compiled = "torch._dynamo" in sys.modules
     with (
@@ -100,7 +99,6 @@ def capture(
         rollback(module),
         torch.inference_mode(False),
         torch.enable_grad(),
-        closing(Rehearsal(module, args, kwargs or {}, train_modes)) as runs,
         visiting(module, runs.sample.device),
     ):
         attempt = _Attempt(runs, blocks)
@@ -118,8 +116,8 @@ def capture(
         except Exception as error:  # user code under a tracer may raise anything
             _logger.debug("capturing failed", exc_info=True)
             raise CaptureError(
-                f"{type(module).__name__}.forward cannot be captured:\n  "
-                f"{describe(_without_values(error))}\n{REMEDY}"
+                f"{type(module).__name__}.forward cannot be captured:\n  {describe(error)}\n"
+                f"{REMEDY}"
             ) from error
         _take_effects(captured, runs)
     return captured
@@ -158,8 +156,8 @@ class _Attempt:
         while True:
             try:
                 captured = self._captured(policy, Verified(self.runs.sample.num_samples, whole))
-            except KeepWholeError as error:
-                decision = _without_values(error)
+            except KeepWholeError as error:  # without its frames, which hold all values
+                decision = KeepWholeError(str(error), error.scope, on_data=error.on_data)
             else:
                 captured.kept_whole = tuple(reasons)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
@@ -287,7 +285,7 @@ class _Attempt:
                 failed = self._seen(fit[True], across)
             captured = self._model(fit, how, None, None)
             for mode in MODES:
-                self._check(captured, CheckedPass(across, mode, backward=True))
+                self._check(captured, CheckedPass(across, mode, backward=mode))
         except Exception:  # the graph of the other way may do anything
             self._accept(first, traces[True], across)
             return traces, ()
@@ -302,7 +300,6 @@ class _Attempt:
 
     def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
         expected = self.runs.of(run)
-        run = replace(run, backward=bool(expected.gradients))
         try:
             compare(expected, self.runs.replayed(captured, run), str(run))
         except ValuesDifferError as error:
@@ -380,15 +377,3 @@ def _steady_state(captured: CapturedModel, runs: Rehearsal) -> frozenset[str]:
         _logger.info("which buffers change alike cannot be told: %s", error)
         return frozenset()
     return steady_names(runs.module, changing, runs.given.buffers, other.buffers)
-
-
-def _without_values(error: E) -> E:
-    """An error that is kept while other ways are tried, without what its frames held.
-
-    A frame and the error that it keeps are a circle: values would stay until Python looks for such.
-    """
-    each: BaseException | None = error
-    while each is not None:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__ or each.__context__
-    return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,7 +12,11 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_gpp.capture.checks.rollback import keep, owner_of
-from lightning_gpp.capture.operators.fingerprint import NodeContents, fingerprint
+from lightning_gpp.capture.operators.fingerprint import (
+    NodeContents,
+    constant_text,
+    node_contents,
+)
 from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
@@ -93,16 +98,6 @@ class CapturedModel:
         self._nodes_of = {**self._nodes_of, **{op.name: () for op in graph}, **made}
 
     @property
-    def is_random(self) -> bool:
-        """Whether forward draws random numbers from torch in training mode."""
-        return self.verified.is_random
-
-    @property
-    def steady(self) -> frozenset[str]:
-        """Names of the buffers that forward changes alike whatever its arguments are."""
-        return self.verified.steady
-
-    @property
     def changing(self) -> frozenset[str]:
         """Names of the buffers that forward changes in training mode."""
         return frozenset(name for operator in self.graph for name in operator.state)
@@ -110,7 +105,7 @@ class CapturedModel:
     @property
     def unsteady(self) -> list[str]:
         """Those whose change depends on how samples are put together, BatchNorm's left out."""
-        others = sorted(self.changing - self.steady)
+        others = sorted(self.changing - self.verified.steady)
         return [name for name in others if not isinstance(owner_of(self.module, name), _BatchNorm)]
 
     @property
@@ -131,7 +126,9 @@ class CapturedModel:
         groups = [[name, list(nodes)] for name, nodes in self._nodes_of.items()]
         parameters = self.module.named_parameters()
         shapes = [[name, list(item.shape), str(item.dtype)] for name, item in parameters]
-        return fingerprint([self._traces[True], self._traces[False]], [layout, groups, shapes])
+        traces = [(node_contents(trace), str(trace.output)) for trace in self._traces.values()]
+        text = f"{traces} {constant_text([layout, groups, shapes])}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check_reads(self) -> None:
         """Checks that plain attributes which forward reads are as they were at capture.
@@ -226,5 +223,5 @@ class CapturedModel:
             operators: names of operators.
         """
         changing = {name for operator in operators for name in self.graph.operator[operator].state}
-        names = sorted(changing & self.steady)
+        names = sorted(changing & self.verified.steady)
         return partial(keep, self.module, names) if names else None

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
-from lightning_gpp.capture.profiling.profiler import profile_probes
+from lightning_gpp.capture.profiling.profiler import OperatorProbe, profile_probes
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
 

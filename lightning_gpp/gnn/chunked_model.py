@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import training_flags
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks
 from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
-from lightning_gpp.gnn.graph_values import NodeKind, Pass, Surroundings
+from lightning_gpp.gnn.graph_values import GraphValues, NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import Mixing, is_message_passing
-from lightning_gpp.graph import ModelGraph
+from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 from lightning_gpp.graph.graph_parallel import in_ways
 
 CPU = torch.device("cpu")
@@ -56,7 +56,34 @@ class ChunkStage:
             chunk: its number.
             training: mode of the modules.
         """
-        return self.model.run(self, values, chunk, training=training)
+        model = self.model
+        graph, given = model.nodes(training=training), dict(zip(self.inputs, values, strict=True))
+        graph.update({n: value for n, value in given.items() if n in graph.arguments})
+        passes: dict[int, Pass] = {}
+        for way, members in self.members.items():
+            rows = model.rows(chunk, way, _device(values))
+            passes[way] = graph.run(graph.needed(members), model.begun(graph, given, rows))
+
+        def taken(name: str) -> Any:
+            """A value that leaves the stage."""
+            if name in given:  # it is only handed on
+                return given[name]
+            if (what := model.in_ways.values.get(name)) is not None:
+                found = passes[what.way]
+                value = graph.value(graph.node[what.name], found)
+                return value if what.reader is None else chosen(value, found.rows.sent[what.reader])
+            if name not in model.model.producer:
+                return graph.value(graph.node[name], passes[min(passes)])
+            operator = model.graph.operator[model.graph.producer[name]]
+            parts = [taken(part) for part in operator.inputs]  # of all ways
+            joined = _joined(parts) if len(parts) > 1 else parts[0]
+            if len(parts) == 1 or chunk is not None:
+                return joined
+            ways = range(model.chunks.num_ways)
+            order = torch.cat([model.rows(None, way, _device(parts)).vertices for way in ways])
+            return chosen(joined, order.argsort())
+
+        return [taken(name) for name in self.outputs]
 
 
 class ChunkedModel:
@@ -88,7 +115,7 @@ class ChunkedModel:
         example: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.captured = captured
-        num_example = chunks.num_vertices if example is None else num_vertices_of(example)
+        num_example = chunks.num_vertices if example is None else _num_vertices(example)
         self.around = Surroundings(chunks, num_example, techniques)
         self._flags = dict(flags)
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
@@ -97,9 +124,9 @@ class ChunkedModel:
         self._graphs: dict[bool, ChunkGraph] = {}
         self._check_layers()
         if example is not None:
-            self._nodes(training=True).check_guards()
+            self.nodes(training=True).check_guards()
         sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.model = by_vertices(captured, self._nodes(training=True), sizes)
+        self.model = by_vertices(captured, self.nodes(training=True), sizes)
         exchanged: set[tuple[str, str]] = set()
         if chunks.num_ways > 1:
             exchanged.update(self._exchanged())
@@ -135,7 +162,7 @@ class ChunkedModel:
 
     def _exchanged(self) -> Iterator[tuple[str, str]]:
         """(operator, value) that is read of the sources of messages; all edges are known then."""
-        graph = self._nodes(training=True)
+        graph = self.nodes(training=True)
         for item in self.model.inputs:
             if item.requires_grad:
                 raise GraphTrainingError(
@@ -157,7 +184,8 @@ class ChunkedModel:
             if isinstance(node.target, Mixing):
                 graph.edge_set(node)
 
-    def _nodes(self, *, training: bool) -> ChunkGraph:
+    def nodes(self, *, training: bool) -> ChunkGraph:
+        """The nodes of the forward in a mode."""
         if training not in self._graphs:
             captured, nodes = self.captured, self.captured.all_nodes(training=training)
             what = captured.module, nodes, captured.graph.staying, self._whole, self.around
@@ -232,39 +260,7 @@ class ChunkedModel:
             tuple(sorted(buffers)),
         )
 
-    def run(
-        self, stage: ChunkStage, values: Sequence[Any], chunk: int | None, *, training: bool
-    ) -> list[Any]:
-        """See :meth:`ChunkStage.__call__`."""
-        graph, given = self._nodes(training=training), dict(zip(stage.inputs, values, strict=True))
-        graph.update({n: value for n, value in given.items() if n in graph.arguments})
-        passes: dict[int, Pass] = {}
-        for way, members in stage.members.items():
-            rows = self.rows(chunk, way, _device(values))
-            passes[way] = graph.run(graph.needed(members), self._begun(graph, given, rows))
-
-        def taken(name: str) -> Any:
-            """A value that leaves the stage."""
-            if name in given:  # it is only handed on
-                return given[name]
-            if (what := self.in_ways.values.get(name)) is not None:
-                found = passes[what.way]
-                value = graph.value(graph.node[what.name], found)
-                return value if what.reader is None else chosen(value, found.rows.sent[what.reader])
-            if name not in self.model.producer:
-                return graph.value(graph.node[name], passes[min(passes)])
-            operator = self.graph.operator[self.graph.producer[name]]
-            parts = [taken(part) for part in operator.inputs]  # of all ways
-            joined = _joined(parts) if len(parts) > 1 else parts[0]
-            if len(parts) == 1 or chunk is not None:
-                return joined
-            ways = range(self.chunks.num_ways)
-            order = torch.cat([self.rows(None, way, _device(parts)).vertices for way in ways])
-            return chosen(joined, order.argsort())
-
-        return [taken(name) for name in stage.outputs]
-
-    def _begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
+    def begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
         """What one way's part of a chunk begins with."""
         found = Pass(rows, {})
         mirrored: dict[fx.Node, dict[int, Any]] = {}
@@ -295,3 +291,76 @@ def _joined(parts: Sequence[Any]) -> Any:
 def chosen(value: Any, rows: Tensor) -> Any:
     """Some rows of a value's tensors."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, rows), value)
+
+
+# The model as data, with vertices in the place of samples --------------------------------------
+
+
+def _num_vertices(tensors: Mapping[str, Tensor]) -> int:
+    found = GraphInputs.find(tensors)
+    assert found is not None  # the graph was looked at before
+    return found.num_nodes
+
+
+def by_vertices(
+    captured: CapturedModel, nodes: GraphValues, sizes: Mapping[str, tuple[int, ...]]
+) -> ModelGraph:
+    """The model with vertices in the place of samples.
+
+    Args:
+        captured: the model.
+        nodes: its calls.
+        sizes: shapes of its arguments.
+    """
+    graph, around = captured.graph, nodes.around
+    kinds = {node.name: kind for node, kind in nodes.kinds.items()}
+
+    def given(value: Value) -> Value:
+        tensors = tuple(replace(spec, shape=sizes[value.name]) for spec in value.tensors)
+        return _value(replace(value, tensors=tensors), NodeKind.ROWS, around)
+
+    inputs = tuple(replace(item, value=given(item.value)) for item in graph.inputs)
+    whole = (NodeKind.WHOLE, NodeKind.SIZE)
+    operators: list[OpNode] = []
+    for operator in graph:
+        returned = [value.name in graph.outputs for value in operator.outputs]
+        found = {kinds[node.name] for node in captured.nodes(operator.name)}
+        if found.issubset(whole) and not any(returned):
+            continue
+        outputs = tuple(
+            _value(value, kinds[value.name], around)
+            for value, is_returned in zip(operator.outputs, returned, strict=True)
+            if kinds[value.name] not in whole or is_returned
+        )
+        needs = _needs(captured.nodes(operator.name), nodes.kinds)
+        operators.append(replace(operator, inputs=needs, outputs=outputs))
+    return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
+
+
+def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
+    """A value whose rows are samples, if it has a row per vertex."""
+    counts = {around.chunks.num_vertices, around.num_example}
+    has_rows = [spec.shape[:1] and spec.shape[0] in counts for spec in value.tensors]
+    if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
+        return replace(value, variation=Variation.WHOLE)
+    tensors = tuple(
+        replace(spec, shape=(around.chunks.num_vertices, *spec.shape[1:]), batch_dim=0)
+        for spec in value.tensors
+    )
+    return Value(value.name, tensors, Variation.SAMPLES)
+
+
+def _needs(nodes: Sequence[fx.Node], kinds: Mapping[fx.Node, NodeKind]) -> tuple[str, ...]:
+    """Names of the values that an operator needs, as read: it computes whole ones by itself."""
+    members, found, seen = set(nodes), dict[str, None](), set[fx.Node]()
+    stack = [arg for node in reversed(nodes) for arg in reversed(node.all_input_nodes)]
+    while stack:
+        node = stack.pop()
+        if node in members or node in seen or node.op == "get_attr":
+            continue
+        seen.add(node)
+        if node.op == "placeholder" or kinds[node] not in (NodeKind.WHOLE, NodeKind.SIZE):
+            found[node.name] = None
+        elif kinds[node] is NodeKind.WHOLE:
+            stack += reversed(node.all_input_nodes)
+    return tuple(found)

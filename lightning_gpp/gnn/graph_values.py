@@ -241,11 +241,15 @@ class GraphValues:
         return self.around.edge_set(mixing.sources_first(value))
 
     def _is_at_hand(self, node: fx.Node) -> bool:
-        """Whether a value follows from the arguments that are at hand."""
+        """Whether a value is of the whole graph, and follows from the arguments at hand."""
         if node.op == "placeholder":
             return str(node.target) in self.arguments
-        is_whole = self.kinds[node] in (NodeKind.WHOLE, NodeKind.SIZE)
-        return is_whole and all(map(self._is_at_hand, node.all_input_nodes))
+        is_whole, read = self.kinds[node] is NodeKind.WHOLE, node.all_input_nodes
+        if not is_whole and self.kinds[node] is not NodeKind.SIZE:
+            return False
+        return all(
+            (is_whole and self.kinds[arg] is NodeKind.SIZE) or self._is_at_hand(arg) for arg in read
+        )
 
     def whole_value(self, node: fx.Node) -> Any:
         """A value as the whole graph has it."""

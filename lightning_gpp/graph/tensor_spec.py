@@ -37,13 +37,6 @@ class TensorSpec:
         if self.dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
             raise ValueError(f"unknown dtype {self.dtype!r}; expected one of: {known}")
-        if self.shape and min(self.shape) < 0:
-            raise ValueError(f"sizes cannot be negative, got shape {list(self.shape)}")
-        dim = self.batch_dim
-        if dim is not None and not 0 <= dim < len(self.shape):
-            raise ValueError(
-                f"batch_dim must be a dimension of shape {list(self.shape)}, got {dim}"
-            )
 
     @property
     def item_bytes(self) -> int:

@@ -33,7 +33,6 @@ class Result:
     Attributes:
         output: of forward.
         gradients: by parameter or input name; None where there is none. Empty without a backward.
-            Of a parameter that lies in a file weighted sums of it.
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.

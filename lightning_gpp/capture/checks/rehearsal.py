@@ -1,16 +1,16 @@
 """Runs of a module, and of captured graphs of it, that leave no trace.
 
-A graph is compared with its module on every sample, in train and in eval mode, gradients on the
-smallest sample only: the operators of a graph are the same for all samples, autograd derives the
-backward from them, and a detached or doubled path shows at any size. Whatever the module computes,
-it computes once.
+A graph is compared with its module on every sample, in train and in eval mode, gradients in train
+mode on the smallest sample only: the operators of a graph are the same for all samples and modes,
+autograd derives the backward from them, and a detached or doubled path shows at any size. Whatever
+the module computes, it computes once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from lightning_gpp.capture.tracing.trace import Trace, mode_flags
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
-from lightning_gpp.common.mapped_tensor import is_mapped
+from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ MODES = (True, False)
 """Training flags."""
 
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
-_NUM_SUMS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +118,6 @@ class Rehearsal:
         if count != self.sample.num_samples:
             self._take(few_samples(self.sample, count))
 
-    def close(self) -> None:
-        """Forgets all values: errors that were kept on the way refer to it from their frames."""
-        vars(self).clear()
-
     def begin(self) -> None:
         """Finds out what the module computes; with one sample twice if it does not train on one."""
         sample = self.sample
@@ -131,8 +126,8 @@ class Rehearsal:
         try:
             with watched_reads(self.module) as self.reads:
                 self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
-            if is_smallest or not self._is_there(self._unrecorded):
-                self.of(CheckedPass(sample, False, backward=is_smallest))
+            if not self._is_there(self._unrecorded):
+                self.of(CheckedPass(sample, False))
         except Exception as error:  # of the user's code
             if sample.num_samples > 1 or sample.graphs is not None:
                 raise
@@ -167,22 +162,14 @@ class Rehearsal:
         return found
 
     def again(self, run: CheckedPass) -> Result:
-        """What the module computes, computed once more; without gradients where it has none.
-
-        In evaluation mode a forward that takes a gradient inside frees the graph, for example.
-        """
+        """What the module computes, computed once more."""
 
         def forward(tensors: dict[str, Tensor]) -> Any:
             args, kwargs = self.arguments.rebuild(tensors)
             output, self.withheld = withhold(self.module.forward(*args, **kwargs))
             return output
 
-        try:
-            return self._result(run, forward)
-        except RuntimeError:
-            if run.training or not run.backward:
-                raise
-            return self._result(replace(run, backward=False), forward)
+        return self._result(run, forward)
 
     def replayed(self, captured: CapturedModel, run: CheckedPass) -> Result:
         """What a captured graph computes, run as one stage."""
@@ -199,7 +186,8 @@ class Rehearsal:
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""
         # The other way round than with the given ones: what goes by the number of calls shows.
-        return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
+        evaluated = self._is_there(CheckedPass(sample, False))
+        return evaluated and self._is_there(CheckedPass(sample, True, backward))
 
     def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
         """All that a graph is checked with.
@@ -213,9 +201,8 @@ class Rehearsal:
         unrecorded = self._is_there(self._unrecorded)
         for mode in MODES:
             for sample in samples:
-                run = CheckedPass(sample, mode, backward=sample is smallest)
-                if not unrecorded or run.backward or mode or sample is not self.sample:
-                    yield run
+                if mode or not unrecorded or sample is not self.sample:
+                    yield CheckedPass(sample, mode, backward=mode and sample is smallest)
         if unrecorded:
             yield self._unrecorded
 
@@ -237,7 +224,6 @@ class Rehearsal:
             torch.set_grad_enabled(run.is_recorded),
             self.in_mode(run.training, _SEED) as changes,
             unchanged_parameters(module),
-            self._backward_in_eval_mode(run),
         ):
             inputs = run.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
@@ -254,24 +240,19 @@ class Rehearsal:
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.
 
-        Of the gradients of parameters in files, weighted sums are given and they themselves go: a
-        check of a large model has no room for several of its gradients.
+        Those of parameters in files go to files, too, one by one.
         """
-        sums: dict[Tensor, Tensor] = {}
 
-        def condense(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                found = _weighted_sums(gradient)
-                sums[parameter] = sums[parameter] + found if parameter in sums else found
-                parameter.grad = None
+        def move(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                parameter.grad = mapped(parameter.grad)
 
         handles = []
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
             if parameter.requires_grad and is_mapped(parameter):
-                hook: Any = parameter.register_post_accumulate_grad_hook
-                handles.append(hook(condense))
+                hook: Any = parameter.register_post_accumulate_grad_hook(move)
+                handles.append(hook)
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():
@@ -280,15 +261,7 @@ class Rehearsal:
             for handle in handles:
                 handle.remove()
         sources = dict(self.module.named_parameters()) | dict(inputs)
-        return {
-            name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
-        }
-
-    def _backward_in_eval_mode(self, run: CheckedPass) -> AbstractContextManager[None]:
-        """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
-        layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
-        is_needed = run.backward and not all(layer.training for layer in layers)
-        return torch.backends.cudnn.flags(enabled=False) if is_needed else nullcontext()
+        return {name: item.grad for name, item in sources.items() if item.requires_grad}
 
 
 def _any_loss(output: Any) -> Tensor | None:
@@ -304,14 +277,3 @@ def _any_loss(output: Any) -> Tensor | None:
             term = term.abs() if term.is_complex() else term
             loss = term if loss is None else loss + term.to(loss)
     return loss
-
-
-def _weighted_sums(tensor: Tensor) -> Tensor:
-    """Sums of pieces of a tensor, in which every element of a piece counts differently."""
-    flat = tensor.reshape(-1)
-    generator = torch.Generator().manual_seed(0)
-    length = -(-len(flat) // _NUM_SUMS)
-    weights = (torch.rand(length, generator=generator) + 0.5).to(flat)
-    cut = len(flat) // length * length
-    rest = flat[cut:] @ weights[: len(flat) - cut]
-    return torch.cat([flat[:cut].view(-1, length) @ weights, rest.reshape(1)])

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,13 +19,6 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
-
-
-def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
-    """Hash of the traces and of ``rest``; weights do not count, constants do."""
-    contents = [(node_contents(trace), str(trace.output)) for trace in traces]
-    return hashlib.sha256(f"{contents} {constant_text(rest)}".encode()).hexdigest()[:16]
-
 
 NodeContents = tuple[tuple[str, str], ...]
 """The names of nodes, each with a hash of all that its value is computed from."""
@@ -108,13 +100,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def module_content(module: nn.Module) -> str:
-    """Equal in every process for modules of equal types, code, settings and training flags.
+    """Equal in every process for modules of equal types, forwards, settings and training flags.
 
     Settings are the plain attributes (numbers, texts, and tuples and lists of them) and what a
-    module's ``repr`` shows. Functions that methods call are not looked into.
+    module's ``repr`` shows. Functions that forwards call are not looked into.
     """
     digest = hashlib.sha256()
-    code = {kind: _code_of(kind) for kind in {type(part) for part in module.modules()}}
     for name, part in module.named_modules():
         kind, text = type(part), re.sub(r" at 0x[0-9a-f]+", "", part.extra_repr())
         settings = sorted(
@@ -122,8 +113,10 @@ def module_content(module: nn.Module) -> str:
             for key, value in vars(part).items()
             if not key.startswith("_") and key != "training" and _is_plain(value)
         )
-        digest.update(f"{name} {kind.__module__}.{kind.__qualname__} {part.training}\n".encode())
-        digest.update(f"{text} {settings}\n{code[kind]}".encode())
+        code: Any = getattr(getattr(kind.forward, "__wrapped__", kind.forward), "__code__", None)
+        does = code and (code.co_code, code.co_names, [*filter(_is_plain, code.co_consts)])
+        named = f"{name} {kind.__module__}.{kind.__qualname__} {part.training}"
+        digest.update(f"{named}\n{text} {settings}\n{does}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -131,27 +124,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return type(value) in _PLAIN
-
-
-def _code_of(kind: type) -> str:
-    """Hash of the functions of a module type and its bases, torch's own left out."""
-    digest = hashlib.sha256()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for name, member in sorted(vars(base).items()):
-                code = getattr(getattr(member, "__func__", member), "__code__", None)
-                if isinstance(code, CodeType):
-                    digest.update(f"{name} {' '.join(_texts(code))}\n".encode())
-    return digest.hexdigest()
-
-
-def _texts(code: CodeType) -> Iterator[str]:
-    """What a function does; line numbers and file names play no part."""
-    yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames}"
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _texts(constant)
-        elif isinstance(constant, frozenset):  # in an order that changes from process to process
-            yield f"{sorted(map(repr, constant))}"
-        else:
-            yield repr(constant)

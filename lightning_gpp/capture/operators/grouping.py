@@ -17,6 +17,7 @@ Joining can close a cycle over nodes in between; then these join too.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
@@ -327,14 +328,9 @@ def _producer(nodes: Sequence[fx.Node]) -> fx.Node:
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:
-    """The calls around a node, without those of modules that were made on the spot."""
-    calls: list[Call] = []
-    for call in node.meta.get("calls", ()):
-        if call == node.meta.get("layer"):
-            break
-        if not calls or calls[-1].name != call.name:
-            calls.append(call)
-    return tuple(calls)
+    """The calls around a node, or around its layer."""
+    calls, layer = node.meta.get("calls", ()), node.meta.get("layer")
+    return tuple(itertools.takewhile(lambda call: call != layer, calls))
 
 
 def _joined(graph: _Graph, units: _Units) -> list[Group]:

@@ -23,6 +23,7 @@ from lightning_gpp.capture.tracing.trace import (
     context_of,
     guard,
     identity,
+    run_call,
 )
 from lightning_gpp.capture.values.structure import LOOK_UPS, flatten, tensors_of
 
@@ -175,10 +176,7 @@ def run_node(
             return attrgetter(str(node.target))(module)
         if node.op == "call_module":
             return module.get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        return target(*args, **kwargs)
+        return run_call(node.op, node.target, *args, **kwargs)
 
 
 def assigned_buffers(node: fx.Node, names: Names) -> frozenset[str]:

@@ -26,7 +26,7 @@ from torch import fx
 
 from lightning_gpp.capture.operators.observe import Observation
 from lightning_gpp.capture.tracing.keep_whole import is_of_library, only_raises
-from lightning_gpp.capture.tracing.trace import closure, rebuild
+from lightning_gpp.capture.tracing.trace import SELECTORS, SIZES, closure, rebuild
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import LOOK_UPS, leaves_of
 from lightning_gpp.graph import Variation
@@ -34,8 +34,7 @@ from lightning_gpp.graph import Variation
 _SAMPLES, _SAME = Variation.SAMPLES, Variation.SAME
 _COUNT, _WHOLE = Variation.COUNT, Variation.WHOLE
 
-_SIZES = frozenset({"shape", "size", "numel", "nelement", "__len__"})
-_SHAPES = _SIZES | {"dim", "ndimension", "ndim", "dtype"}
+_SHAPES = SIZES | {"dim", "ndimension", "ndim", "dtype"}
 """Methods and attributes that tell of a tensor's shape and not of its contents."""
 
 _FILLED = frozenset(
@@ -46,10 +45,7 @@ _FILLED = frozenset(
 _ORDERS = frozenset({"argsort", "sort", "msort"})
 """Functions that return places among the entries of a dimension."""
 
-_SELECT = frozenset(
-    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"}
-    | {"_pack_padded_sequence"}
-)
+_SELECT = SELECTORS | {"_pack_padded_sequence"}
 """Functions that return as many rows as the data say."""
 
 _READ = frozenset({"item", "tolist", "bincount", "unique", "unique_consecutive", "_unique2"})
@@ -274,7 +270,7 @@ class _Walk:
         name = _name(node)
         if _is_in_vain(node):
             return False
-        if name in _READ or (name in _SIZES and operands[0].rows):
+        if name in _READ or (name in SIZES and operands[0].rows):
             return True
         given = leaves_of([node.args[1:], node.kwargs])
         bounds = (part for s in given if isinstance(s, slice) for part in (s.start, s.stop, s.step))

@@ -140,8 +140,10 @@ class _CallTracer(TorchFunctionMode):
             result = self.recording.record("call_module", name, args, kwargs, run=module)
             recorder.allow_draws()
             return result
+        if name is None:  # it was made on the spot
+            return original(module, *args, **kwargs)
         padding = _padding_of(module, args, kwargs)
-        with recorder.inside(recorder.scope if name is None else name):
+        with recorder.inside(name):
             if padding is None:
                 return original(module, *args, **kwargs)
             encoder: Any = module

@@ -26,6 +26,8 @@ from lightning_gpp.capture.tracing.keep_whole import (
 )
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
+    SELECTORS,
+    SIZES,
     Names,
     Recorder,
     Trace,
@@ -33,6 +35,7 @@ from lightning_gpp.capture.tracing.trace import (
     closure,
     guard,
     rebuild,
+    run_call,
 )
 from lightning_gpp.capture.values.structure import (
     Step,
@@ -42,7 +45,6 @@ from lightning_gpp.capture.values.structure import (
     map_leaves,
 )
 
-_SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _READS = frozenset({"item", "tolist"})
 _PIECES = frozenset(
@@ -50,12 +52,7 @@ _PIECES = frozenset(
     | {"unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "dsplit"}
 )
 """Calls whose result Python may take apart into as many pieces as there happen to be."""
-_SELECTORS = frozenset(
-    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
-    | {"repeat_interleave"}
-)
-"""Calls that return as much as the data say."""
-
+_SELECTORS = SELECTORS | {"bincount", "repeat_interleave"}
 
 _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 """Calls whose result computes out of sight."""
@@ -165,13 +162,13 @@ class Recording:
         with torch._C.DisableTorchFunction():
             generators = Generators(self._device)
             if run is None:  # a module may be false
-                run = functools.partial(_run, op, target)
+                run = functools.partial(run_call, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
             draws = generators.have_drawn()
         selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
         is_arithmetic = name is None and op == "call_function"
         of_sizes = is_arithmetic and all(arg.meta["of_sizes"] for arg in node.all_input_nodes)
-        of_sizes = of_sizes or name in _SIZES or name in _PIECES
+        of_sizes = of_sizes or name in SIZES or name in _PIECES
         is_constant, of_sizes = is_constant and not draws, of_sizes and not selected
         node.meta.update(is_constant=is_constant, selected=selected, of_sizes=of_sizes, draws=draws)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
@@ -185,7 +182,7 @@ class Recording:
 
     def _traced(self, result: Any, node: fx.Node, name: str | None) -> Any:
         """``result`` with its tensors known, and with sizes that remember ``node``."""
-        if isinstance(result, torch.Size) and name in _SIZES:
+        if isinstance(result, torch.Size) and name in SIZES:
             sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
             return torch.Size(sizes)
         if (name in _PIECES or name == "tolist") and not node.meta["is_constant"]:
@@ -214,7 +211,7 @@ class Recording:
             return leaf
         if not is_data:
             return leaf
-        is_number = name is None or name in _SIZES | _READS or origin.path
+        is_number = name is None or name in SIZES | _READS or origin.path
         kind = TracedInt if isinstance(leaf, int) else TracedFloat
         if is_number and isinstance(leaf, int | float):
             return kind(self, self._node_at(origin), leaf)
@@ -312,13 +309,7 @@ class Origin(NamedTuple):
 
 def run_plain(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call on the values that the traced ones stand for."""
-    return _run(op, target, *_plain(args), **_plain(kwargs))
-
-
-def _run(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if op == "call_method":
-        return getattr(args[0], target)(*args[1:], **kwargs)
-    return target(*args, **kwargs)
+    return run_call(op, target, *_plain(args), **_plain(kwargs))
 
 
 def _plain(value: Any) -> Any:

@@ -27,6 +27,11 @@ from lightning_gpp.common.torch_device import types_in_use
 
 T = TypeVar("T")
 
+SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
+"""Calls that tell how large a tensor is."""
+SELECTORS = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
+"""Calls that return as much as the data say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -186,6 +191,13 @@ def autocast_state() -> _Autocast:
         (name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
         for name in types_in_use()
     )
+
+
+def run_call(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method by its name, or anything else."""
+    if op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
 
 
 @contextmanager

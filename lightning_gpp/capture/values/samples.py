@@ -18,8 +18,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_gpp.graph import ModelGraph
-
 _EDGES = "edge_index"
 
 
@@ -184,25 +182,6 @@ def other_content(sample: Sample) -> Sample:
         if tensor.is_floating_point() or tensor.is_complex()
     }
     return replace(other, tensors={**other.tensors, **_with_flags(sample.tensors, scaled)})
-
-
-def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
-    """The inputs of a micro-batch with ``factor`` times as many samples.
-
-    The first of them, or all of them over and over; inputs without samples stay as they are. A
-    batch of graphs can only be doubled (and a node).
-    """
-    if graphs := GraphInputs.find(tensors):
-        assert factor == 2
-        return _with_flags(tensors, graphs.twice_and_a_node(tensors))
-    made = dict(tensors)
-    for item in graph.inputs:
-        name, dim = item.value.name, item.value.tensors[0].batch_dim
-        if dim is not None:
-            length = tensors[name].shape[dim]
-            rows = torch.arange(round(length * factor), device=tensors[name].device) % length
-            made[name] = tensors[name].detach().index_select(dim, rows)
-    return _with_flags(tensors, made)
 
 
 def _with_flags(flagged: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

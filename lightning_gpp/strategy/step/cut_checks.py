@@ -133,7 +133,7 @@ def why_not_cut(
         return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))
-    autocast, is_random = Autocast.current(run.device), training and captured.is_random
+    autocast, is_random = Autocast.current(run.device), training and captured.verified.is_random
     trial = Trial(few, is_trained, training, autocast, 0 if is_random else _WHOLE)
     is_sure, why_not = _tried(run, first, trial, averaged)
     is_open = not is_sure or (why_not is not None and normalizes and not why_not.startswith(_FAILS))
