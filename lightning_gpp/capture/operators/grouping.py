@@ -220,7 +220,7 @@ def coarsen(groups: Sequence[tuple[fx.Node, ...]], module: nn.Module) -> list[Gr
     result: list[Group] = [(nodes, None) for nodes in groups]
     graph = _Graph(groups, module)
     if any(graph.layers):
-        result = _joined(graph, graph.of_layers())
+        result = _joined(graph, graph.units(None))
     if len(result) <= FEW:
         return result
     for level in range(max(map(len, graph.blocks)) + 1, 0, -1):
@@ -263,7 +263,8 @@ class _Graph:
         for others in self.reads:
             for other in others:
                 self._num_readers[other] += 1
-        producers = [_producer(nodes) for nodes in groups]
+        # the first node that makes a tensor; look-ups on it may run in later calls
+        producers = [next((n for n in g if observation(n).has_tensors), g[0]) for g in groups]
         self.layers: list[Call | None] = [node.meta.get("layer") for node in producers]
         self._is_module = [node.op == "call_module" for node in producers]
         self.calls = [_stack(node) for node in producers]
@@ -271,24 +272,18 @@ class _Graph:
             [i for i, call in enumerate(calls) if call.name in repeated] for calls in self.calls
         ]
 
-    def of_layers(self) -> _Units:
-        """Opened layers run together, others by themselves."""
-        units: _Units = {}
-        for i, layer in enumerate(self.layers):
-            units.setdefault(i if layer is None else layer, []).append(i)
-        return units
-
-    def units(self, level: int) -> _Units:
+    def units(self, level: int | None) -> _Units:
         """What runs together.
 
         Args:
-            level: repeated modules inside of ``level - 1`` others become units as a whole.
+            level: repeated modules inside of ``level - 1`` others become units as a whole; None
+                joins opened layers only.
         """
         units: _Units = {}
         unit_of: list[Call | int] = []
-        for i in range(len(self.groups)):
-            key: Call | int | None = self._unit(i, level) or self.layers[i]
-            if key is None and not self._is_module[i]:
+        for i, layer in enumerate(self.layers):
+            key: Call | int | None = layer if level is None else self._unit(i, level) or layer
+            if key is None and level is not None and not self._is_module[i]:
                 key = self._followed(i, unit_of, units)
             unit_of.append(i if key is None else key)
             units.setdefault(unit_of[i], []).append(i)
@@ -320,11 +315,6 @@ class _Graph:
     def _block(self, i: int) -> Call | None:
         """The innermost call of a repeated module around an operator."""
         return self.calls[i][self.blocks[i][-1]] if self.blocks[i] else None
-
-
-def _producer(nodes: Sequence[fx.Node]) -> fx.Node:
-    """The first node that makes a tensor; look-ups on it may run in later calls."""
-    return next((node for node in nodes if observation(node).has_tensors), nodes[0])
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:

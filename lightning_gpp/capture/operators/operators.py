@@ -62,7 +62,12 @@ def model_graph(
     read = frozenset().union(*(operator.parameters for operator in operators))
     outputs = (leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
     graph = ModelGraph(
-        inputs=tuple(_graph_input(node, cuts) for node in nodes if node.op == "placeholder"),
+        inputs=tuple(
+            GraphInput(_value(node, cuts), needs, cuts.stays(node.name, needs))
+            for node in nodes
+            if node.op == "placeholder"
+            for needs in [observation(node).requires_grad]
+        ),
         operators=tuple(operators),
         outputs=tuple(dict.fromkeys(outputs)),
         parameters=tuple(
@@ -98,11 +103,6 @@ def _principal(group: Sequence[fx.Node]) -> fx.Node:
         if observation(node).has_tensors and node.target not in LOOK_UPS and node.all_input_nodes
     )
     return next(itertools.chain(modules, computations, group))
-
-
-def _graph_input(node: fx.Node, cuts: Cuts) -> GraphInput:
-    requires_grad = observation(node).requires_grad
-    return GraphInput(_value(node, cuts), requires_grad, cuts.stays(node.name, requires_grad))
 
 
 def _value(node: fx.Node, cuts: Cuts) -> Value:

@@ -142,16 +142,15 @@ class _CallTracer(TorchFunctionMode):
             return result
         if name is None:  # it was made on the spot
             return original(module, *args, **kwargs)
-        padding = _padding_of(module, args, kwargs)
+        if _leaves_padding_away(module, args, kwargs):
+            raise KeepWholeError(
+                f"{user_location()} gives an nn.TransformerEncoder a padding mask, which does "
+                "something else with padding in evaluation: enable_nested_tensor=False makes its "
+                "layers operators of their own",
+                name,
+            )
         with recorder.inside(name):
-            if padding is None:
-                return original(module, *args, **kwargs)
-            encoder: Any = module
-            training = encoder.layers[0].training
-            with replaced([(encoder._modules, "norm", None)]):
-                output = original(encoder, *args, **kwargs)
-            cleared = self.recording.call(clear_padding, output, padding, training)
-            return cleared if encoder.norm is None else encoder.norm(cleared)
+            return original(module, *args, **kwargs)
 
     @contextmanager
     def patches(self) -> Iterator[None]:
@@ -240,42 +239,13 @@ def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     )
 
 
-# ``nn.TransformerEncoder`` without gradients ----------------------------------------------------
-#
 # With a padding mask, in eval mode and without gradients, torch's encoder goes over to nested
-# tensors, which leave padding away, and fills it with zeros after its last layer. With gradients
-# padded positions are computed like others. The captured layers are called one by one, so what the
-# detour does to the result is done by a node of its own; everything else about it is only faster.
-# Source: ``TransformerEncoder.forward`` of torch 2.13 (its conditions are repeated here).
+# tensors, which leave padding away, and fills it with zeros after its last layer.
 
 
-def clear_padding(output: Tensor, padding: Tensor, training: bool) -> Tensor:
-    """Node function: zeros at padded positions where torch's encoder would use nested tensors.
-
-    Args:
-        output: of the encoder's last layer.
-        padding: the key padding mask: ``True`` or ``-inf`` where a position is padding.
-        training: whether the layers are in training mode.
-
-    Shapes:
-        - output: ``(batch, length, features)``
-        - padding: ``(batch, length)``
-    """
-    is_slow = training or output.requires_grad or torch.is_autocast_enabled()
-    if is_slow or not torch.backends.mha.get_fastpath_enabled():
-        return output
-    is_padding = padding.bool()
-    if not torch._nested_tensor_from_mask_left_aligned(output, ~is_padding):
-        return output
-    return output.masked_fill(is_padding.unsqueeze(-1), 0.0)
-
-
-def _padding_of(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The padding mask of a call of an encoder that may use nested tensors; else None."""
+def _leaves_padding_away(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
     if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
-        return None
+        return False
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
     given = dict(zip(names, args, strict=False)) | kwargs
-    if given.get("mask") is not None or given["src"].dim() != 3:
-        return None
-    return given.get("src_key_padding_mask")
+    return given.get("src_key_padding_mask") is not None
