@@ -146,7 +146,7 @@ class ChunkGraph(GraphValues):
         """An argument of a message at the sources of the edges."""
         if not isinstance(arg, fx.Node):
             return arg
-        if self.kinds[arg] is NodeKind.WHOLE:
+        if self.kinds[arg] is NodeKind.WHOLE and arg not in found.values:
             value = self.whole_value(arg)
             return value.index_select(0, into.sources) if isinstance(value, Tensor) else value
         own, rows = found.wide.get(arg, found.values[arg]), found.rows

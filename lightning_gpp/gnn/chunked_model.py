@@ -267,7 +267,7 @@ class ChunkedModel:
         for name, value in given.items():
             what = self.in_ways.values.get(name)
             node = graph.node[name if what is None else what.name]
-            if graph.kinds[node] is NodeKind.WHOLE:
+            if node.op == "placeholder" and graph.kinds[node] is NodeKind.WHOLE:
                 continue
             if what is None or (what.reader is None and what.way == rows.way):
                 found.values[node] = value

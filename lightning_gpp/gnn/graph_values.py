@@ -154,6 +154,7 @@ class GraphValues:
             self.arguments |= {name: Remembered(new) for name, new in arguments.items()}
             self._whole.clear()
             self._edge_sets.clear()
+            self.check_guards()
 
     # Kinds -----------------------------------------------------------------------------------
 
@@ -189,23 +190,24 @@ class GraphValues:
         return any(True for tensors in (called.parameters(), called.buffers()) for _ in tensors)
 
     def check_guards(self) -> None:
-        """Checks that decisions by sizes are those that were made with a small graph.
+        """Checks that decisions by sizes are those that were made with another graph.
 
         Raises:
             GraphTrainingError: one is not.
         """
-        by_size = (NodeKind.WHOLE, NodeKind.SIZE)
         for node in self.nodes:
-            read = [self.kinds[arg] for arg in node.all_input_nodes]
-            if node.target is guard and all(kind in by_size for kind in read):
+            if node.target is guard and all(
+                self.kinds[arg] is NodeKind.SIZE or self._is_at_hand(arg)
+                for arg in node.all_input_nodes
+            ):
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
                 try:
                     run_node(node, self.module, args, kwargs, {})
                 except GuardError as error:
                     raise GraphTrainingError(
-                        f"{error.location} decides by the size of the graph, and otherwise for a "
-                        "small graph, which the model is captured with: make the decision before "
-                        "forward is called, or give GNNPipeStrategy(mode='exact')"
+                        f"{error.location} decides by the size of the graph, and otherwise for the "
+                        "one (a small one, maybe) that the model was captured with: make the "
+                        "decision before forward is called, or give GNNPipeStrategy(mode='exact')"
                     ) from error
 
     # Values ----------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class GraphValues:
             return self.size(node, found, wide=wide)
         if wide and node in found.wide:
             return found.wide[node]
-        if kind is not NodeKind.WHOLE:
+        if kind is not NodeKind.WHOLE or node in found.values:
             is_narrow = wide or node not in self.wide
             return found.values[node] if is_narrow else found.rows.narrow(found.values[node])
         if (node, wide) not in found.cut:

@@ -16,7 +16,7 @@ The paper leaves AdamW's decay out of the prediction; here it is in it, as it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,34 +78,19 @@ class LastSteps:
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
-            own = [parameter for parameter in group["params"] if parameter in wanted]
-            found |= self._of_group(own, group, ahead, anew=anew)
-        return found
-
-    def _of_group(
-        self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
-    ) -> dict[Tensor, Tensor]:
-        """From the parameters before the last update, or their last prediction.
-
-        What is kept is ``W + a Δ``; ``W + b Δ`` lies ``1 - b / a`` of the way from there to ``W``.
-        """
-        found, lr = dict[Tensor, Tensor](), self._rate(group)
-        alike: dict[float, list[Tensor]] = {}
-        for parameter in own:
-            kept = self._of(parameter)
-            further = ahead * (lr / kept.lr if kept.lr else 1.0)
-            if kept.ahead and (further or anew):
-                alike.setdefault(1 - further / kept.ahead, []).append(parameter)
-                if not anew:
+            lr = self._rate(group)
+            for parameter in wanted.intersection(group["params"]):
+                kept = self._of(parameter)
+                further = ahead * (lr / kept.lr if kept.lr else 1.0)
+                if not kept.ahead or not (further or anew):
+                    continue
+                # kept is W + a Δ; W + b Δ lies 1 - b / a of the way from there to W
+                way = 1 - further / kept.ahead
+                if anew:
+                    found[parameter] = torch.lerp(kept.values, parameter.detach(), way)
+                else:
+                    found[parameter] = kept.values.lerp_(parameter.detach(), way)
                     kept.ahead = further
-        for way, parameters in alike.items():
-            values = [parameter.detach() for parameter in parameters]
-            copies = [self._kept[parameter].values for parameter in parameters]
-            if anew:
-                copies = list(torch._foreach_lerp(copies, values, way))
-            elif way:
-                torch._foreach_lerp_(copies, values, way)
-            found |= zip(parameters, copies, strict=True)
         return found
 
     def _rate(self, group: Group) -> float:
@@ -149,10 +134,8 @@ class LastSteps:
         for notify in self.before_update:
             notify()
         for group in self._optimizer.param_groups:
-            updated = [p for p in group["params"] if p in self._kept and p.grad is not None]
-            if updated:
-                copies = [self._kept[p].values for p in updated]
-                torch._foreach_copy_(copies, [p.detach() for p in updated])
-            for parameter in updated:
-                kept = self._kept[parameter]
-                kept.ahead, kept.lr = -1.0, self._rate(group)
+            for parameter in group["params"]:
+                kept = self._kept.get(parameter)
+                if kept is not None and parameter.grad is not None:
+                    kept.values.copy_(parameter.detach())
+                    kept.ahead, kept.lr = -1.0, self._rate(group)
