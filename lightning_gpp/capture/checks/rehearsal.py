@@ -251,8 +251,8 @@ class Rehearsal:
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
             if parameter.requires_grad and is_mapped(parameter):
-                hook: Any = parameter.register_post_accumulate_grad_hook(move)
-                handles.append(hook)
+                hook: Any = parameter.register_post_accumulate_grad_hook
+                handles.append(hook(move))
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():

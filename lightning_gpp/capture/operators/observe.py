@@ -67,6 +67,7 @@ class Observer:
     Attributes:
         module: likewise.
         observations: of the nodes that ran.
+        values: likewise.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -74,7 +75,7 @@ class Observer:
         self.module, self._names = module, Names.of(module)
         self._storages: dict[Any, int] = {}
         self._buffer_of = {self._storage(item): name for name, item in module.named_buffers()}
-        self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
+        self.values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
 
     def watch(
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
@@ -88,8 +89,7 @@ class Observer:
         leaves, structure = flatten(value)
         # whoever called may change the container
         kept = value if structure.container is None else structure.unflatten(leaves)
-        if node.op != "get_attr":  # a parameter, which does not stay on the device
-            self._values[node] = kept
+        self.values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
         changed_names = assigned_buffers(node, self._names)
@@ -123,12 +123,6 @@ class Observer:
         key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
         return self._storages.setdefault(key, len(self._storages))
 
-    def value(self, node: fx.Node) -> Any:
-        """The value of a node that ran."""
-        if node.op == "get_attr":
-            return attrgetter(str(node.target))(self.module)
-        return self._values[node]
-
 
 def observe(
     graph: fx.Graph, tensors: Mapping[str, Tensor], observer: Observer
@@ -147,7 +141,7 @@ def observe(
     for node in nodes:
         if node in observer.observations:
             continue
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.value)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.values.__getitem__)
         try:
             observer.watch(
                 node,

@@ -243,7 +243,7 @@ def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
 # tensors, which leave padding away, and fills it with zeros after its last layer.
 
 
-def _leaves_padding_away(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
+def _leaves_padding_away(encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
         return False
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
