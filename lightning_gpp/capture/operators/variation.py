@@ -248,12 +248,14 @@ class _Walk:
                 met = f"{node.meta['location']} draws an order of the samples (randperm)"
             if not operands or is_only_handed_on or of_data:
                 continue
-            if node.op == "call_module" and not dtype.is_floating_point:  # a packed sequence's
+            is_part = node.op == "call_module" and not self.seen[node].is_tensor
+            if is_part and not dtype.is_floating_point:  # lengths of a packed sequence
                 continue
             if not (has_grown or rows.intersection(pairs)) or self._mixes(node, pairs):
                 met = met or f"{node.meta['location']} brings samples together ({name})"
         rows &= {pair for pairs in shapes for pair in pairs}
-        return _Followed(bool(operands), met, rows, all(grown))
+        is_number = not shapes and not self.seen[node].changed  # of sizes, or a decision
+        return _Followed(bool(operands) and not is_number, met, rows, all(grown))
 
     def _mixes(self, node: fx.Node, pairs: Sequence[tuple[int, int]]) -> bool:
         """Whether a result that keeps the dimension of the samples has entries of several."""
