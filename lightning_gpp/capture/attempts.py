@@ -63,8 +63,8 @@ def capture(
 
     By the ``blocks`` that the user gives, or by running it on the arguments with every call
     recorded. The result is checked against the module, in train and in eval mode: outputs and
-    buffers on the given input and on one of another size, gradients on the smaller of the two
-    (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
+    buffers on the given input and on one of another size, gradients in train mode on the smaller of
+    the two (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
     generators included.
 
     It runs on the device of the arguments, where the module is meanwhile.
