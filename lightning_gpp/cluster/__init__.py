@@ -4,7 +4,6 @@ from lightning_gpp.cluster.cluster import DEFAULT_LINK as DEFAULT_LINK
 from lightning_gpp.cluster.cluster import UNSPECIFIED_KIND as UNSPECIFIED_KIND
 from lightning_gpp.cluster.cluster import Cluster as Cluster
 from lightning_gpp.cluster.cluster import Device as Device
-from lightning_gpp.cluster.cluster import HostLink as HostLink
 from lightning_gpp.cluster.cluster import Link as Link
 from lightning_gpp.cluster.cluster import channels as channels
 from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json

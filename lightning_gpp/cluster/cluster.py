@@ -73,14 +73,6 @@ DEFAULT_LINK = Link(bandwidth_bytes_per_s=2.8e9, latency_s=75e-6)
 """What gloo reached between two processes of one host (messages of 64 MB and of up to 16 KB)."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostLink:
-    """The link between the devices of one host, where it is not that of the other hosts."""
-
-    host: str
-    link: Link
-
-
 @dataclass(frozen=True)
 class Cluster:
     """Devices in hosts, hosts in racks, and the links at every level.
@@ -90,19 +82,17 @@ class Cluster:
         host_link: the link between any two devices of one host.
         rack_link: between devices of different hosts of one rack; as in the host if not given.
         spine_link: between devices of different racks; as in the rack if not given.
-        host_links: hosts whose own link is not ``host_link``.
         device_kinds: data sheets of kinds that are not among the known ones, or that differ.
 
     Raises:
-        ValueError: there is no device, two have the same name, one has no memory, two data sheets
-            or links are of the same kind or host, or a link is of a host without devices.
+        ValueError: there is no device, two have the same name, one has no memory, or two data
+            sheets are of the same kind.
     """
 
     devices: tuple[Device, ...]
     host_link: Link = DEFAULT_LINK
     rack_link: Link | None = None
     spine_link: Link | None = None
-    host_links: tuple[HostLink, ...] = ()
     device_kinds: tuple[DeviceKind, ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,27 +102,18 @@ class Cluster:
         for device in self.devices:
             if device.memory_bytes is not None:
                 check_whole(f"memory_bytes of device {device.name!r}", device.memory_bytes)
-        if nowhere := self._link_of_host.keys() - {device.host for device in self.devices}:
-            raise ValueError(f"host_links: no device is in host {min(nowhere)!r}")
-        if len(self._link_of_host) != len(self.host_links):
-            raise ValueError("host_links: there are two links of one host; keep one")
         if len({kind.name for kind in self.device_kinds}) != len(self.device_kinds):
             raise ValueError("device_kinds: there are two of one name; keep one")
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links at every level, and those of hosts that have their own."""
-        levels = (self.host_link, self.rack_link, self.spine_link)
-        return (*filter(None, levels), *(own.link for own in self.host_links))
+        """The links at every level."""
+        return tuple(filter(None, (self.host_link, self.rack_link, self.spine_link)))
 
     @property
     def has_private_channels(self) -> bool:
         """Whether every message has the port of its device for itself, as no link is shared."""
         return not any(link.is_shared or not link.is_full_duplex for link in self.links)
-
-    @cached_property
-    def _link_of_host(self) -> dict[str, Link]:
-        return {own.host: own.link for own in self.host_links}
 
     @property
     def num_devices(self) -> int:
@@ -163,7 +144,7 @@ class Cluster:
             return self.spine_link or self.rack_link or self.host_link
         if len({device.host for device in devices}) > 1:
             return self.rack_link or self.host_link
-        return self._link_of_host.get(devices[0].host, self.host_link)
+        return self.host_link
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -182,16 +163,11 @@ class Cluster:
                 f"the cluster has {self.num_devices} devices, {num_devices} were asked for; lower "
                 "num_devices, or add hosts to the cluster"
             )
-        return self._of(self.devices[:num_devices])
+        return replace(self, devices=self.devices[:num_devices])
 
     def every(self, step: int) -> Cluster:
         """The cluster of the first of every ``step`` devices."""
-        return self._of(self.devices[::step])
-
-    def _of(self, devices: tuple[Device, ...]) -> Cluster:
-        hosts = {device.host for device in devices}
-        links = tuple(own for own in self.host_links if own.host in hosts)
-        return replace(self, devices=devices, host_links=links)
+        return replace(self, devices=self.devices[::step])
 
     def knows(self, kind: str) -> bool:
         """Whether there is a data sheet of a kind of device."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_gpp.cluster.cluster import DEFAULT_LINK, FORMAT, Cluster, Device, HostLink, Link
+from lightning_gpp.cluster.cluster import DEFAULT_LINK, FORMAT, Cluster, Device, Link
 from lightning_gpp.cluster.device_kind import DEVICE_KINDS, DeviceKind
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_document
@@ -30,7 +30,6 @@ class HostGroup:
         devices_per_host: devices in each.
         num_hosts: how many hosts; None for as many as are asked for.
         hosts_per_rack: hosts that share a rack; None puts all such hosts into the first rack.
-        link: between the devices of one such host; the layout's ``host_link`` if not given.
         memory_bytes: memory of a device; that of its kind's data sheet if not given.
 
     Raises:
@@ -41,7 +40,6 @@ class HostGroup:
     devices_per_host: int
     num_hosts: int | None = None
     hosts_per_rack: int | None = None
-    link: Link | None = None
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -93,23 +91,15 @@ class ClusterLayout:
         count = num_devices or all_devices
         if count > MOST_DEVICES:
             raise ValueError(f"clusters have at most {MOST_DEVICES} devices here, got {count}")
-        places = list(itertools.islice(self._places(), count))
-        if num_devices is not None and len(places) < num_devices:
-            raise ValueError(
-                f"the cluster has {len(places)} devices, {num_devices} were asked for; lower "
-                "num_devices, or add hosts to the cluster"
-            )
-        links = {d.host: group.link for d, group in places if group.link is not None}
         return Cluster(
-            devices=tuple(device for device, _ in places),
+            devices=tuple(itertools.islice(self._devices(), count)),
             host_link=self.host_link,
             rack_link=self.rack_link,
             spine_link=self.spine_link,
-            host_links=tuple(HostLink(host, link) for host, link in links.items()),
             device_kinds=self.device_kinds,
-        )
+        ).first(count)
 
-    def _places(self) -> Iterator[tuple[Device, HostGroup]]:
+    def _devices(self) -> Iterator[Device]:
         """Devices in order, without end where the last group is open."""
         host = first_rack = 0
         for group in self.hosts:
@@ -118,14 +108,13 @@ class ClusterLayout:
                 if group.hosts_per_rack is not None:
                     rack = first_rack + in_group // group.hosts_per_rack
                 for index in range(group.devices_per_host):
-                    device = Device(
+                    yield Device(
                         name=f"host{host}:{index}",
                         kind=group.kind,
                         memory_bytes=self._memory_bytes(group),
                         host=f"host{host}",
                         rack=f"rack{rack}",
                     )
-                    yield device, group
                 in_group += 1
                 host += 1
             if group.hosts_per_rack is not None:

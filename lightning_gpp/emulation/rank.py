@@ -223,13 +223,13 @@ def _sums(program: Program, costs: ProgramCosts, device: int) -> list[DeviceSum]
     """What a device sums in a program, in order."""
 
     def made(bucket: Bucket, minibatch: int) -> DeviceSum:
-        group, algorithm = program.reduce_groups[bucket.group], costs.all_reduce
+        group = program.reduce_groups[bucket.group]
         assert group.stage is not None
         return DeviceSum(
             bucket.ready_fraction,
             program.last_backward(device, group.stage, minibatch),
-            all_reduce_s(costs.cluster, group.devices, bucket.size_bytes, algorithm),
-            all_reduce_channels(costs.cluster, group.devices, algorithm),
+            all_reduce_s(costs.cluster, group.devices, bucket.size_bytes),
+            all_reduce_channels(costs.cluster, group.devices),
         )
 
     return [

@@ -36,7 +36,6 @@ from lightning_gpp.jobs.search import search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, check_spmd, program_within
 from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows, save_csv
 from lightning_gpp.planner import PLANNERS, PlanRequest
-from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.step_time.evaluate import message_bytes
 from lightning_gpp.reports.plan.describe import describe_source
@@ -165,7 +164,7 @@ def compared(question: PlanQuestion, limit_s: float | None) -> Row:
         message_bytes=message_bytes(plan, found.request),
         search_s=found.search_s,
         error="" if evaluation.is_feasible else does_not_fit(evaluation),
-        note="; ".join((*refusal_notes(plan), *found.answer.notes)).rstrip("."),
+        note="; ".join(found.answer.notes).rstrip("."),
     )
 
 

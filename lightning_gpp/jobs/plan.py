@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.common.units_of_measure import bytes_text, number_text, seconds_text
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search import FoundPlan, check_planner, memory_limit_note, search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
-from lightning_gpp.jobs.table import cell, console_width, describe_rows
+from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
-from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.planner.side_by_side import pipeline_counts, pipeline_request, side_by_side
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.reports.plan.explain import (
     Alternative,
@@ -61,8 +57,6 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{verdict_of(config, found).text(width)}\n", flush=True)
     for part in explanation(found, names, width, limit_s):
         print(f"{part}\n", flush=True)
-    if config.job.side_by_side:
-        print(f"{describe_side_by_side(found.question, limit_s)}\n", flush=True)
     metrics = {
         "step_s": evaluation.minibatch_s,
         "samples_per_s": evaluation.throughput,
@@ -125,10 +119,9 @@ def explanation(
     evaluation, request, result = found.evaluation, found.request, found.answer.result
     yield describe_plan(evaluation, request, max_width=width)
     notes = [*(f"Search: {note}." for note in result.notes), *found.answer.notes]
-    notes += forks_and_joins(evaluation.plan, request.graph)
     if notes := [*notes, *memory_limit_note(found, limit_s)]:
         yield wrapped(notes, width)
-    yield describe_devices(evaluation, request, max_width=width)
+    yield describe_devices(evaluation, max_width=width)
     times_s = {found.planner: found.search_s}
     rows = [
         Alternative(f"{found.planner}, {number}.", ranked)
@@ -147,44 +140,3 @@ def explanation(
     if rows:
         yield describe_alternatives(evaluation, rows, max_width=width)
     yield "searched: " + ", ".join(f"{name} {s:.2f} s" for name, s in times_s.items())
-
-
-def describe_side_by_side(question: PlanQuestion, limit_s: float | None = None) -> str:
-    """A table of all numbers of equal pipelines, for the same samples in a step of all.
-
-    Args:
-        question: about all devices.
-        limit_s: seconds of each search.
-
-    Raises:
-        ValueError: no plan fits, for any number.
-    """
-    whole, why = question.request, ""
-    rows: list[dict[str, Any]] = []
-    for count in pipeline_counts(whole):
-        part = PlanQuestion(pipeline_request(whole, count), question.planner, question.schedule)
-        try:
-            evaluation = search(part, limit_s).evaluation
-        except ValueError as error:
-            why = str(error)
-            continue
-        found, plan = side_by_side(whole, count, evaluation), evaluation.plan
-        rows.append(
-            {
-                "pipelines": count,
-                "uses devices": f"{plan.num_devices} of {found.num_devices}",
-                "stages": plan.num_stages,
-                "step": evaluation.minibatch_s,
-                "average": found.average_s,
-                "samples/s": found.throughput,
-                "fullest device": evaluation.peak_memory_bytes,
-            }
-        )
-    if not rows:
-        raise ValueError(why)
-    rows.sort(key=lambda row: -row["samples/s"])
-    writes = {"step": seconds_text, "average": seconds_text, "fullest device": bytes_text}
-    writes["samples/s"] = number_text
-    columns = {name: cell(name, writes.get(name, str)) for name in rows[0]}
-    title = "Pipelines side by side (strategy.pipelines), predicted, the fastest first:"
-    return f"{title}\n{describe_rows(rows, columns)}"

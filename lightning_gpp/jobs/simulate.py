@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.files import save_json, save_metrics, written_to
@@ -23,7 +23,6 @@ from lightning_gpp.jobs.simulation_text import (
     describe_levers,
     describe_simulation,
     describe_speedups,
-    on_their_way,
 )
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS
 from lightning_gpp.jobs.table import console_width
@@ -34,7 +33,6 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, predicted_timeline
-from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
 from lightning_gpp.simulate.timeline.words import plan_stages
@@ -64,7 +62,6 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
             "beside plans of pipelines"
         )
     check_planner(planner)
-    check_choices(config)
     problem = problem_of(config, folder)
     cluster = with_links(problem.request.cluster, config.links)
     problem = problem.with_request(replace(problem.request, cluster=cluster))
@@ -126,14 +123,11 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     step = step_of(config.step, request.cluster, request.held_versions.per_update)
     found = chosen_plan(config, problem)
     if problem.refit is not None:
-        step = with_recorded(step, problem.refit.step_costs(found.evaluation.plan, request.graph))
+        step = with_recorded(step, problem.refit.step_costs(found.evaluation.plan))
     case = Case(
         found.evaluation.plan,
         found.request,
         step,
-        config.overlap,
-        config.all_reduce,
-        config.prefetch,
         planner=found.planner,
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )
@@ -150,14 +144,6 @@ def with_recorded(given: StepCosts, recorded: StepCosts) -> StepCosts:
     unset = StepCosts()
     changed = {name: value for name, value in values.items() if value != getattr(unset, name)}
     return replace(recorded, **changed)
-
-
-def check_choices(config: DictConfig) -> None:
-    """Refuses ways to run a step that are not known."""
-    for name, kinds in (("all_reduce", AllReduce), ("overlap", Overlap)):
-        if config[name] not in get_args(kinds):
-            known = ", ".join(get_args(kinds))
-            raise ValueError(f"{name}={config[name]} is unknown; known: {known}")
 
 
 def step_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> StepCosts:
@@ -205,9 +191,6 @@ def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
         host_link=_link("links.host", cluster.host_link, host),
         rack_link=rack_link,
         spine_link=spine_link,
-        host_links=tuple(
-            HostLink(own.host, _link("links.host", own.link, host)) for own in cluster.host_links
-        ),
     )
 
 
@@ -261,7 +244,6 @@ def as_json(case: Case) -> dict[str, Any]:
         "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
         "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
-        "transfers": {kind.value: found._asdict() for kind, found in on_their_way(case).items()},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import (
@@ -45,27 +45,9 @@ KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
 """What people call kinds of tasks whose own name says less."""
 
 
-class OnTheirWay(NamedTuple):
-    """Transfers of a kind; receivers stand still for ``exposed_s``."""
-
-    num: int
-    total_s: float
-    exposed_s: float
-
-
-def on_their_way(case: Case) -> dict[TaskKind, OnTheirWay]:
-    """Messages and sums of gradients."""
-    found = {}
-    for kind in (TaskKind.TRANSFER, TaskKind.REDUCE):
-        own = [one for one in case.usage.transfers if one.kind is kind]
-        seconds = (sum(one.duration_s for one in own), sum(one.exposed_s for one in own))
-        found[kind] = OnTheirWay(len(own), *seconds)
-    return found
-
-
 def describe_simulation(case: Case, *, max_width: int = 100) -> Iterator[str]:
     """Texts that say how long a step takes, and why."""
-    yield wrapped([_step(case), _path(case), *_hidden(case)], max_width)
+    yield wrapped([_step(case), _path(case)], max_width)
     yield describe_devices(case)
     if case.usage.channels:
         yield describe_channels(case)
@@ -81,8 +63,6 @@ def _step(case: Case) -> str:
     )
     if in_a_row > 1:
         text += f" (the mean of {in_a_row} that overlap; what follows is of all of them)"
-    if case.prefetch and case.step.has_input:
-        text += " (its input is read ahead, and not in what follows)"
     return f"{text}."
 
 
@@ -99,18 +79,6 @@ def _path(case: Case) -> str:
         waited = percent_text(path.channel_s, path.duration_s)
         text += f"; of this, {waited} waiting for a channel that others occupy"
     return f"{text}."
-
-
-def _hidden(case: Case) -> Iterator[str]:
-    """How much of what is on its way is hidden behind what its receivers do."""
-    for kind, (num, total_s, exposed_s) in on_their_way(case).items():
-        hidden_s = max(0.0, total_s - exposed_s)
-        if total_s:
-            yield (
-                f"{KIND_TEXTS[kind].capitalize()}: {num}, together {seconds_text(total_s)} on "
-                f"their way; {percent_text(hidden_s, total_s)} of that is hidden behind what their "
-                f"receivers do, for {seconds_text(total_s - hidden_s)} they stand still."
-            )
 
 
 def describe_devices(case: Case) -> str:

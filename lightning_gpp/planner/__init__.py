@@ -7,47 +7,23 @@ Folders beside theirs: ``plan`` has plans as data, ``units`` the model as planne
 ``step_time`` how long a step takes.
 """
 
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.make_plan import (
-    BALANCED,
-    GRAPHPIPE,
-    PLANNERS,
-    answer,
-    make_plan,
-    plan_request,
-)
-from lightning_gpp.planner.plan.manual import resolve_plan
-from lightning_gpp.planner.plan.plan import (
-    Plan,
-    Stage,
-    load_plan,
-    plan_from_json,
-    plan_to_json,
-    save_plan,
-)
-from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph, validate_plan
-from lightning_gpp.planner.plan_to_run import num_devices_used
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
-
-__all__ = [
-    "BALANCED",
-    "GRAPHPIPE",
-    "PLANNERS",
-    "Plan",
-    "PlanEvaluation",
-    "PlanGraph",
-    "PlanRequest",
-    "Stage",
-    "answer",
-    "evaluate_plan",
-    "load_plan",
-    "make_plan",
-    "num_devices_used",
-    "plan_from_json",
-    "plan_graph",
-    "plan_request",
-    "plan_to_json",
-    "resolve_plan",
-    "save_plan",
-    "validate_plan",
-]
+from lightning_gpp.planner.base import PlanRequest as PlanRequest
+from lightning_gpp.planner.make_plan import BALANCED as BALANCED
+from lightning_gpp.planner.make_plan import GRAPHPIPE as GRAPHPIPE
+from lightning_gpp.planner.make_plan import PLANNERS as PLANNERS
+from lightning_gpp.planner.make_plan import answer as answer
+from lightning_gpp.planner.make_plan import make_plan as make_plan
+from lightning_gpp.planner.make_plan import plan_request as plan_request
+from lightning_gpp.planner.plan.manual import resolve_plan as resolve_plan
+from lightning_gpp.planner.plan.plan import Plan as Plan
+from lightning_gpp.planner.plan.plan import Stage as Stage
+from lightning_gpp.planner.plan.plan import load_plan as load_plan
+from lightning_gpp.planner.plan.plan import plan_from_json as plan_from_json
+from lightning_gpp.planner.plan.plan import plan_to_json as plan_to_json
+from lightning_gpp.planner.plan.plan import save_plan as save_plan
+from lightning_gpp.planner.plan.plan_graph import PlanGraph as PlanGraph
+from lightning_gpp.planner.plan.plan_graph import plan_graph as plan_graph
+from lightning_gpp.planner.plan.plan_graph import validate_plan as validate_plan
+from lightning_gpp.planner.plan_to_run import num_devices_used as num_devices_used
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation as PlanEvaluation
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan as evaluate_plan

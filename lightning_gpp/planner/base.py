@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.checks import check_whole, short_list
+from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan.plan import Plan
@@ -265,31 +266,26 @@ HOLDS_FEW = ONE_F_ONE_B.name
 MEAN_OVER_SAMPLES = "it runs the step once per micro-batch: the loss must be a mean over samples"
 """What :data:`HOLDS_FEW` asks of the user."""
 
-HOLD_FEWER = (
-    f'schedule="{HOLDS_FEW}" would do (strategy.schedule={HOLDS_FEW} on the command line; '
-    f"{MEAN_OVER_SAMPLES})"
-)
-"""The remedy where a plan fits with :data:`HOLDS_FEW` and not with :data:`HOLDS_ALL`."""
-
 
 class DoesNotFitError(ValueError):
-    """No plan of a planner fits into the devices' memory.
+    """No plan of a planner fits into the devices' memory."""
 
-    What would help is sought when the text is asked for: it takes searches of its own, and nobody
-    reads it where another question is asked instead.
+
+def does_not_fit(request: PlanRequest, what: str) -> str:
+    """The text of an error of memory, with what may help.
 
     Args:
-        text: the text, or what makes it.
+        request: the question.
+        what: does not fit.
     """
-
-    def __init__(self, text: str | Callable[[], str]) -> None:
-        super().__init__()
-        self._text = text
-
-    def __str__(self) -> str:
-        if not isinstance(self._text, str):
-            self._text = self._text()
-        return self._text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self),)
+    limits = [d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None]
+    ways = ["more devices, devices with more memory", "smaller mini-batches"]
+    if not request.may_recompute:
+        ways.append("recomputation (may_recompute=True; recompute=true on the command line)")
+    if request.holds_all:
+        ways.append(f'schedule="{HOLDS_FEW}" ({MEAN_OVER_SAMPLES})')
+    return (
+        f"{what} into the memory of {request.num_devices} devices "
+        f"({bytes_text(min(limits, default=0))} on the smallest), as far as was searched; what may "
+        f"help: {', '.join(ways)}"
+    )

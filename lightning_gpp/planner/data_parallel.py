@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.base import DoesNotFitError, PlanRequest
-from lightning_gpp.planner.baselines.best_plan import BestPlan
+from lightning_gpp.planner.base import DoesNotFitError, PlanRequest, does_not_fit
 from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import validate_plan
@@ -36,9 +35,11 @@ def data_parallel(request: PlanRequest) -> Plan:
     """
     if (refusal := _refusal(request)) is not None:
         raise ValueError(refusal)
-    name = request.named(NAME)
-    best = _best(request, name, by_speed=True)
-    return best.plan if best is not None else _what_is_closest(request, name)
+    best = _best(request, request.named(NAME), by_speed=True)
+    if best is None:
+        text = does_not_fit(request, f"no plan of {NAME} fits")
+        raise DoesNotFitError(f"{text}; or divide the model: planner=graphpipe")
+    return best.plan
 
 
 def shared_by_all(
@@ -74,38 +75,21 @@ def _best(request: PlanRequest, name: str, *, by_speed: bool) -> PlanEvaluation 
     return best
 
 
-def _what_is_closest(request: PlanRequest, name: str) -> Plan:
-    """Raises DoesNotFitError, which says how much memory would do."""
-    closest = BestPlan(request)
-    closest.show(_plans(request, name, by_speed=True))
-    try:
-        return closest.plan(NAME)
-    except DoesNotFitError as error:
-        raise DoesNotFitError(
-            f"{error}; or divide the model, which is whole on every device here: planner=graphpipe"
-        ) from error
-
-
 def _refusal(request: PlanRequest) -> str | None:
     """Why the devices cannot share the mini-batch; None where they can."""
-    count = request.num_devices
+    count, most = request.num_devices, request.max_replicas
     if request.num_microbatches is not None and request.num_microbatches % count:
-        return (
-            f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
-            f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
-            "(null), or change it or the number of devices"
-        )
-    if request.max_replicas is not None and request.max_replicas < count:
-        return (
-            f"{NAME} puts a replica on each of {count} devices, but max_replicas is "
-            f"{request.max_replicas}; raise it, or use another planner"
-        )
-    if request.minibatch_size < count:
-        return (
-            f"{NAME} shares a mini-batch of {request.minibatch_size} samples among {count} "
-            f"devices, which leaves some without; use at least {count} samples, or fewer devices"
-        )
-    return None
+        wrong = f"num_microbatches must be a multiple of {count}, got {request.num_microbatches}"
+    elif most is not None and most < count:
+        wrong = f"max_replicas must not be less, got {most}"
+    elif request.minibatch_size < count:
+        wrong = f"a mini-batch must have a sample for each, got {request.minibatch_size}"
+    else:
+        return None
+    return (
+        f"{NAME} puts a replica on each of {count} devices: {wrong}; change that or the number of "
+        "devices, or use another planner"
+    )
 
 
 def _plans(request: PlanRequest, name: str, *, by_speed: bool) -> Iterator[Plan]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
 from lightning_gpp.common.checks import check_whole
@@ -10,14 +11,7 @@ from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
-from lightning_gpp.planner.base import (
-    ADAM_VALUES,
-    ONE_VERSION,
-    HeldVersions,
-    Planner,
-    PlanRequest,
-)
-from lightning_gpp.planner.baselines.best_plan import refusal_notes
+from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.baselines.pipedream import pipedream
 from lightning_gpp.planner.baselines.piper import piper
 from lightning_gpp.planner.data_parallel import data_parallel
@@ -59,12 +53,7 @@ def make_plan(
     *,
     minibatch_size: int,
     planner: str = GRAPHPIPE,
-    costs: Costs | Profile | None = None,
-    num_microbatches: int | None = None,
-    schedule: str = "1f1b",
-    optimizer_values: int = ADAM_VALUES,
-    may_recompute: bool = False,
-    max_replicas: int | None = None,
+    **options: Any,
 ) -> Plan:
     """Plans a model for a cluster.
 
@@ -74,30 +63,13 @@ def make_plan(
             link.
         minibatch_size: samples of one optimizer step.
         planner: name in :data:`PLANNERS`.
-        costs: what the operators cost. Without them, or for kinds of devices that they do not
-            know, they are estimated from sizes and data sheets, and the plan's ``planner`` says so.
-        num_microbatches: fixes the number of micro-batches; the planner chooses if not given.
-        schedule: name of the schedule that will run the plan.
-        optimizer_values: values that the optimizer keeps per trained parameter.
-        may_recompute: whether stages may run their forward again instead of keeping activations.
-        max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone.
+        options: those of :func:`plan_request`: ``costs``, ``num_microbatches``, ``schedule``, ….
 
     Raises:
         TypeError: an argument is of another type.
         ValueError: a name is unknown, or the model cannot be planned like this.
     """
-    request = plan_request(
-        graph,
-        cluster,
-        minibatch_size=minibatch_size,
-        costs=costs,
-        num_microbatches=num_microbatches,
-        schedule=schedule,
-        optimizer_values=optimizer_values,
-        may_recompute=may_recompute,
-        max_replicas=max_replicas,
-    )
-    return answer(request, planner)
+    return answer(plan_request(graph, cluster, minibatch_size=minibatch_size, **options), planner)
 
 
 def answer(request: PlanRequest, planner: str) -> Plan:
@@ -122,8 +94,7 @@ def ask(request: PlanRequest, planner: str) -> SearchResult:
         if planner in RANKING:
             result = RANKING[planner](request)
         else:
-            plan = PLANNERS[planner](request)
-            result = SearchResult(plan, refusal_notes(plan))
+            result = SearchResult(PLANNERS[planner](request))
     try:
         validate_plan(result.best, request.graph, request.num_devices)
     except ValueError as error:
@@ -138,27 +109,37 @@ def plan_request(
     graph: ModelGraph,
     cluster: Cluster | int,
     *,
-    minibatch_size: int,
     costs: Costs | Profile | None = None,
-    num_microbatches: int | None = None,
     schedule: str = "1f1b",
-    optimizer_values: int = ADAM_VALUES,
-    may_recompute: bool = False,
-    max_replicas: int | None = None,
-    held_versions: HeldVersions = ONE_VERSION,
+    minibatch_size: int,
+    **options: Any,
 ) -> PlanRequest:
-    """The question to a planner, from what people give; the arguments are :func:`make_plan`'s.
+    """The question to a planner, from what people give.
 
-    And ``held_versions``, where the schedule is one that does not drain: copies of its parameters
-    that a stage holds.
+    Args:
+        graph: the model.
+        cluster: the devices and links; a number stands for as many equal devices with the default
+            link.
+        costs: what the operators cost. Without them, or for kinds of devices that they do not
+            know, they are estimated from sizes and data sheets, and the plan's ``planner`` says so.
+        schedule: name of the schedule that will run the plan.
+        minibatch_size: samples of one optimizer step.
+        options: further attributes of a :class:`PlanRequest`: ``num_microbatches``,
+            ``optimizer_values``, ``may_recompute``, ``max_replicas``, ``held_versions``.
 
     Raises:
         TypeError: an argument is of another type.
         ValueError: a number makes no sense, or the costs do not belong to the graph.
     """
-    if isinstance(costs, Profile):
-        costs = Costs((costs,))
-    _check_types(graph, cluster, costs)
+    costs = Costs((costs,)) if isinstance(costs, Profile) else costs
+    for name, value, kinds in (
+        ("graph", graph, (ModelGraph,)),
+        ("cluster", cluster, (Cluster, int)),
+        ("costs", costs, (Costs, type(None))),
+    ):
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"{name} must be of type {expected}, got a {type(value).__name__}")
     check_whole("minibatch_size", minibatch_size)
     if isinstance(cluster, int):
         if cluster < 1:
@@ -170,35 +151,7 @@ def plan_request(
     else:
         _check_takes_time(costs)
         costs = with_estimates(costs, graph, cluster, minibatch_size)
-    return PlanRequest(
-        graph=graph,
-        cluster=cluster,
-        costs=costs,
-        minibatch_size=minibatch_size,
-        num_microbatches=num_microbatches,
-        optimizer_values=optimizer_values,
-        may_recompute=may_recompute,
-        max_replicas=max_replicas,
-        held_versions=held_versions,
-    ).scheduled(schedule)
-
-
-def _check_types(graph: object, cluster: object, costs: object) -> None:
-    """Refuses what people mistake for a graph, a cluster or costs, and says how to get one."""
-    if not isinstance(graph, ModelGraph):
-        raise TypeError(
-            f"graph must be a ModelGraph, got {_short(graph)}; a Workload has one as its .graph"
-        )
-    if not isinstance(cluster, (Cluster, int)) or isinstance(cluster, bool):
-        raise TypeError(
-            f"cluster must be a Cluster or a number of devices, got {_short(cluster)}; "
-            "lightning_gpp.cluster.cluster_preset makes one of a name"
-        )
-    if costs is not None and not isinstance(costs, Costs):
-        raise TypeError(
-            f"costs must be Costs or a Profile, got {_short(costs)}; a Workload makes them with "
-            ".costs_for(cluster), lightning_gpp.cost.load_costs reads them from a file"
-        )
+    return PlanRequest(graph, cluster, costs, minibatch_size, **options).scheduled(schedule)
 
 
 def _check_takes_time(costs: Costs) -> None:
@@ -210,8 +163,3 @@ def _check_takes_time(costs: Costs) -> None:
                 f"says 0 seconds for all of its {len(operators)} operators; a plan needs times: "
                 "profile the model, or leave the costs out to have them estimated"
             )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -127,30 +127,10 @@ def _counts(request: PlanRequest) -> list[int]:
     return sorted(few, reverse=True)[:2] or [min(counts)]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A plan, and the question that it answers.
-
-    Attributes:
-        result: the plan, with what its planner says of the search.
-        request: the question, with the schedule that runs the plan.
-        notes: why the schedule is not the one that is used where memory allows.
-    """
-
-    result: SearchResult
-    request: PlanRequest
-    notes: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        return self.result.best
-
-
 def choose_schedule(
     request: PlanRequest, schedule: str | None, search: Callable[[PlanRequest], SearchResult]
-) -> Answered:
-    """The plan of a search, with the schedule that runs it.
+) -> tuple[SearchResult, PlanRequest, tuple[str, ...]]:
+    """The answer of a search, its question with the schedule that runs it, and why not the first.
 
     Args:
         request: the question; its own schedule plays no part.
@@ -166,19 +146,19 @@ def choose_schedule(
     """
     if schedule is not None:
         asked = request.scheduled(schedule)
-        return Answered(search(asked), asked)
+        return search(asked), asked, ()
     with_all, with_few = (replace(request, schedule=name) for name in (HOLDS_ALL, HOLDS_FEW))
     first: SearchResult | None = None
     with suppress(DoesNotFitError):
         first = search(with_all)
         if _fits(first.best, with_all):
-            return Answered(first, with_all)
+            return first, with_all, ()
     second = search(with_few)
     if first is not None and not _fits(second.best, with_few):
-        return Answered(first, with_all)
+        return first, with_all, ()
     if _fits(second.best, with_all):  # the first search has missed it
-        return Answered(second, with_all)
-    return Answered(second, with_few, (_why_few(second.best, with_all),))
+        return second, with_all, ()
+    return second, with_few, (_why_few(second.best, with_all),)
 
 
 def _fits(plan: Plan, request: PlanRequest) -> bool:
@@ -198,16 +178,13 @@ def _why_few(plan: Plan, with_all: PlanRequest) -> str:
 
 
 def plan_to_run(
-    question: PlanQuestion,
-    search: Callable[[PlanRequest, str], SearchResult] = ask,
-    fuller: Callable[[Plan, PlanRequest], Plan] = on_all_devices,
+    question: PlanQuestion, search: Callable[[PlanRequest, str], SearchResult] = ask
 ) -> PlanToRun:
     """Asks the planner, fills idle devices, and numbers devices as the ranks that they will be.
 
     Args:
         question: the question.
         search: asks a planner by its name.
-        fuller: a plan on more devices.
 
     Raises:
         ValueError: there is no such planner or no plan, or the one made by hand cannot run.
@@ -215,17 +192,16 @@ def plan_to_run(
     request, made = question.request, question.plan
     if made is not None:
         validate_plan(made, request.graph, request.num_devices)
-        result = SearchResult(made)
-        answered = choose_schedule(request, question.schedule, lambda _: result)
-        ranks = rank_of_device(made, request.num_devices)
-        return PlanToRun(made, answered.request, ranks, result, answered.notes)
-    answered = choose_schedule(
+        given = SearchResult(made)
+        result, request, notes = choose_schedule(request, question.schedule, lambda _: given)
+        return PlanToRun(made, request, rank_of_device(made, request.num_devices), result, notes)
+    result, request, notes = choose_schedule(
         request, question.schedule, lambda asked: search(asked, question.planner)
     )
-    plan, request, notes = answered.plan, answered.request, answered.notes
-    if question.uses_all_devices and (full := fuller(plan, request)) != plan:
+    plan = result.best
+    if question.uses_all_devices and (full := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, full, request),)
         plan = full
     plan = with_loss_on(plan, request.num_devices - 1, request)
     ranks = rank_of_device(plan, request.num_devices)
-    return PlanToRun(*by_rank(plan, request), ranks, answered.result, notes)
+    return PlanToRun(*by_rank(plan, request), ranks, result, notes)

@@ -12,42 +12,22 @@ Beside it: ``timeline`` says what happened, ``ssgd`` is pure data parallelism as
 ``what_if`` tries changes, ``refit`` corrects costs by recorded steps.
 """
 
-from lightning_gpp.simulate.critical_path import critical_path
-from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
-from lightning_gpp.simulate.program_costs import (
-    Bucket,
-    MessageBytes,
-    Overhead,
-    ProgramCosts,
-    StageCosts,
-    StepCosts,
-)
-from lightning_gpp.simulate.simulation import Simulation, simulate
-from lightning_gpp.simulate.task import TaskKind
-from lightning_gpp.simulate.timeline.predicted import predicted_timeline
-from lightning_gpp.simulate.timeline.shares import shares
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
-from lightning_gpp.simulate.usage import usage
-
-__all__ = [
-    "Bucket",
-    "MessageBytes",
-    "Overhead",
-    "ProgramCosts",
-    "Simulation",
-    "Span",
-    "SpanKind",
-    "StageCosts",
-    "StepCosts",
-    "TaskKind",
-    "Timeline",
-    "TimelineStage",
-    "critical_path",
-    "predicted_timeline",
-    "program_costs",
-    "shares",
-    "simulate",
-    "simulate_plan",
-    "usage",
-]
+from lightning_gpp.simulate.critical_path import critical_path as critical_path
+from lightning_gpp.simulate.plan_costs import program_costs as program_costs
+from lightning_gpp.simulate.plan_costs import simulate_plan as simulate_plan
+from lightning_gpp.simulate.program_costs import Bucket as Bucket
+from lightning_gpp.simulate.program_costs import MessageBytes as MessageBytes
+from lightning_gpp.simulate.program_costs import Overhead as Overhead
+from lightning_gpp.simulate.program_costs import ProgramCosts as ProgramCosts
+from lightning_gpp.simulate.program_costs import StageCosts as StageCosts
+from lightning_gpp.simulate.program_costs import StepCosts as StepCosts
+from lightning_gpp.simulate.simulation import Simulation as Simulation
+from lightning_gpp.simulate.simulation import simulate as simulate
+from lightning_gpp.simulate.task import TaskKind as TaskKind
+from lightning_gpp.simulate.timeline.predicted import predicted_timeline as predicted_timeline
+from lightning_gpp.simulate.timeline.shares import shares as shares
+from lightning_gpp.simulate.timeline.span import Span as Span
+from lightning_gpp.simulate.timeline.span import SpanKind as SpanKind
+from lightning_gpp.simulate.timeline.timeline import Timeline as Timeline
+from lightning_gpp.simulate.timeline.timeline import TimelineStage as TimelineStage
+from lightning_gpp.simulate.usage import usage as usage

@@ -9,15 +9,12 @@ own device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Literal, get_args
 
-from lightning_gpp.cluster import AllReduce, all_reduce_s
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.request_tables import edge_bytes
-from lightning_gpp.planner.step_time.gradients import Rule, in_buckets, stage_gradients
+from lightning_gpp.planner.step_time.gradients import in_buckets, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.planner.step_time.stage_costs import stage_memory, users_step_bytes
 from lightning_gpp.schedule.lower import reduce_groups
@@ -29,13 +26,6 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.simulation import Simulation, simulate
-from lightning_gpp.simulate.ssgd import MERGING
-
-Overlap = Literal["at_end", "wait_free", "merged", "buckets"]
-"""How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or into the buckets
-of our runtime (here of whole operators, there of parameters)."""
-
-RULES: Mapping[str, Rule] = {**MERGING, "buckets": in_buckets}
 
 
 def simulate_plan(
@@ -57,28 +47,18 @@ def simulate_plan(
 
 
 def program_costs(
-    plan: Plan,
-    request: PlanRequest,
-    *,
-    overlap: Overlap = "buckets",
-    all_reduce: AllReduce = "ring",
-    step: StepCosts | None = None,
+    plan: Plan, request: PlanRequest, *, step: StepCosts | None = None
 ) -> ProgramCosts:
     """What the program of a plan costs.
 
     Args:
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch.
-        overlap: how the gradients of replicas are cut into sums.
-        all_reduce: how they are summed.
         step: what a step costs besides; nothing if not given.
 
     Raises:
-        ValueError: the plan does not fit the model, has no number of micro-batches, or ``overlap``
-            is unknown.
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    if overlap not in RULES:
-        raise ValueError(f"unknown overlap {overlap!r}; known: {', '.join(get_args(Overlap))}")
     run, besides, forward, backward = PipelineRun(plan, request), step or StepCosts(), {}, {}
     unit_size = run.unit_size
     for edge in run.replica_edges:
@@ -95,10 +75,8 @@ def program_costs(
         backward_s=loss.backward_s + besides.loss_backward_s,
         fixed_bytes=loss.fixed_bytes + step_bytes,
     )
-    buckets = tuple(_buckets(run, overlap, all_reduce))
-    return ProgramCosts(
-        request.cluster, (*stages, loss), forward, backward, buckets, besides, all_reduce
-    )
+    buckets = tuple(_buckets(run))
+    return ProgramCosts(request.cluster, (*stages, loss), forward, backward, buckets, besides)
 
 
 def _stage_costs(run: PipelineRun) -> Iterator[StageCosts]:
@@ -120,7 +98,7 @@ def _stage_costs(run: PipelineRun) -> Iterator[StageCosts]:
         yield StageCosts(0.0, 0.0)
 
 
-def _buckets(run: PipelineRun, overlap: Overlap, all_reduce: AllReduce) -> Iterator[Bucket]:
+def _buckets(run: PipelineRun) -> Iterator[Bucket]:
     """The sums of every reduce group in the order in which they begin."""
     request = run.request
     for index, group in enumerate(reduce_groups(run.graph.stages, run.graph.devices)):
@@ -129,13 +107,7 @@ def _buckets(run: PipelineRun, overlap: Overlap, all_reduce: AllReduce) -> Itera
             if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
                 yield Bucket(index, size_bytes)
             continue
-        gradients = stage_gradients(
-            request,
-            run.plan.stages[group.stage],
-            run.unit_size,
-            group.parameters,
-            cuts_layers=overlap == "buckets",  # as the runtime does
-        )
-        sum_s = partial(all_reduce_s, request.cluster, group.devices, algorithm=all_reduce)
-        for piece in RULES[overlap](gradients, sum_s):
+        stage = run.plan.stages[group.stage]
+        gradients = stage_gradients(request, stage, run.unit_size, group.parameters)
+        for piece in in_buckets(gradients):
             yield Bucket(index, piece.size_bytes, gradients.part(piece))

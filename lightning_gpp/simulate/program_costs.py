@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lightning_gpp.cluster import AllReduce, Cluster, Link, channels
+from lightning_gpp.cluster import Cluster, Link, channels
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
 
@@ -131,11 +131,6 @@ class StepCosts:
     action_s: float = 0.0
 
     @property
-    def has_input(self) -> bool:
-        """Whether reading a mini-batch and copying it to the device takes time."""
-        return self.data_s > 0 or self.host_link is not None
-
-    @property
     def input_s(self) -> float:
         """Seconds in which a mini-batch is read and copied."""
         link = self.host_link
@@ -173,8 +168,6 @@ class ProgramCosts:
             to source.
         buckets: in the order in which a device begins their sums.
         step: what comes besides.
-        all_reduce: how the gradients of replicas are summed
-            (:mod:`lightning_gpp.cluster.collectives`).
     """
 
     cluster: Cluster
@@ -183,7 +176,6 @@ class ProgramCosts:
     backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
-    all_reduce: AllReduce = "ring"
 
     def with_bytes(self, factor: float) -> ProgramCosts:
         """With so many times the bytes of messages and sums."""

@@ -265,7 +265,7 @@ class ProgramWork:
 
     def _add_sums(self, never: int) -> None:
         """The sums of replicated stages, in the order in which devices begin them."""
-        cluster, algorithm = self.costs.cluster, self.costs.all_reduce
+        cluster = self.costs.cluster
         groups, first_port = self.program.reduce_groups, self.work.num_ports
         self.work.num_ports += len(groups)
         summing = [d for group in groups if group.stage is not None for d in group.devices]
@@ -276,14 +276,14 @@ class ProgramWork:
                 if groups[index].stage is None:
                     continue
                 number = index + minibatch * len(groups)
-                names = all_reduce_channels(cluster, devices, algorithm)
+                names = all_reduce_channels(cluster, devices)
                 last = tuple(self._lasts.get((number, device), never) for device in devices)
                 waiting = tuple(self._summed[number])
                 for item in waiting:
                     self.work.missing[item] += 1
                 sums = []
                 for one in buckets:
-                    seconds = all_reduce_s(cluster, devices, one.size_bytes, algorithm)
+                    seconds = all_reduce_s(cluster, devices, one.size_bytes)
                     sums.append((one.ready_fraction, seconds))
                     action = self._reduces.get(number)
                     self.sums.append(Shown(TaskKind.REDUCE, action, one.size_bytes, names))

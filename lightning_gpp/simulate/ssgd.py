@@ -19,15 +19,15 @@ The program goes through the one engine; the paper's closed formulas are what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
+from lightning_gpp.cluster import Cluster, all_reduce_s
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients, Rule, SumSeconds
+from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients, SumSeconds
 from lightning_gpp.schedule import GPIPE, Action, Kind, Program
 from lightning_gpp.schedule.program_parts import ReduceGroup, Replica
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
@@ -67,10 +67,7 @@ def merged(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     return found
 
 
-MERGING: Mapping[str, Rule] = {"at_end": at_end, "wait_free": each_layer, "merged": merged}
-"""Ways to sum the gradients of a backward, each at least as good as the one before it."""
-
-VARIANTS: Mapping[str, Rule] = {
+VARIANTS: Mapping[str, Callable[[Gradients, SumSeconds], list[GradientPiece]]] = {
     "naive": at_end,
     "pre-fetch": at_end,
     "wait-free": each_layer,
@@ -128,14 +125,12 @@ class Ssgd:
         variant: name in :data:`VARIANTS`.
         step: reading a device's mini-batch (``data_s``), copying it (``input_bytes`` over
             ``host_link``) and the optimizer (``optimizer_s``). Devices read side by side.
-        all_reduce: algorithm of the sums.
     """
 
     layers: Sequence[Layer]
     cluster: Cluster
     variant: str = "wait-free"
     step: StepCosts = field(default_factory=StepCosts)
-    all_reduce: AllReduce = "ring"
 
     def program(self) -> Program:
         """A forward, a backward, the sums and the update on every device.
@@ -171,7 +166,7 @@ class Ssgd:
         ]
         gradients = Gradients(pieces, ends_s[-1])
         devices = range(self.cluster.num_devices)
-        sum_s = partial(all_reduce_s, self.cluster, devices, algorithm=self.all_reduce)
+        sum_s = partial(all_reduce_s, self.cluster, devices)
         found = VARIANTS[self.variant](gradients, sum_s)
         forward_s = sum(layer.forward_s for layer in self.layers)
         return ProgramCosts(
@@ -179,7 +174,6 @@ class Ssgd:
             (StageCosts(forward_s, ends_s[-1]),) * len(devices),
             buckets=tuple(Bucket(0, each.size_bytes, gradients.part(each)) for each in found),
             step=self.step,
-            all_reduce=self.all_reduce,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What a change would bring: other devices, links, bytes or input, better overlap, more devices.
+"""What a change would bring: other devices, links or bytes, more devices.
 
 Every change is simulated anew, so that it shows what becomes the bottleneck after it.
 """
@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.checks import LARGEST
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
-from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
+from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd import MERGING, Ssgd, model_layers
+from lightning_gpp.simulate.ssgd import Ssgd, model_layers
 from lightning_gpp.simulate.usage import Usage, usage
 
 
@@ -32,9 +32,6 @@ class Case:
         plan: the stages.
         request: the question that it answers.
         step: what a step costs beside compute and messages.
-        overlap: how the gradients of replicas are cut into sums.
-        all_reduce: how they are summed.
-        prefetch: whether the input of the next step is read while one runs.
         bytes_factor: of the bytes of messages and sums.
         planner: who is asked for a plan of another question.
         schedule: of such a plan; None leaves it to what fits into memory.
@@ -43,20 +40,14 @@ class Case:
     plan: Plan
     request: PlanRequest
     step: StepCosts = field(default_factory=StepCosts)
-    overlap: Overlap = "buckets"
-    all_reduce: AllReduce = "ring"
-    prefetch: bool = False
     bytes_factor: float = 1.0
     planner: str = "graphpipe"
     schedule: str | None = None
 
     @cached_property
     def simulation(self) -> Simulation:
-        """A step; without its input where that is read ahead."""
-        step = self.step.without_input if self.prefetch else self.step
-        costs = program_costs(
-            self.plan, self.request, overlap=self.overlap, all_reduce=self.all_reduce, step=step
-        )
+        """A step."""
+        costs = program_costs(self.plan, self.request, step=self.step)
         return simulate_plan(self.plan, self.request, costs.with_bytes(self.bytes_factor))
 
     @cached_property
@@ -76,9 +67,8 @@ class Case:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, none shorter than its input; of several in a row their mean."""
-        step_s = self.simulation.minibatch_s
-        return max(step_s, self.step.input_s) if self.prefetch else step_s
+        """Seconds of a step; of several in a row their mean."""
+        return self.simulation.minibatch_s
 
     @property
     def samples_per_s(self) -> float:
@@ -146,7 +136,7 @@ class Case:
             for layer in model_layers(request, self.request.minibatch_size * part)
         ]
         step = self.step.of_part(part, count)
-        return Ssgd(layers, request.cluster, variant, step, self.all_reduce)
+        return Ssgd(layers, request.cluster, variant, step)
 
 
 def _compute(case: Case, factor: float) -> Case:
@@ -166,48 +156,28 @@ def _faster(profile: Profile, factor: float) -> Profile:
     return replace(profile, operators=operators)
 
 
-def _bandwidth(case: Case, factor: float) -> Case:
-    def faster(link: Link) -> Link:
-        bytes_per_s = min(LARGEST, link.bandwidth_bytes_per_s * factor)
-        return replace(link, bandwidth_bytes_per_s=bytes_per_s)
+def _links(case: Case, bandwidth: float = 1.0, latency: float = 1.0) -> Case:
+    def changed(link: Link) -> Link:
+        bytes_per_s = min(LARGEST, link.bandwidth_bytes_per_s * bandwidth)
+        return replace(link, bandwidth_bytes_per_s=bytes_per_s, latency_s=link.latency_s * latency)
 
-    return _with_links(case, faster)
-
-
-def _latency(case: Case, factor: float) -> Case:
-    return _with_links(case, lambda link: replace(link, latency_s=link.latency_s * factor))
-
-
-def _with_links(case: Case, change: Callable[[Link], Link]) -> Case:
     cluster = case.request.cluster
-    changed = replace(
+    cluster = replace(
         cluster,
-        host_link=change(cluster.host_link),
-        rack_link=cluster.rack_link and change(cluster.rack_link),
-        spine_link=cluster.spine_link and change(cluster.spine_link),
-        host_links=tuple(HostLink(each.host, change(each.link)) for each in cluster.host_links),
+        host_link=changed(cluster.host_link),
+        rack_link=cluster.rack_link and changed(cluster.rack_link),
+        spine_link=cluster.spine_link and changed(cluster.spine_link),
     )
-    return replace(case, request=replace(case.request, cluster=changed))
-
-
-def _bytes(case: Case, factor: float) -> Case:
-    return replace(case, bytes_factor=case.bytes_factor * factor)
-
-
-def _input(case: Case, factor: float) -> Case:
-    step = case.step
-    data_s, input_bytes = step.data_s / factor, step.input_bytes / factor
-    return replace(case, step=replace(step, data_s=data_s, input_bytes=input_bytes))
+    return replace(case, request=replace(case.request, cluster=cluster))
 
 
 CHANGES: Mapping[str, Callable[[Case, float], Case]] = {
     "compute": _compute,
-    "bandwidth": _bandwidth,
-    "latency": _latency,
-    "bytes": _bytes,
-    "input": _input,
+    "bandwidth": lambda case, factor: _links(case, bandwidth=factor),
+    "latency": lambda case, factor: _links(case, latency=factor),
+    "bytes": lambda case, factor: replace(case, bytes_factor=case.bytes_factor * factor),
 }
-"""What can be changed by a factor: speed of devices, links, bytes, speed of reading the input."""
+"""What can be changed by a factor: speed of devices, links, bytes."""
 
 
 def twice(cluster: Cluster) -> Cluster:
@@ -231,12 +201,7 @@ def twice(cluster: Cluster) -> Cluster:
         )
         for device in cluster.devices
     )
-    links = tuple(HostLink(f"{own.host}'", own.link) for own in cluster.host_links)
-    return replace(
-        cluster,
-        devices=(*cluster.devices, *copies),
-        host_links=(*cluster.host_links, *links),
-    )
+    return replace(cluster, devices=(*cluster.devices, *copies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +232,6 @@ def levers(case: Case) -> list[Lever]:
         "devices twice as fast": partial(case.changed, {"compute": 2.0}),
         "twice the devices": case.on_twice_the_devices,
     }
-    if case.step.has_input:
-        changes["input twice as fast"] = partial(case.changed, {"input": 2.0})
-        if not case.prefetch:
-            changes["input read ahead"] = partial(replace, case, prefetch=True)
-    if any(stage.num_replicas > 1 for stage in case.plan.stages):
-        rules = [*MERGING]
-        for rule in rules[rules.index(case.overlap) + 1 :] if case.overlap in rules else ["merged"]:
-            changes[f"sums of gradients: {rule}"] = partial(replace, case, overlap=rule)
     found = [_lever(name, make, case.samples_per_s) for name, make in changes.items()]
     return sorted(found, key=lambda lever: -1.0 if lever.gain is None else lever.gain, reverse=True)
 

@@ -91,22 +91,15 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
 
 
 def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
-    prefix, full_graph = run.settings.prefix, run.settings.full_graph
-    train_modes = {
-        name.removeprefix(prefix): flag
-        for name, flag in run.train_modes.items()
-        if name.startswith(prefix)
-    }
-    if run.settings.module is not None:
-        train_modes[""] = run.train_modes[run.settings.module]
-    args, kwargs = _shared(run, example)
+    full_graph, train_modes = run.settings.full_graph, train_modes_of(run)
+    args, kwargs = shared_example(run, example)
     chunked: ChunkedModel | None = None
     if full_graph is None:
-        captured = _captured(run, args, kwargs, train_modes)
+        captured = captured_alike(run, args, kwargs, train_modes)
     else:
         call = GraphCall.of(run.target, args, kwargs)
         with without_caches(run.target):
-            captured = _captured(
+            captured = captured_alike(
                 run, call.args, call.kwargs, train_modes, mixing_methods(run.target)
             )
         with waiting_for("Dividing the graph into chunks", run.module):
@@ -127,11 +120,24 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
     if run.peers is not None and run.control.is_leader:
         decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
     plan, schedule = run.control.share(decided, "waiting for rank 0's plan")
-    pipeline = _joined(run, captured, plan, schedule, planned, chunked)
+    pipeline = joined(run, captured, plan, schedule, planned, chunked)
     if chunked is not None:  # stages keep what they read of the graph, and no more
         codes = pipeline.executor.stages.values()
         chunked.keep_arguments({name for code in codes for name in code.inputs})
     return pipeline
+
+
+def train_modes_of(run: PipelinedRun) -> dict[str, bool]:
+    """Training flags of the pipelined module and its sub-modules while training, by name in it."""
+    prefix = run.settings.prefix
+    train_modes = {
+        name.removeprefix(prefix): flag
+        for name, flag in run.train_modes.items()
+        if name.startswith(prefix)
+    }
+    if run.settings.module is not None:
+        train_modes[""] = run.train_modes[run.settings.module]
+    return train_modes
 
 
 def _planned(
@@ -195,7 +201,9 @@ def _measured(
     return Costs(profiles), tuple(dict.fromkeys(note for _, notes in measured for note in notes))
 
 
-def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def shared_example(
+    run: PipelinedRun, example: Example | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Rank 0's first micro-batch, on the device where this rank captures the model.
 
     That is the rank's own if rank 0 captures it on one of that type: all ranks have to see the same
@@ -216,13 +224,14 @@ def _shared(run: PipelinedRun, example: Example | None) -> tuple[tuple[Any, ...]
     return tuple(args), dict(kwargs)
 
 
-def _captured(
+def captured_alike(
     run: PipelinedRun,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     train_modes: dict[str, bool],
     opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
 ) -> CapturedModel:
+    """All ranks: the model, captured and checked by rank 0, and traced alike by the others."""
     settings, verified = run.settings, None
     if not run.control.is_leader:
         verified = run.control.hear("waiting until rank 0 has captured the model")
@@ -243,22 +252,41 @@ def _captured(
     return captured
 
 
-def _joined(
+def joined(
     run: PipelinedRun,
     captured: CapturedModel,
     plan: Plan,
     schedule: str,
     planned: Planned | None,
     chunked: ChunkedModel | None,
+    first: Pipeline | None = None,
 ) -> Pipeline:
-    """This rank's part of the pipeline of a plan."""
+    """This rank's part of the pipeline of a plan.
+
+    Args:
+        run: of this rank.
+        captured: the model.
+        plan: of all ranks.
+        schedule: name of the schedule.
+        planned: how the plan came about; on rank 0 only.
+        chunked: the model in chunks of one graph; None where micro-batches are of samples.
+        first: the pipeline of another form of call, which has put parameters where they are.
+    """
     settings, control, transport = run.settings, run.control, run.transport
-    stages = plan_graph(plan, captured.graph)
+    if first is None:
+        ranks, loss_device = rank_of_device(plan, control.num_ranks), None
+    else:
+        ranks = first.rank_of_device
+        loss_device = ranks.index(0)
+    stages = plan_graph(plan, captured.graph, loss_device)
     if settings.is_asynchronous:
         stages.check_updates()
-    ranks = rank_of_device(plan, control.num_ranks)
     codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
-    partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+    if first is None:
+        partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+    else:
+        partition = first.partition
+        partition.also_read(readers)
     groups = reduce_groups(stages.stages, stages.devices)
     transport.connect(_pairs(stages, ranks, groups))
     summed = {

@@ -260,6 +260,10 @@ class Pipeline:
             finally:
                 self.executor.forward_context = nullcontext
 
+    def has_made(self, program: Program) -> bool:
+        """Whether a program is one of this pipeline's, and not of another form of call."""
+        return any(program is each for each in self._programs.values())
+
     # Sizes -----------------------------------------------------------------------------------
 
     def call_sizes(self, unit_sizes: Sequence[int], *, is_trained: bool) -> Sequence[int]:

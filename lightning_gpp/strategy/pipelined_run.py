@@ -28,7 +28,7 @@ from lightning_gpp.strategy.logging.logs import LogCall
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told
+from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told, UseForm
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
@@ -61,6 +61,8 @@ class PipelinedRun:
 
     Attributes:
         model: what is built, however it is divided; None before.
+        forms: pipelines of all forms in which the forward has been called; one of them is the
+            model.
         has_module: whether a module is attached.
         module: the LightningModule.
         target: the module in it whose forward is pipelined.
@@ -99,6 +101,7 @@ class PipelinedRun:
         self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
         self.is_alone = self.transport.num_ranks == 1
         self.model: Pipeline | SpmdModel | None = None
+        self.forms: list[Pipeline] = []
         self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
@@ -342,8 +345,7 @@ class PipelinedRun:
         self.averages = held_averages(self.module.trainer, partition)
         elsewhere = frozenset(name for name, ranks in holders.items() if ranks != (0,))
         if isinstance(model, Pipeline):
-            model.settle(self.target, self.partial_optimizers)
-            model.before_call, model.before_minibatch = self._before_backward, self._begin_averages
+            self.take_form(model)
             if self.peers is not None:
                 self._averaged = AveragedGradients(held, self.peers, model.means(self.peers))
         else:  # all ranks write the same into their buffers
@@ -352,6 +354,24 @@ class PipelinedRun:
         self.model = model
         self.take_saved_optimizers()
         self.on_built()
+
+    def take_form(self, pipeline: Pipeline) -> None:
+        """All ranks: the pipeline of a form of call is built, on the parameters that ranks hold."""
+        pipeline.settle(self.target, self.partial_optimizers)
+        pipeline.before_call = self._before_backward
+        pipeline.before_minibatch = self._begin_averages
+        self.forms.append(pipeline)
+
+    def to_form(self, pipeline: Pipeline) -> None:
+        """Rank 0: all ranks use the pipeline of a form of call."""
+        if self.model is not pipeline:
+            self.lead(UseForm(number := self.forms.index(pipeline)))
+            self.use_form(number)
+
+    def use_form(self, number: int) -> None:
+        """All ranks: what follows is of this form of call."""
+        self.built.time.leave()
+        self.model = self.forms[number]
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:

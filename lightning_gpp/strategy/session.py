@@ -245,8 +245,8 @@ class Session:
         if self.run.has_module and not self.run.is_shape_only:
             tell_device(self.run.module, torch.device("cpu"))
         self.run.control.meet("waiting for the end of the run on all ranks")
-        if model is not None:
-            model.close()
+        for each in {id(each): each for each in (*self.run.forms, model) if each}.values():
+            each.close()
         if self.run.peers is not None:
             self.run.peers.close()
 

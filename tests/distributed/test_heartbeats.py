@@ -26,10 +26,3 @@ def test_a_stopped_rank_is_noticed_and_killed(pool: WorkerPool) -> None:
 
 def test_a_busy_rank_is_not_lost(pool: WorkerPool) -> None:
     assert pool.run(heartbeat_ranks.busy, num_ranks=2) == [[], []]
-
-
-def test_a_killed_rank_is_a_loss(pool: WorkerPool) -> None:
-    first, second = pool.outcomes(heartbeat_ranks.killed, num_ranks=2)
-    assert first.value is not None, first.describe()
-    assert first.value[0] == 1 and "killed" in first.value[1]
-    assert second.exit_code == -signal.SIGKILL

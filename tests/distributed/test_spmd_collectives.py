@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import collectives_contract as contract
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.threads.collectives import (
-    ThreadCollectiveHub,
-    ThreadCollectives,
-)
+from helpers.threads.collectives import ThreadCollectiveHub, ThreadCollectives
+from helpers.threads.start import of_ranks
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
@@ -24,11 +21,7 @@ CPU = torch.device("cpu")
 
 def on_threads(check: Callable[..., Any], num_ranks: int, limit_s: float = 10.0) -> list[Any]:
     hub = ThreadCollectiveHub(num_ranks, limit_s)
-    with ThreadPoolExecutor(num_ranks) as threads:
-        runs = [
-            threads.submit(check, ThreadCollectives(hub, rank), rank) for rank in range(num_ranks)
-        ]
-        return [run.result() for run in runs]
+    return of_ranks(num_ranks, lambda rank: check(ThreadCollectives(hub, rank), rank))
 
 
 def test_threads() -> None:

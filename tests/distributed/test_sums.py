@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import sums_contract as contract
 import torch
 import torch.distributed as dist
+from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.workers import WorkerPool
 
@@ -17,9 +17,7 @@ from lightning_gpp.runtime.sums.sums import ProcessSums
 
 def on_threads(check: Callable[..., Any], num_ranks: int) -> list[Any]:
     hub = ThreadSumHub()
-    with ThreadPoolExecutor(num_ranks) as threads:
-        runs = [threads.submit(check, ThreadSums(hub, rank), rank) for rank in range(num_ranks)]
-        return [run.result() for run in runs]
+    return of_ranks(num_ranks, lambda rank: check(ThreadSums(hub, rank), rank))
 
 
 def test_threads():

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from helpers import transport_contract as contract
 from helpers.host_copies import HostCopies
+from helpers.threads.start import of_ranks
 from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 
@@ -23,21 +24,7 @@ from lightning_gpp.runtime.waits import TransportError
 
 def on_threads(*bodies: Callable[[Transport], None]) -> None:
     hub = ThreadHub(len(bodies))
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            bodies[rank](hub.transport(rank))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    of_ranks(len(bodies), lambda rank: bodies[rank](hub.transport(rank)))
 
 
 @pytest.mark.parametrize(

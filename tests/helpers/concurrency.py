@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import lightning.pytorch as lp
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_gpp import GraphPipeStrategy
+from helpers.training import make_trainer
 from lightning_gpp.runtime.action_record import ActionRecord
 
 PAUSE_S = 0.1
@@ -48,20 +49,10 @@ PLAN = [["left"], ["right"], ["head"]]
 
 def record_towers(num_microbatches: int, schedule: str) -> list[ActionRecord]:
     """Trains one step on three ranks; returns this rank's records."""
-    strategy = GraphPipeStrategy(
-        num_microbatches, plan=PLAN, schedule=schedule, leaf_modules=[Pause], timeout=100.0
-    )
+    strategy = {"num_microbatches": num_microbatches, "plan": PLAN, "schedule": schedule}
+    trainer = make_trainer(strategy | {"leaf_modules": [Pause], "timeout": 100.0}, 3, max_steps=1)
     records: list[ActionRecord] = []
-    strategy.on_record = records.append
-    trainer = lp.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        devices=3,
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    chosen: Any = trainer.strategy
+    chosen.on_record = records.append
     trainer.fit(TwoTowers(), DataLoader(TensorDataset(torch.randn(16, 2)), batch_size=16))
     return records

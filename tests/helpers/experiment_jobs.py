@@ -27,7 +27,6 @@ def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, flo
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         config = compose("config", overrides=[*overrides, f"paths.output_dir={folder}"])
     with quiet():
-        warnings.filterwarnings("error", ".*ambiguous collection")  # steps say their batch size
         return train(config)
 
 
@@ -43,4 +42,5 @@ def train_resolved(plain: Mapping[str, Any]) -> dict[str, float]:
     config = OmegaConf.create(dict(plain))
     config.strategy.start_method = "popen"
     with quiet():
+        warnings.filterwarnings("error", ".*ambiguous collection")  # steps say their batch size
         return train(config)

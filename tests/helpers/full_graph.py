@@ -10,21 +10,12 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 import torch.nn.functional as F
-from standin.switch import devices
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from helpers.history_reference import Net
-from helpers.training import quiet
-
-DEFAULTS = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-}
+from helpers.training import make_trainer, quiet
 
 
 def random_graph(num_vertices: int = 31, num_edges: int = 90, seed: int = 0) -> Data:
@@ -85,29 +76,33 @@ class FullGraphJob:
     precision: str | None = None
 
 
-def sent_bytes(
-    job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int, step: int = 2
-) -> float:
-    """Bytes of all messages between ranks in one of the first three steps; on rank 0."""
+def sent_bytes(job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int) -> float:
+    """Bytes of all messages between ranks in the last of three steps; on rank 0."""
     from lightning_gpp import TimelineCallback
-    from lightning_gpp.strategy import GNNPipeStrategy
 
-    module, graph = job.module().double(), random_graph(**job.graph)
-    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
-    with quiet(), tempfile.TemporaryDirectory() as folder:
-        callback = TimelineCallback([step], dirpath=folder)
-        trainer = lp.Trainer(
-            strategy=GNNPipeStrategy(timeout=100.0, **strategy),
-            devices=num_ranks,
-            max_epochs=3,
-            callbacks=[callback],
-            **DEFAULTS,
-        )
-        trainer.fit(module, loader)
+    with tempfile.TemporaryDirectory() as folder:
+        callback = TimelineCallback([2], dirpath=folder)
+        trainer = _trainer(strategy, num_ranks, max_epochs=3, callbacks=[callback])
+        _fit(trainer, job.module().double(), random_graph(**job.graph))
     if trainer.global_rank:
         return 0.0
-    messages = list(callback.timelines[step].messages())
-    return sum(sent.size_bytes or 0 for sent, _ in messages)
+    return sum(sent.size_bytes or 0 for sent, _ in callback.timelines[2].messages())
+
+
+def _trainer(strategy: Mapping[str, Any] | None, num_ranks: int, **options: Any) -> lp.Trainer:
+    ours = None
+    if strategy is not None:
+        ours = {"kind": "GNNPipeStrategy", "timeout": 100.0, **strategy}
+    with quiet():
+        return make_trainer(ours, num_ranks, **options)
+
+
+def _fit(
+    trainer: lp.Trainer, module: lp.LightningModule, graph: Data, *, val: bool = False
+) -> None:
+    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
+    with quiet():
+        trainer.fit(module, loader, loader if val else None)
 
 
 def fit(
@@ -127,23 +122,14 @@ def fit(
     Returns:
         The weights, the scores of every training step and the metrics.
     """
-    chosen: Any = "auto"
-    if strategy is not None:
-        from lightning_gpp.strategy import GNNPipeStrategy
-
-        chosen = GNNPipeStrategy(**{"timeout": 100.0, **strategy})
     module, graph = job.module().double(), random_graph(**job.graph)
     if job.precision is not None:
         module, graph = module.float(), graph.apply(_in_float32)
-    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
-    with quiet():
-        options = {**DEFAULTS, "max_epochs": job.epochs, "precision": job.precision}
-        if strategy is not None:
-            options |= devices(num_ranks)
-        if accelerator is not None:
-            options |= {"accelerator": accelerator, "devices": num_ranks}
-        trainer = lp.Trainer(strategy=chosen, **options)
-        trainer.fit(module, loader, loader)
+    options: dict[str, Any] = {"max_epochs": job.epochs, "precision": job.precision}
+    if accelerator is not None:
+        options |= {"accelerator": accelerator, "devices": num_ranks}
+    trainer = _trainer(strategy, num_ranks, **options)
+    _fit(trainer, module, graph, val=True)
     return {
         "weights": {n: p.detach().clone() for n, p in module.named_parameters() if not p.is_meta},
         "scores": module.scores,
@@ -157,20 +143,11 @@ def _in_float32(tensor: Tensor) -> Tensor:
 
 def refusal(graph: Data, module: lp.LightningModule, strategy: Mapping[str, Any]) -> str:
     """The error of a step on one device: its type and text."""
-    from lightning_gpp.strategy import GNNPipeStrategy
-
-    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
-    with quiet():
-        trainer = lp.Trainer(
-            strategy=GNNPipeStrategy(**{"chunks": 4, **strategy}),
-            devices=1,
-            max_epochs=1,
-            **DEFAULTS,
-        )
-        try:
-            trainer.fit(module.double(), loader)
-        except Exception as error:  # of any kind: the test looks at it
-            return f"{type(error).__name__}: {error}"
+    trainer = _trainer({"chunks": 4, **strategy}, 1, max_epochs=1)
+    try:
+        _fit(trainer, module.double(), graph)
+    except Exception as error:  # of any kind: the test looks at it
+        return f"{type(error).__name__}: {error}"
     return "none"
 
 

@@ -153,17 +153,3 @@ def profiles(draw: st.DrawFn, graph: ModelGraph) -> Profile:
     }
     assume(any(each.forward_s or each.backward_s for each in operators.values()))
     return Profile(operators, microbatch_size=MICROBATCH_SIZE)
-
-
-@st.composite
-def stage_dags(draw: st.DrawFn, max_stages: int = 8) -> StageGraph:
-    """Random stage graphs, connected or not, with and without gradients."""
-    count = draw(st.integers(1, max_stages))
-    edges = []
-    for target in range(count):
-        for source in sorted(draw(st.sets(st.integers(-1, target - 1), max_size=3))):
-            size_bytes = draw(st.integers(0, 10**8))
-            edges.append(
-                StageEdge(source, target, (f"v{source}",), size_bytes, draw(st.booleans()))
-            )
-    return StageGraph(count, tuple(sorted(edges, key=lambda edge: (edge.source, edge.target))))

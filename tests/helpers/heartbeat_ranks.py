@@ -6,7 +6,6 @@ import ctypes
 import os
 import queue
 import signal
-import time
 from typing import Any
 
 import torch.distributed as dist
@@ -75,15 +74,3 @@ def busy() -> list[tuple[int, str]]:
     if dist.get_rank() == 1:
         ctypes.PyDLL(None).usleep(int(2e6 * SILENCE_S))
     return heard.end()
-
-
-def killed() -> tuple[int, str] | None:
-    """Rank 1's process ends without a goodbye."""
-    heard = Heard()
-    if dist.get_rank() == 1:
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        return heard.lost.get(timeout=LIMIT_S)
-    finally:
-        heard.close()

@@ -19,7 +19,6 @@ from helpers.training import (
     Training,
     make_trainer,
     quiet,
-    real_tensors,
     train,
 )
 from lightning_gpp.graph import StageEdge
@@ -28,12 +27,13 @@ from lightning_gpp.planner.plan.plan import Plan
 Strategy = dict[str, Any] | None
 
 
-def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
+def fit_mixed(where: str, num_steps: int, num_ranks: int = 3) -> list[float]:
     """Trains a module whose loss checks each pair, on samples mixed by random numbers.
 
     Args:
         where: the mixing happens in the data set's ``"getitem"``, there but in a ``"worker"``
             process of the loader, or in the ``"collate"`` function.
+        num_steps: of the training; an epoch, which starts the worker, has four.
         num_ranks: ranks of the job.
     """
     if where == "collate":
@@ -48,38 +48,11 @@ def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
         trainer = make_trainer(
             {"num_microbatches": 4, "timeout": 100.0},
             num_ranks,
-            max_steps=12,
+            max_steps=num_steps,
             callbacks=[Recording(result)],
         )
         trainer.fit(modules.EchoModel().double(), loader)
     return result.losses
-
-
-def fit_repeatedly(strategy: Strategy, num_ranks: int = 1) -> dict[str, Any]:
-    """One module through two fits of two Trainers, with validations between and after.
-
-    Returns:
-        The metrics of the validations; the weights after each fit; a prediction of the module
-        in this process (rank 0 only).
-    """
-    training = Training(ExportableModel, DataSpec(num_inputs=2))
-    train_loader = training.data.loader()
-    val_loader = training.validation_data().loader()
-    module = training.module()
-    found: dict[str, Any] = {"metrics": [], "weights": []}
-    with quiet():
-        for num_steps in (6, 5):
-            trainer = make_trainer(strategy, num_ranks, max_steps=num_steps)
-            found["metrics"] += trainer.validate(module, val_loader, verbose=False)
-            trainer.fit(module, train_loader)
-            found["metrics"] += trainer.validate(module, val_loader, verbose=False)
-            found["weights"].append(real_tensors(module))
-    found["rank"] = trainer.global_rank
-    if trainer.global_rank == 0:
-        inputs, _ = training.data.tensors()
-        with torch.no_grad():
-            found["prediction"] = module(*inputs)
-    return found
 
 
 def evaluate_another(strategy: Strategy, num_ranks: int = 1) -> dict[str, Any]:
@@ -140,15 +113,6 @@ def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -
         )
         trainer.fit(training.module(), training.data.loader())
     return shown + [str(w.message) for w in seen if "lightning_gpp" in w.filename]
-
-
-def predictions(strategy: Strategy, num_ranks: int = 1) -> list[Tensor]:
-    """What ``predict`` returns for batches of eight samples and a last one of two (rank 0)."""
-    training = Training(ExportableModel, DataSpec(num_inputs=2, num_samples=26))
-    with quiet():
-        trainer = make_trainer(strategy, num_ranks)
-        found = trainer.predict(_Predicting().double(), training.data.loader())
-    return list(found or [])
 
 
 class _Predicting(ExportableModel):

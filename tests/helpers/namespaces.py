@@ -40,10 +40,6 @@ class Host:
         """What processes on it need to find the others."""
         return {"GLOO_SOCKET_IFNAME": self.link}
 
-    def unplug(self) -> None:
-        """Nothing goes over the link any more, and nobody is told."""
-        _ip("-n", self.name, "link", "set", self.link, "down")
-
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:

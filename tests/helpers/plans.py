@@ -12,6 +12,8 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage, validate_plan
 
 MAX_EXTRA_STAGES = 3
+MOST_TRIES = 100
+"""Of replicas: there are stages that no draw fits."""
 
 
 def captured_graph(training: Training) -> ModelGraph:
@@ -22,14 +24,14 @@ def captured_graph(training: Training) -> ModelGraph:
 
 
 def any_plan(request: PlanRequest, choose: random.Random) -> Plan:
-    """A random plan for some of the devices, with replicas and all; the others stay idle.
+    """A random plan for two of the devices or more, with replicas and all; others stay idle.
 
     Args:
         request: the question.
         choose: makes the choices.
     """
     most = min(request.num_devices, len(request.graph))
-    used = choose.sample(range(request.num_devices), choose.randint(1, most))
+    used = choose.sample(range(request.num_devices), choose.randint(min(2, most), most))
     plan = random_plan(
         request.graph,
         num_devices=len(used),
@@ -80,7 +82,7 @@ def random_plan(
             for i, (start, end) in enumerate(bounds)
         )
     )
-    while with_replicas:
+    for _ in range(MOST_TRIES if with_replicas else 0):
         other = _with_replicas(plan, graph, num_devices, choose, num_microbatches)
         with contextlib.suppress(ValueError):  # values without samples cannot be cut
             validate_plan(other, graph, num_devices)

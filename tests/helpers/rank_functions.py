@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,12 +20,6 @@ def hang_on(rank: int) -> None:
     """Waits forever on one rank."""
     while int(os.environ["RANK"]) == rank:
         time.sleep(0.1)
-
-
-def die_on(rank: int) -> None:
-    """Kills the process of one rank."""
-    if int(os.environ["RANK"]) == rank:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_a_thread() -> None:

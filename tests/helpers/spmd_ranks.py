@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from helpers.threads.collectives import (
-    ThreadCollectiveHub,
-    ThreadCollectives,
-)
-from lightning_gpp.spmd.placement import PARTIAL, Placement
-from lightning_gpp.spmd.run.moves import Shards
+from helpers.threads.collectives import ThreadCollectiveHub, ThreadCollectives
+from helpers.threads.start import of_ranks
 
 T = TypeVar("T")
 
@@ -23,24 +15,9 @@ T = TypeVar("T")
 def on_threads(num_ranks: int, rank_function: Callable[[ThreadCollectives], T]) -> list[T]:
     """What a function returns on each of some threads that have collectives; the first error."""
     hub = ThreadCollectiveHub(num_ranks, timeout_s=100.0)
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = rank_function(ThreadCollectives(hub, rank))
-        except BaseException as error:
-            errors.append(error)
-            hub.waits.abort(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    return [results[rank] for rank in range(num_ranks)]
+    return of_ranks(
+        num_ranks, lambda rank: rank_function(ThreadCollectives(hub, rank)), [hub.waits]
+    )
 
 
 def random_shares(num_devices: int, draw: random.Random) -> tuple[float, ...]:
@@ -48,25 +25,3 @@ def random_shares(num_devices: int, draw: random.Random) -> tuple[float, ...]:
     weights = [draw.choice((0.02, 0.3, 1.0, draw.random() + 0.01)) for _ in range(num_devices)]
     total = sum(weights)
     return tuple(weight / total for weight in weights)
-
-
-def dealt(whole: Tensor, placement: Placement, shards: Shards) -> list[Tensor]:
-    """The parts of all devices of a tensor; summands are random."""
-    num = shards.num_devices
-    if placement.is_shard:
-        return [part.clone() for part in shards.cut_all(whole, placement)]
-    if placement != PARTIAL:
-        return [whole.clone() for _ in range(num)]
-    others = [torch.randn_like(whole) for _ in range(num - 1)]
-    return [whole - sum(others, torch.zeros_like(whole)), *others]
-
-
-def joined(parts: Sequence[Tensor], placement: Placement, shards: Shards) -> Tensor:
-    """The tensor that parts of all devices are; checks that copies are equal."""
-    if placement.is_shard:
-        return shards.join(parts, placement)
-    if placement == PARTIAL:
-        return torch.stack(list(parts)).sum(0)
-    for part in parts[1:]:
-        torch.testing.assert_close(part, parts[0], rtol=1e-9, atol=1e-9)
-    return parts[0]

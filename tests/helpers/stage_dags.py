@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import RunState
@@ -180,7 +179,6 @@ def run_on_threads(
     toy: ToyStages,
     x: Tensor,
     unit_sizes: Sequence[int],
-    on_record: Callable[[int, ActionRecord], None] | None = None,
     *,
     num_backwards: int = 0,
 ) -> ToyBoundary:
@@ -197,7 +195,6 @@ def run_on_threads(
     output = f"v{toy.stages.num_stages - 1}"
     boundary = (WholeBoundary if num_backwards else ToyBoundary)(x, sizes, output)
     copies = [toy.copy() for _ in range(num_devices)]
-    errors: list[BaseException] = []
 
     def work(device: int) -> None:
         own = copies[device]
@@ -214,29 +211,15 @@ def run_on_threads(
             shared=own.weights,
             sums=sums[device],
             timeout_s=100,
-            on_record=None if on_record is None else lambda record: on_record(device, record),
         )
         mine = boundary if device == program.devices[-1] else None
-        try:
-            if num_backwards:
-                arguments = (program, unit_sizes)
-                in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
-            else:
-                Run(executor, program, unit_sizes, training=True, boundary=mine).whole()
-        except BaseException as error:
-            errors.append(error)
-            for mailbox in hub.mailboxes:
-                mailbox.waits.abort(error)
-            for each in sums:
-                each.waits.abort(error)
+        if num_backwards:
+            arguments = (program, unit_sizes)
+            in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
+        else:
+            Run(executor, program, unit_sizes, training=True, boundary=mine).whole()
 
-    threads = [threading.Thread(target=work, args=(d,)) for d in range(num_devices)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    of_ranks(num_devices, work, [each.waits for each in (*hub.mailboxes, *sums)])
     _collect_gradients(program, toy, copies)
     return boundary
 

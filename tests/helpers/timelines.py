@@ -51,7 +51,6 @@ def fit_with_timeline(
     plan: Any = None,
     costs: Any = None,
     schedule: str | None = None,
-    checkpoint: Path | None = None,
     **trainer_arguments: Any,
 ) -> TimelineRun:
     """Trains a model of two towers, with a plan of its own or a given one."""
@@ -80,7 +79,7 @@ def fit_with_timeline(
         data = DataSpec(num_samples=num_samples, num_inputs=2).loader().dataset
         validation = DataLoader(data, 40)
         module = ExportableModel().double()
-        trainer.fit(module, DataLoader(data, 8), validation, ckpt_path=checkpoint)
+        trainer.fit(module, DataLoader(data, 8), validation)
     run.logged, run.users_records = logger.rows, len(records)
     return run
 

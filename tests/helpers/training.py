@@ -40,7 +40,7 @@ class Training:
 
     build: Callable[[], SupervisedModule]
     data: DataSpec = field(default_factory=DataSpec)
-    num_steps: int = 20
+    num_steps: int = 12
     validate: bool = True
     trainer: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], list[lp.Callback]] = list

@@ -12,159 +12,113 @@ from torch.utils.data import DataLoader
 from helpers.models import DataSpec
 from helpers.random_models import OptimizerSpec, SupervisedModule
 
-TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-NO_CACHE = {"use_cache": False}
-SIZES = {
+NONE = (
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_dropout", "dropout"),
+    *("attention_dropout", "activation_dropout", "embed_dropout", "resid_dropout", "dropout_rate"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "drop_path_rate", "feat_proj_dropout"),
+    *("layerdrop", "mask_time_prob"),
+)
+COMMON = {
+    **dict.fromkeys(NONE, 0.0),
+    "vocab_size": 50,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+    "use_cache": False,
+    "max_position_embeddings": 64,
     "hidden_size": 16,
+    "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-ENCODER = {**TOKENS, **SIZES, **NO_DROPOUT, "max_position_embeddings": 64}
-NARROW = {**ENCODER, "embedding_size": 8}
-EVEN = {**ENCODER, "embedding_size": 16}
-DECODER = {
-    **TOKENS,
-    **SIZES,
-    **NO_CACHE,
     "num_key_value_heads": 1,
     "head_dim": 8,
-    "max_position_embeddings": 64,
+    "image_size": 8,
 }
-GPT = {
-    **TOKENS,
-    **NO_CACHE,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 64,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
-IMAGES = {**SIZES, **NO_DROPOUT, "image_size": 8, "patch_size": 4}
-OF_A_GROUP = ("q", "k", "v", "post_attention", "intermediate", "output")
+"""What most kinds know of; the others do not look at it."""
+NOT_OF = {"falcon": ("head_dim",), "swin": ("head_dim", "num_attention_heads", "num_hidden_layers")}
 
-BACKBONES: dict[str, dict[str, Any]] = {
+OWN: dict[str, dict[str, Any]] = {
     # Encoders
-    "albert": NARROW,
-    "bert": ENCODER,
-    "convbert": {**EVEN, "head_ratio": 1},
-    "deberta-v2": ENCODER,
-    "distilbert": {
-        **TOKENS,
-        "dim": 16,
-        "n_layers": 2,
-        "n_heads": 2,
-        "hidden_dim": 32,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
+    "albert": {"embedding_size": 8},
+    "bert": {},
+    "convbert": {"embedding_size": 16, "head_ratio": 1},
+    "deberta-v2": {},
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+    "electra": {"embedding_size": 8},
+    "fnet": {},
+    "layoutlm": {"max_2d_position_embeddings": 64},
+    "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 8, "true_hidden_size": 8},
+    "modernbert": {},
+    "mpnet": {},
+    "roberta": {},
+    "roformer": {"embedding_size": 16},
+    "squeezebert": {
+        "embedding_size": 16,
+        **dict.fromkeys(("q_groups", "k_groups", "v_groups", "post_attention_groups"), 1),
+        "intermediate_groups": 1,
+        "output_groups": 1,
     },
-    "electra": NARROW,
-    "fnet": ENCODER,
-    "layoutlm": {**ENCODER, "max_2d_position_embeddings": 64},
-    "mobilebert": {**EVEN, "intra_bottleneck_size": 8, "true_hidden_size": 8},
-    "modernbert": ENCODER,
-    "mpnet": ENCODER,
-    "roberta": ENCODER,
-    "roformer": EVEN,
-    "squeezebert": {**EVEN, **{f"{name}_groups": 1 for name in OF_A_GROUP}},
     # Decoders
-    "bloom": {**TOKENS, **NO_CACHE, "hidden_size": 16, "n_layer": 2, "n_head": 2},
-    "cohere": DECODER,
-    "falcon": {**TOKENS, **NO_CACHE, **SIZES, "hidden_dropout": 0.0, "attention_dropout": 0.0},
-    "gemma": DECODER,
-    "gemma2": DECODER,
-    "gpt2": GPT,
-    "gpt_neo": {
-        **TOKENS,
-        **NO_CACHE,
-        "hidden_size": 16,
-        "num_layers": 2,
-        "num_heads": 2,
-        "attention_types": [[["global", "local"], 1]],
-        "max_position_embeddings": 64,
-        "embed_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "resid_dropout": 0.0,
-    },
-    "gpt_neox": DECODER,
-    "gptj": {**GPT, "rotary_dim": 4},
-    "llama": DECODER,
-    "mamba": {**TOKENS, **NO_CACHE, **SIZES, "state_size": 4, "time_step_rank": 2},
-    "mistral": DECODER,
-    "mixtral": {**DECODER, "num_local_experts": 2},
-    "mpt": {**TOKENS, **NO_CACHE, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64},
-    "olmo2": DECODER,
-    "opt": {**DECODER, "ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0},
-    "phi": DECODER,
-    "qwen2": DECODER,
-    "qwen3": DECODER,
+    "bloom": {"n_layer": 2, "n_head": 2},
+    "cohere": {},
+    "falcon": {},
+    "gemma": {},
+    "gemma2": {},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt_neo": {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": {},
+    "gptj": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "rotary_dim": 4},
+    "llama": {},
+    "mamba": {"state_size": 4, "time_step_rank": 2},
+    "mistral": {},
+    "mixtral": {"num_local_experts": 2},
+    "mpt": {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64},
+    "olmo2": {},
+    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16},
+    "phi": {},
+    "qwen2": {},
+    "qwen3": {},
     # An encoder and a decoder
     "bart": {
-        **TOKENS,
-        **NO_CACHE,
         "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "dropout": 0.0,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
+        **{
+            f"{part}_{what}": 2
+            for part in ("encoder", "decoder")
+            for what in ("layers", "attention_heads")
+        },
         "encoder_ffn_dim": 32,
         "decoder_ffn_dim": 32,
-        "max_position_embeddings": 64,
     },
-    "t5": {
-        **TOKENS,
-        **NO_CACHE,
-        "d_model": 16,
-        "d_kv": 8,
-        "num_layers": 2,
-        "num_heads": 2,
-        "d_ff": 32,
-        "dropout_rate": 0.0,
-        "decoder_start_token_id": 0,
-    },
+    "t5": {"d_model": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2, "d_ff": 32},
     # Images and sounds
-    "beit": {**IMAGES, "drop_path_rate": 0.0},
-    "clip_vision_model": IMAGES,
-    "convnext": {
-        "image_size": 8,
-        "patch_size": 2,
-        "hidden_sizes": [8, 8],
-        "depths": [1, 1],
-        "num_stages": 2,
-    },
-    "deit": IMAGES,
-    "dinov2": IMAGES,
+    "beit": {"patch_size": 4},
+    "clip_vision_model": {"patch_size": 4},
+    "convnext": {"patch_size": 2, "hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2},
+    "deit": {"patch_size": 4},
+    "dinov2": {"patch_size": 4},
     "resnet": {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]},
-    "siglip_vision_model": IMAGES,
+    "siglip_vision_model": {"patch_size": 4},
     "swin": {
-        "image_size": 8,
         "patch_size": 2,
         "embed_dim": 8,
         "depths": [1, 1],
         "num_heads": [1, 2],
         "window_size": 2,
-        "drop_path_rate": 0.0,
     },
-    "vit": IMAGES,
+    "vit": {"patch_size": 4},
     "wav2vec2": {
-        **SIZES,
         "conv_dim": (8, 8),
         "conv_kernel": (3, 3),
         "conv_stride": (2, 2),
         "num_feat_extract_layers": 2,
         "num_conv_pos_embeddings": 4,
         "num_conv_pos_embedding_groups": 2,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "feat_proj_dropout": 0.0,
-        "layerdrop": 0.0,
-        "mask_time_prob": 0.0,
     },
+}
+BACKBONES: dict[str, dict[str, Any]] = {
+    kind: {name: value for name, value in COMMON.items() if name not in NOT_OF.get(kind, ())} | own
+    for kind, own in OWN.items()
 }
 """Name of a kind of model in transformers -> options of its configuration."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from helpers.models import DataSpec
 from helpers.random_models import OptimizerSpec, SupervisedModule
+from helpers.transformer_backbones import BACKBONES
 
 LENGTH, TOKENS, CLASSES = 7, 50, 3
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -92,83 +94,20 @@ class Contrast(OwnLoss):
         return result.loss, [result.logits_per_image]
 
 
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
+def auto(head: str, kind: str, **options: Any) -> nn.Module:
+    """A backbone with a head, as users build them."""
+    import transformers
 
-    return BertForSequenceClassification(
-        BertConfig(
-            **SIZES,
-            vocab_size=TOKENS,
-            intermediate_size=32,
-            max_position_embeddings=16,
-            num_labels=CLASSES,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
+    config = transformers.AutoConfig.for_model(kind, **BACKBONES[kind], **options)
+    model: nn.Module = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    return model
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=TOKENS,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=16,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-            use_cache=False,
-        )
-    )
-
-
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **SIZES,
-            vocab_size=TOKENS,
-            num_key_value_heads=1,
-            intermediate_size=32,
-            max_position_embeddings=16,
-            use_cache=False,
-        )
-    )
-
-
-def t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=TOKENS,
-            d_model=16,
-            d_kv=8,
-            num_layers=2,
-            num_heads=2,
-            d_ff=32,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )
-
-
-def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(
-            **IMAGES, num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-        )
-    )
+bert = partial(auto, "SequenceClassification", "bert", num_labels=CLASSES)
+gpt2 = partial(auto, "CausalLM", "gpt2")
+llama = partial(auto, "CausalLM", "llama")
+t5 = partial(auto, "Seq2SeqLM", "t5")
+vit = partial(auto, "ImageClassification", "vit", num_labels=CLASSES)
 
 
 def clip() -> nn.Module:

@@ -181,7 +181,7 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
 def test_small_models_are_planned_nearly_as_well_as_by_brute_force(setting):
     """Without replicas; brute force gives all stages one size of micro-batches."""
     rng = random.Random(setting)
-    for _ in range(4):
+    for _ in range(2):
         tree = tree_of(rng.choice(shapes(4)))
         request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
         found_s = evaluate_plan(search_plans(request).best, request).step_s

@@ -28,10 +28,9 @@ def cases(draw: st.DrawFn, num_devices: st.SearchStrategy[int]) -> Ssgd:
         optimizer_s=dict.fromkeys(range(count), draw(seconds)),
     )
     cluster = uniform_cluster(count, draw(links))
-    return Ssgd(draw(layers_st), cluster, step=step, all_reduce=draw(st.sampled_from(SUMS)))
+    return Ssgd(draw(layers_st), cluster, step=step)
 
 
-SUMS = ("ring", "tree")
 several = st.integers(2, 9)
 
 
@@ -44,12 +43,7 @@ class Formulas:
         self.f_s = sum(layer.forward_s for layer in case.layers)
         self.b_s = [layer.backward_s for layer in case.layers]
         self.c_s = [
-            all_reduce_s(
-                case.cluster,
-                range(case.cluster.num_devices),
-                layer.gradient_bytes,
-                case.all_reduce,
-            )
+            all_reduce_s(case.cluster, range(case.cluster.num_devices), layer.gradient_bytes)
             for layer in case.layers
         ]
         self.u_s = step.optimizer_s[0]

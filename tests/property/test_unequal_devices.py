@@ -79,6 +79,7 @@ def as_if_equal(request: PlanRequest) -> PlanRequest:
     return replace(request, cluster=replace(request.cluster, devices=devices))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kinds", ["abb", "abc", "aabb", "aabbcc"])
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_knowing_the_kinds_is_never_worse_than_taking_them_as_equal(kinds, has_memory):

@@ -49,8 +49,7 @@ def assert_equals_one_device(
     ("optimizer", "dtype", "schedule", "num_ranks"),
     [
         (ADAMW, "float64", "1f1b", 4),
-        (MOMENTUM, "float64", "gpipe", 3),
-        (ADAMW, "float32", "gpipe", 2),
+        (MOMENTUM, "float32", "gpipe", 3),
     ],
 )
 def test_equals_one_device(
@@ -60,9 +59,8 @@ def test_equals_one_device(
     assert_equals_one_device(pool, options, dtype, num_ranks, {"schedule": schedule})
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_tables_on_different_devices_by_hand(pool: WorkerPool, schedule: str) -> None:
-    strategy = {"schedule": schedule, "plan": TABLES_APART}
+def test_tables_on_different_devices_by_hand(pool: WorkerPool) -> None:
+    strategy = {"schedule": "1f1b", "plan": TABLES_APART}
     assert_equals_one_device(pool, {"optimizer": ADAMW}, "float64", 4, strategy)
 
 

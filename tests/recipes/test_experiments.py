@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click_files import write_small_tables
-from helpers.experiment_jobs import train_configuration, train_resolved
+from helpers.experiment_jobs import train_resolved
 from helpers.workers import WorkerPool
 from hydra import compose, initialize_config_module
 from hydra.types import RunMode
@@ -45,8 +45,8 @@ SHORT = (
     "trainer.log_every_n_steps=1",
 )
 MAX_RANKS = 4
-WIDE = 100
-"""Features of a graph network's layers at the most: wider ones only take longer."""
+MOST = {"width": 100, "depth": 8}
+"""Of graph networks: larger ones only take longer."""
 OF_RANK_0 = {"emulated_step_s", "emulated_slip_s", "predicted_step_s", "busiest_device_s"}
 """What emulated steps took, which rank 0 alone reports."""
 
@@ -144,12 +144,13 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     """Trains with as many ranks as the experiment says; a plan by hand is kept."""
     num_ranks = config.trainer.devices
     assert num_ranks <= MAX_RANKS
-    overrides = [name, *SHORT, "strategy.start_method=popen"]
-    if "root" in config.data:  # the workers of the pool have the environment that they started in
-        overrides.append(f"data.root={config.data.root}")
-    if config.recipe.module.get("width", 0) > WIDE:
-        overrides.append(f"recipe.module.width={WIDE}")
-    results = pool.run(train_configuration, overrides, Path("run"), num_ranks=num_ranks)
+    overrides = [name, "paths.output_dir=run", *SHORT]
+    for size, most in MOST.items():
+        if config.recipe.module.get(size, 0) > most:
+            overrides.append(f"recipe.module.{size}={most}")
+    with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
+        plain = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
+    results = pool.run(train_resolved, plain, num_ranks=num_ranks)
     everywhere = [
         {name: value for name, value in result.items() if name not in OF_RANK_0}
         for result in results

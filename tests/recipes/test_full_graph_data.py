@@ -156,11 +156,6 @@ def test_real_citations(
 # Any graph ------------------------------------------------------------------------------------
 
 
-def small() -> Data:
-    masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(MASKS)}
-    return Data(x=torch.ones(6, 2), edge_index=torch.zeros(2, 1).long(), y=torch.arange(6), **masks)
-
-
 def test_the_graph_is_the_only_batch() -> None:
     data = BlockModel(200, 400)
     for loader in (data.train_dataloader(), data.val_dataloader()):

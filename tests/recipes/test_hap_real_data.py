@@ -41,7 +41,7 @@ def metrics_of_an_epoch(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_the_metric_of_one_device(pool: WorkerPool, name: str) -> None:
     *_, metric, least = RECIPES[name]

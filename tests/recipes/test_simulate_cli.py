@@ -90,30 +90,6 @@ class TestSimulate:
             steps.append(simulation(run_folder)["step"]["step_s"])
         assert all(changed_s > steps[0] * 1.05 for changed_s in steps[1:]), steps
 
-    def test_faster_reading_helps_where_reading_bounds_the_step(
-        self, graphpipe: Run, run_folder: Path
-    ) -> None:
-        slow = ["step.data_s=1.0", "prefetch=true", "cluster.num_devices=2"]
-        printed = graphpipe(*SIMULATE, *slow, "job.picture=false", "job.speedup=[]")
-        assert simulation(run_folder)["step"]["step_s"] == pytest.approx(1.0)
-        first = next(iter(simulation(run_folder)["levers"].values()))[0]
-        assert first["name"] == "input twice as fast" and first["gain"] == pytest.approx(1.0)
-        assert "input twice as fast" in printed
-
-    def test_replicas_sum_gradients_as_asked(self, graphpipe: Run, run_folder: Path) -> None:
-        """A slow network: summing at the end is worse, and a tree sends more bytes."""
-        alone = [*SIMULATE, *QUICK, "planner=data_parallel", "cluster.num_devices=4",
-                 "cluster.bandwidth_bytes_per_s=1e6"]  # fmt: skip
-        found = {}
-        for name, more in {
-            "buckets": [], "merged": ["overlap=merged"], "at_end": ["overlap=at_end"],
-            "tree": ["all_reduce=tree"],
-        }.items():  # fmt: skip
-            graphpipe(*alone, *more)
-            found[name] = simulation(run_folder)["step"]["step_s"]
-        assert found["merged"] <= found["buckets"] <= found["at_end"]
-        assert found["tree"] > found["buckets"]
-
     def test_every_plan_has_the_schedule_that_fits(self, graphpipe: Run, run_folder: Path) -> None:
         """All activations are 40 kB and the weights 16 kB; with ``1f1b`` 21 kB do."""
         one = [*SIMULATE, "job.picture=false", "cluster.num_devices=1", "num_microbatches=8"]

@@ -6,6 +6,7 @@ as it runs before torch is imported.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -59,21 +60,17 @@ def folder() -> Path:
 
 
 def build() -> Path:
-    """Builds what is not there; processes that build at once do not disturb each other."""
+    """Builds what is not there; one process builds, others wait for it."""
     target = folder()
-    if target.exists():
-        return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as made:
-        _build_in(Path(made))
-        Path(made).chmod(0o755)
-        try:
-            shutil.copytree(made, f"{made}.done")
-            os.rename(f"{made}.done", target)
-        except OSError:  # another process was faster
-            shutil.rmtree(f"{made}.done", ignore_errors=True)
-            if not target.exists():
-                raise
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                made = Path(scratch, "made")
+                made.mkdir()
+                _build_in(made)
+                made.rename(target)
     return target
 
 

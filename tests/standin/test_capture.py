@@ -194,6 +194,7 @@ def of_ordinary_operators() -> OnGpusAlone:
     return OnGpusAlone(is_custom=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, ["cuda:0", "cuda:0"]], ids=["nccl", "pool"])
 def test_kernels_for_gpus_alone_train(gpus: WorkerPool, devices: list[str] | None) -> None:
     expected = train(Training(of_ordinary_operators, num_steps=6), None)

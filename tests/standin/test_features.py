@@ -118,6 +118,7 @@ def test_as_cpus(gpus: WorkerPool, pool: WorkerPool, name: str) -> None:
         torch.testing.assert_close(found.weights[key], weight, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("ways", [1, 2])
 def test_a_full_graph(gpus: WorkerPool, ways: int) -> None:
     job = FullGraphJob(partial(NodeClassifier, "gcn"), epochs=6)
@@ -135,6 +136,7 @@ def test_chunks_of_a_full_graph(gpus: WorkerPool, pool: WorkerPool) -> None:
     assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", ["full", "sharded"])
 def test_resumed_on_another_number_of_gpus(gpus: WorkerPool, kind: str, tmp_path: Path) -> None:
     expected = train_one_device(replace(PLAIN, num_steps=8))

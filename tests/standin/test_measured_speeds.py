@@ -9,6 +9,7 @@ import torch
 from helpers.workers import WorkerPool
 
 from lightning_gpp.spmd.costs.machine import DeviceSpeeds
+from lightning_gpp.strategy.spmd import measured_speeds
 from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
 
 
@@ -28,8 +29,10 @@ def timed() -> tuple[DeviceSpeeds, int, int]:
 
     device = torch.device("cuda:0")
     layer = torch.nn.Linear(64, 64)
-    update = typical_update([torch.optim.AdamW(layer.parameters())], device)
     with pytest.MonkeyPatch.context() as patch:
+        for name, small in (("SIDE", 64), ("COPIED_BYTES", 1 << 16)):  # a CPU computes it
+            patch.setattr(measured_speeds, f"_ACCELERATOR_{name}", small)
+        update = typical_update([torch.optim.AdamW(layer.parameters())], device)
         patch.setattr(torch, "mm", counted(torch.mm))
         patch.setattr(torch, "add", counted(torch.add))
         counts()

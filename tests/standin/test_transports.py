@@ -70,6 +70,7 @@ def test_the_contract(gpus: WorkerPool, devices: list[str]) -> None:
     gpus.run(run_contract, devices, num_ranks=2)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("devices", WIRES, ids=" ".join)
 def test_tensors_of_the_cpu_stay_there(gpus: WorkerPool, devices: list[str]) -> None:
     gpus.run(run_planes, devices, num_ranks=2)

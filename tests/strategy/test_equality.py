@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.timeout(400)
 
 SCHEDULES = ("gpipe", "1f1b")
-NUM_STEPS = 20
+NUM_STEPS = 10
 
 
 def branchy(spec: ModelSpec, optimizer: OptimizerSpec, **data: object) -> Training:
-    """20 steps; 29 samples in batches of 8: every fourth batch has five samples."""
+    """Ten steps; 29 samples in batches of 8: every fourth batch has five samples."""
     return Training(
         partial(BranchyModel, spec, optimizer),
         DataSpec(num_inputs=spec.num_inputs, **data),  # type: ignore[arg-type]

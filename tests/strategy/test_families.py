@@ -16,7 +16,7 @@ from helpers.workers import WorkerPool
 def test_a_family_trains_as_on_one_device(pool: WorkerPool, index: int) -> None:
     network, inputs = list(FAMILIES.values())[index]
     training = Training(
-        partial(Family, network), FamilyData(num_samples=18, inputs=inputs), num_steps=10
+        partial(Family, network), FamilyData(num_samples=18, inputs=inputs), num_steps=5
     )
     assert_equal_training(
         pool,

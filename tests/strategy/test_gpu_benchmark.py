@@ -53,28 +53,6 @@ def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str])
     assert "predicted: " in recorded
 
 
-RANK = {
-    "step_s": 0.3,
-    "losses": [1.0, 0.5],
-    "difference": 2e-7,
-    "peaks": {
-        "steps": 2_000_000,
-        "first forward": 900_000,
-        "before the checkpoint": 1_500_000,
-        "checkpoint": 1_510_000,
-    },
-    "predicted_bytes": [1_900_000, 1_000_000],
-    "model_bytes": 800_000,
-    "recorded_s": 0.4,
-    "predicted_s": 0.2,
-    "4096": 1000.0,
-    "alone_s": 1.0,
-    "send_s": 0.5,
-    "other_work_s": 0.25,
-    "message_s": 0.125,
-}
-
-
 def place_and_cases(benchmark: ModuleType, *names: str) -> tuple[Any, list[Any]]:
     given = [benchmark.Case(f"{n} {i}", f"{OURS}:{n}", {"asked": i}) for i, n in enumerate(names)]
     return benchmark.Place("two", ("cpu", "cpu"), "cpu"), given

@@ -67,6 +67,7 @@ def assert_as_ddp(pool: WorkerPool, training: Training, ranks: int, **strategy: 
             assert result.global_step == of_ddp.global_step
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_as_many_replicas_of_ddp(pool: WorkerPool, schedule: str) -> None:
     """Shuffled samples are dealt; accumulated gradients are averaged and clipped by their norm."""
@@ -105,6 +106,7 @@ def test_random_models(
     assert_as_ddp(pool, training, plan.num_devices, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_mixed_precision(pool: WorkerPool, precision: str, schedule: str) -> None:

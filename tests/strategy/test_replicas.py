@@ -42,6 +42,7 @@ def test_the_whole_model_on_all_devices(pool: WorkerPool) -> None:
     assert all(result.own_parameters == results[0].own_parameters for result in results)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("num_last", [1, 3])
 def test_a_last_batch_smaller_than_what_replicas_take_at_a_time(
     pool: WorkerPool, num_last: int
@@ -58,6 +59,7 @@ def test_a_last_batch_smaller_than_what_replicas_take_at_a_time(
     assert_equal_training(pool, training, num_ranks=3, num_microbatches=3, plan=plan)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_parameter_of_two_stages_with_replicas(pool: WorkerPool, schedule: str) -> None:
     """The embedding is also the output layer: two stages with replicas on other devices."""
@@ -72,6 +74,7 @@ def test_a_parameter_of_two_stages_with_replicas(pool: WorkerPool, schedule: str
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_trainable_layers_around_replicas(pool: WorkerPool, schedule: str) -> None:
     """The user's step runs on the device of a replica; gradients go back to before the forward."""
@@ -88,6 +91,7 @@ def test_trainable_layers_around_replicas(pool: WorkerPool, schedule: str) -> No
     )
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_loss_may_read_parameters_of_a_replica_on_its_rank(
     pool: WorkerPool, schedule: str
@@ -100,6 +104,7 @@ def test_the_loss_may_read_parameters_of_a_replica_on_its_rank(
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("replicas_first", [True, False])
 def test_a_checkpoint_of_replicas_resumes_on_another_plan(
     pool: WorkerPool, tmp_path: Path, replicas_first: bool
@@ -164,6 +169,7 @@ FREE = Cluster((Device("a"), Device("b")), Link(bandwidth_bytes_per_s=1e15))
 """Sums of gradients and messages take no time, so that replicas are the fastest plan."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_replicas_with_unequal_shares(pool: WorkerPool, schedule: str) -> None:
     """Two thirds and one third of every micro-batch; the last batch has five samples for twelve."""
@@ -177,6 +183,7 @@ def test_replicas_with_unequal_shares(pool: WorkerPool, schedule: str) -> None:
     )
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
     """Nine, then five samples in eight parts, of which the replicas take five and three."""
@@ -184,8 +191,8 @@ def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
         BUILD, DataSpec(num_inputs=2, num_samples=23, batch_size=9, dtype="float64")
     )
     plan = [
-        {"modules": TOWERS, "devices": [0, 2], "shares": [0.625, 0.375]},
-        {"modules": TOP, "devices": [1, 0], "shares": [0.25, 0.75], "microbatch_multiple": 8},
+        {"modules": TOWERS, "devices": [0, 2], "shares": [5, 3]},
+        {"modules": TOP, "devices": [1, 0], "shares": [2, 6]},
     ]
     assert_equal_training(
         *(pool, training), num_ranks=3, num_microbatches=8, plan=plan, schedule=schedule

@@ -48,12 +48,12 @@ That of GPT-2 and Llama is taken in float32, so that its value is equal to 1e-7 
 """
 
 
-def training_of(name: str, num_steps: int = 10) -> Training:
+def training_of(name: str) -> Training:
     build, optimizer, fields = FAMILIES[name]
     kind = models.OwnLoss if name in OWN_LOSS else models.Logits
     kind = models.PairScores if name == "clip" else kind
     data = models.TransformerData(num_samples=18, fields=fields)
-    return Training(partial(kind, build, optimizer), data, num_steps=num_steps, validate=False)
+    return Training(partial(kind, build, optimizer), data, num_steps=5, validate=False)
 
 
 @pytest.mark.parametrize("index", range(len(FAMILIES)), ids=FAMILIES)
@@ -70,6 +70,7 @@ def test_a_family_trains_as_on_one_device(pool: WorkerPool, index: int) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_micro_batches_of_one_sample_without_a_mask(pool: WorkerPool, name: str) -> None:
     """The library tells one sequence from several where positions are the same for all."""
@@ -96,6 +97,7 @@ def shares(plan: Plan, graph: ModelGraph) -> bool:
     )
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", ["bert", "llama", "vit"])
 def test_replicas_share_what_depends_on_no_samples(pool: WorkerPool, name: str) -> None:
     """Positions, masks and sizes cross between stages that take other numbers of samples."""
@@ -121,7 +123,7 @@ def test_a_contrast_within_the_batch_runs_in_one_piece(pool: WorkerPool) -> None
     assert len([line for line in lines if "in one piece, as" in line]) == 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_a_bare_backbone_called_by_keywords_trains_as_on_one_device(
     pool: WorkerPool, kind: str

@@ -26,6 +26,13 @@ from lightning_gpp.capture.values.structure import (
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
+class OtherFormError(ValueError):
+    """A call of another form than the captured one: other containers, or None and tensors swapped.
+
+    Such a forward computes something else, which has to be captured by itself.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """How the arguments of one forward are laid out.
@@ -98,11 +105,13 @@ class Arguments:
         """Input name -> tensor of a later call with the same layout.
 
         Raises:
-            ValueError: the call differs in something that was frozen at capture.
+            OtherFormError: the call has other containers, or None, a flag or a text where there was
+                another or a tensor.
+            ValueError: the call differs in something else that was frozen at capture.
         """
         leaves, structure = self.flat(args, kwargs)
         if structure != self.structure:
-            raise ValueError(
+            raise OtherFormError(
                 f"the model was captured with arguments {self.structure}, got {structure}: "
                 "call forward with the same containers, keys and lengths every time"
             )
@@ -115,7 +124,8 @@ class Arguments:
                 continue
             was = f"argument {path!r} was %s when the model was captured, got"
             if not isinstance(leaf, Tensor):
-                raise ValueError(f"{was % 'a tensor'} {leaf!r}: pass a tensor every time")
+                kind = OtherFormError if _tells_form(leaf) else ValueError
+                raise kind(f"{was % 'a tensor'} {leaf!r}: pass a tensor every time")
             if leaf.dtype != expected:
                 text = was % expected
                 raise ValueError(f"{text} {leaf.dtype}: convert it before the call")
@@ -148,10 +158,16 @@ def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
         else "call it alike in all steps (let it always return everything, say), or "
         "pipeline a sub-module by GraphPipeStrategy(module=...)"
     )
-    raise ValueError(
+    kind = OtherFormError if _tells_form(expected) and _tells_form(leaf) else ValueError
+    raise kind(
         f"argument {path!r} was {expected!r} when the model was captured and is frozen in its "
         f"graph, got {got}: {remedy}"
     )
+
+
+def _tells_form(leaf: Any) -> bool:
+    """Whether an argument has few values, of which each may be a form of call of its own."""
+    return leaf is None or isinstance(leaf, bool | str | Tensor)
 
 
 def _signature(

@@ -8,23 +8,18 @@ the least limit at which one more stage would be possible.
 Spaces with the least lower bounds of a step come first. The plan with the smallest bottleneck is
 not always the fastest: one with fewer stages on its longest path warms up and drains sooner. So
 all that is found on the way to the smallest bottleneck is judged, too, and at larger ones.
-
-Where nothing fits into the devices' memory, it says what would help.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lightning_gpp.cluster import Cluster
-from lightning_gpp.common.units_of_measure import bytes_text
 from lightning_gpp.engine.play import ROUNDING
-from lightning_gpp.planner.base import HOLD_FEWER, HOLDS_FEW, DoesNotFitError, PlanRequest
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.climb import BUDGET
-from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
+from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.homes import given_out
 from lightning_gpp.planner.graphpipe.judge import DraftJudge
 from lightning_gpp.planner.graphpipe.partition import Cut, LimitedWays
@@ -143,7 +138,7 @@ class Divisions:
 
     def at(self, limit_s: float) -> Found | None:
         """The divisions whose stages all keep to a limit per sample; None if there are none."""
-        if limit_s < self.low_s or not self.space.may_fit:
+        if limit_s < self.low_s:
             return None
         for known in self._found:
             if known.slowest_s <= limit_s <= known.limit_s:
@@ -166,8 +161,6 @@ class Divisions:
         Args:
             at_most_s: larger bottlenecks are of no interest.
         """
-        if not self.space.may_fit:
-            return
         high_s, is_found, step = at_most_s, False, PRECISION
         limit_s = min(high_s, self.low_s * step)
         while self.low_s <= limit_s:
@@ -231,80 +224,3 @@ def placed(stages: Sequence[Cut], microbatch_size: float, request: PlanRequest) 
         ).reduced()
         for devices in dict.fromkeys(way for way in ways if way is not None)
     ]
-
-
-def infeasible_error(request: PlanRequest) -> DoesNotFitError:
-    """The error of a question without a plan; its text says what would make it feasible."""
-    return DoesNotFitError(lambda: _text(request))
-
-
-def _text(request: PlanRequest) -> str:
-    limits = [d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None]
-    least, trials, remedies = min(limits, default=0), Trials(), []
-    if request.holds_all and _fits(replace(request, schedule=HOLDS_FEW), trials):
-        remedies.append(HOLD_FEWER)
-    if not request.may_recompute and _fits(replace(request, may_recompute=True), trials):
-        remedies.append(
-            "recomputation would do (may_recompute=True; recompute=true on the command line)"
-        )
-    if _fits(_with_memory(request, None), trials):
-        needed = _least(lambda size: _with_memory(request, size), least, math.inf, 0.02)
-        if needed is not None:
-            size = f"{bytes_text(needed)} ({needed} bytes)"
-            remedies.append(f"{request.num_devices} devices need {size} of memory each")
-    most, now = len(request.graph), request.num_devices
-    count = _least(lambda count: _with_devices(request, count), now, most, 0.0)
-    if count is not None:
-        first = request.cluster.devices[0].name
-        like = f" like {first}" if len(request.cluster.kinds) > 1 or len({*limits}) > 1 else ""
-        remedies.append(f"with the memory they have, {count} devices{like} would do")
-    return (
-        f"no division of the model into stages fits into the memory of {request.num_devices} "
-        f"devices ({bytes_text(least)} on the smallest), as far as was searched; "
-        + ("; ".join(remedies) or "no memory and no number of devices that was tried would do")
-    )
-
-
-def _fits(request: PlanRequest, trials: Trials) -> bool:
-    """Whether a division with any micro-batch size is found, however slow."""
-    problem = Problem(UnitTables(request))
-    return any(
-        Divisions(problem.space(size, trials=trials)).at(math.inf) is not None
-        for size in request.microbatch_sizes
-    )
-
-
-def _least(
-    changed: Callable[[int], PlanRequest], low: int, most: float, precision: float
-) -> int | None:
-    """The least number above one that does not do with which a question has a plan.
-
-    Args:
-        changed: the question with a number.
-        low: does not do.
-        most: more are not tried.
-        precision: the part of the number by which it may be too large.
-    """
-    trials, high = Trials(), low
-    while high == low or not _fits(changed(high), trials):
-        if high >= most or not trials.left:
-            return None
-        low, high = high, int(min(2 * high + 1, most))
-    while high - low > max(1, precision * low):
-        middle = (low + high) // 2
-        low, high = (low, middle) if _fits(changed(middle), trials) else (middle, high)
-    return high
-
-
-def _with_memory(request: PlanRequest, memory_bytes: int | None) -> PlanRequest:
-    devices = tuple(
-        replace(device, memory_bytes=memory_bytes) for device in request.cluster.devices
-    )
-    return replace(request, cluster=replace(request.cluster, devices=devices))
-
-
-def _with_devices(request: PlanRequest, count: int) -> PlanRequest:
-    first = request.cluster.devices[0]
-    devices = tuple(replace(first, name=f"{first.name}.{index}") for index in range(count))
-    cluster = Cluster(devices, request.cluster.slowest_link)
-    return replace(request, cluster=cluster)

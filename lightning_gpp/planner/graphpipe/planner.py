@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.balanced import balanced, balanced_microbatches
-from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.base import DoesNotFitError, PlanRequest, does_not_fit
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.choice import divided, infeasible_error
+from lightning_gpp.planner.graphpipe.choice import divided
 from lightning_gpp.planner.graphpipe.climb import (
     BUDGET,
     best_deals,
@@ -238,7 +238,7 @@ def _result(judge: DraftJudge) -> SearchResult:
     """
     best, request = judge.best, judge.tables.request
     if best is None:
-        raise infeasible_error(request)
+        raise DoesNotFitError(does_not_fit(request, "no division of the model into stages fits"))
     notes: tuple[str, ...] = ()
     if spare := request.num_devices - len(best.devices):
         idle = "1 device stays" if spare == 1 else f"{spare} devices stay"

@@ -223,7 +223,6 @@ class CrewRates:
             least: compute and reduction.
         least_each: the same of the unit at every place.
         each: seconds of a replica's share of a micro-batch at every place.
-        kept_each: bytes that such a share keeps there for its backward.
     """
 
     def __init__(
@@ -251,7 +250,6 @@ class CrewRates:
         self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
         self.least_each = list(map(sub, self.least_seconds[1:], self.least_seconds))
         self.each = list(map(sub, self._seconds[1:], self._seconds))
-        self.kept_each = list(map(sub, self._kept[1:], self._kept))
 
     @cached_method
     def of(self, interval: Interval) -> Rate:

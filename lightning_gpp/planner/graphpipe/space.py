@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_s
 from lightning_gpp.common.cached_method import cached_method
-from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.draft import UnitTables, places
 from lightning_gpp.planner.graphpipe.rates import Contents, Crew, CrewRates
 
@@ -179,7 +177,10 @@ class Space:
     @cached_property
     def work(self) -> list[float]:
         """Running sums over the places of device-seconds per sample that units take at least."""
-        return [*accumulate(self._least(lambda crew, own: (1, own.least_each)), initial=0.0)]
+        rows = [
+            [crew.num_replicas * one for one in own.least_each] for crew, own in self.rates.items()
+        ]
+        return [*accumulate(columns_min(rows), initial=0.0)]
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -208,32 +209,6 @@ class Space:
         fill_s = sum(fastest[place] for place in way)
         step_s = max(sum(columns_min(rows)), fill_s + samples * self.lower_bound_s)
         return LeastStep(fill_s, samples, step_s)
-
-    @cached_property
-    def may_fit(self) -> bool:
-        """Whether all devices together have the memory that any division takes at least.
-
-        Every parameter is on a device, and activations are kept, of one micro-batch or of all.
-        """
-        problem = self.problem
-        can_drop = problem.request.may_recompute
-
-        def kept(crew: Crew, own: CrewRates) -> tuple[int, Sequence[float]]:
-            return 1 if can_drop else self.in_flight(crew.multiple, crew), own.kept_each
-
-        least_bytes = problem.contents.of((0, self.num_places)).kept_bytes + sum(self._least(kept))
-        memory_bytes: float = sum(map(mul, problem.available, problem.memory_bytes))
-        return least_bytes * (1 - ROUNDING) <= memory_bytes
-
-    def _least(
-        self, of_replica: Callable[[Crew, CrewRates], tuple[int, Sequence[float]]]
-    ) -> Sequence[float]:
-        """The least of all crews at every place: so many times what a replica has."""
-        rows = []
-        for crew, own in self.rates.items():
-            times, each = of_replica(crew, own)
-            rows.append([crew.num_replicas * times * one for one in each])
-        return columns_min(rows)
 
 
 class DeviceCounts:

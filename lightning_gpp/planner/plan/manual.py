@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from lightning_gpp.common.checks import short_list
 from lightning_gpp.common.strict_json import from_data
 from lightning_gpp.graph import ModelGraph, OpNode, stage_graph
-from lightning_gpp.planner.plan.plan import Plan, Stage, load_plan, plan_from_data
+from lightning_gpp.planner.plan.plan import FORMAT, Plan, Stage, load_plan
 from lightning_gpp.planner.units.units import find_cycle, order_to_end, output_makers
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
@@ -30,8 +29,7 @@ class NamedStage:
         microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.plan.Stage`; by default the
             number of its devices.
         recompute: as in :class:`~lightning_gpp.planner.plan.plan.Stage`.
-        shares: as there, together the ``microbatch_multiple``; or fractions that sum to one, which
-            are whole numbers of it, by default the least one of which they are.
+        shares: as there, together the ``microbatch_multiple``.
     """
 
     modules: tuple[str, ...]
@@ -39,41 +37,16 @@ class NamedStage:
     devices: tuple[int, ...] | None = None
     microbatch_multiple: int | None = None
     recompute: bool = False
-    shares: tuple[float, ...] = ()
+    shares: tuple[int, ...] = ()
 
     def stage(self, id: int, operators: tuple[str, ...], position: int) -> Stage:
         """The stage of a plan, with its operators known."""
         devices, multiple = self.devices, self.microbatch_multiple
         if devices is None:
             devices = (position if self.device is None else self.device,)
-        shares = self._whole_shares(f"plan: stage {position} ({self})", len(devices))
         if multiple is None:
-            multiple = sum(shares) or len(devices)
-        return Stage(id, operators, devices, multiple, self.recompute, shares)
-
-    def _whole_shares(self, where: str, num_replicas: int) -> tuple[int, ...]:
-        """The shares as a plan has them.
-
-        Raises:
-            ValueError: they are no fractions; the text names the stage.
-        """
-        if all(float(share).is_integer() for share in self.shares):
-            return tuple(map(int, self.shares))
-        total_is_one = math.isclose(sum(self.shares), 1.0, abs_tol=1e-6)
-        if len(self.shares) != num_replicas or min(self.shares) <= 0 or not total_is_one:
-            raise ValueError(
-                f"{where}: expected one share for each of its {num_replicas} devices, positive "
-                f"and together 1 (or whole numbers of micro-batches), got {list(self.shares)}"
-            )
-        known = self.microbatch_multiple
-        for parts in range(1, MOST_PARTS + 1) if known is None else (known,):
-            whole = [round(share * parts) for share in self.shares]
-            if all(math.isclose(n, s * parts, rel_tol=1e-6) for n, s in zip(whole, self.shares)):
-                return tuple(whole)
-        raise ValueError(
-            f"{where}: the shares {list(self.shares)} are whole numbers of no micro-batch of "
-            f"{known or f'up to {MOST_PARTS}'} parts; give them as whole numbers, like [2, 1]"
-        )
+            multiple = sum(self.shares) or len(devices)
+        return Stage(id, operators, devices, multiple, self.recompute, self.shares)
 
     def __str__(self) -> str:
         return f"[{', '.join(self.modules)}]"
@@ -104,7 +77,7 @@ def resolve_plan(plan: PlanLike, graph: ModelGraph) -> Plan:
         except ValueError as error:
             raise ValueError(f"plan {str(plan)!r}: {error}") from error
     elif isinstance(plan, Mapping):
-        plan = plan_from_data(plan)
+        plan = FORMAT.from_data(Plan, plan, source="plan")
     if isinstance(plan, Plan):
         stage_graph(graph, plan.stage_operators)
         return plan
@@ -140,14 +113,36 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
             f"the plan does not cover the model: no stage names {short_list(missing)}; add these "
             "modules, or modules that contain them, to stages"
         )
-    order = ordered_stages(graph, claimed, [str(stage) for stage in named])
+    stages = staged_operators(graph, claimed, [str(stage) for stage in named])
+    return Plan(
+        tuple(
+            named[position].stage(place, operators, position)
+            for place, (position, operators) in enumerate(stages)
+        ),
+        planner="manual",
+    )
+
+
+def staged_operators(
+    graph: ModelGraph, claimed: Mapping[str, int], labels: Sequence[str]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Stages in topological order, as their positions with all of their operators.
+
+    Args:
+        graph: the model.
+        claimed: operator name -> position of its stage; the others find theirs.
+        labels: what to call the stages in errors.
+
+    Raises:
+        ValueError: stages depend on each other in a circle, or no stage can be the last one.
+    """
+    order = _ordered_stages(graph, claimed, labels)
     place_of = {position: place for place, position in enumerate(order)}
     stage_of = _with_others(graph, {name: place_of[pos] for name, pos in claimed.items()})
-    stages = []
-    for place, position in enumerate(order):
-        operators = tuple(o.name for o in graph if stage_of[o.name] == place)
-        stages.append(named[position].stage(place, operators, position))
-    return Plan(tuple(stages), planner="manual")
+    return [
+        (position, tuple(o.name for o in graph if stage_of[o.name] == place))
+        for place, position in enumerate(order)
+    ]
 
 
 def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
@@ -176,41 +171,33 @@ def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, in
     return placed
 
 
-Reach = dict[str, dict[int, str]]
-"""Operator -> stages whose values reach it, each with one value that left the stage on the way."""
-
-
-def ordered_stages(
+def _ordered_stages(
     graph: ModelGraph, stage_of: Mapping[str, int], labels: Sequence[str]
 ) -> list[int]:
     """The positions of the stages in topological order, close to the order in which they came.
 
     Operators in no stage hand on what they read. The last stage is one that an output comes from.
-
-    Args:
-        graph: the model.
-        stage_of: operator name -> position of its stage; operators may be absent.
-        labels: what to call the stages in errors.
-
-    Raises:
-        ValueError: stages depend on each other in a circle, or no stage can be the last one.
     """
-    reach = _reach(graph, stage_of)
-    handed: dict[tuple[int, int], str] = {}
-    for name, stage in stage_of.items():
-        for source, value in reach[name].items():
-            if source != stage:
-                handed.setdefault((source, stage), value)
+    made: dict[str, set[int]] = {}  # operator -> the stages that its results come from
     successors: dict[int, set[int]] = {stage: set() for stage in range(len(labels))}
-    for source, target in handed:
-        successors[source].add(target)
+    for operator in graph:
+        read = set[int]().union(*(made[name] for name in graph.predecessors[operator.name]))
+        stage = stage_of.get(operator.name)
+        made[operator.name] = read if stage is None else {stage}
+        if stage is not None:
+            for source in read - {stage}:
+                successors[source].add(stage)
     if cycle := find_cycle(successors):
-        raise ValueError(_cycle_text(cycle, handed, labels))
-    sinks, makers = {s for s, targets in successors.items() if not targets}, output_makers(graph)
-    sources = [{stage_of[name]} if name in stage_of else set(reach[name]) for name in makers]
-    ends = sinks
-    if all(sources) and makers:  # an output made of the inputs alone can be made anywhere
-        ends = sinks.intersection(*[set().union(*sources)])
+        names = " to ".join(labels[stage] for stage in (*cycle, cycle[0]))
+        raise ValueError(
+            f"plan: stages depend on each other in a circle, from {names}; put what lies between "
+            "into one stage, or split one of them"
+        )
+    ends = sinks = {stage for stage, targets in successors.items() if not targets}
+    makers = output_makers(graph)
+    sources = [made[name] for name in makers]
+    if makers and all(sources):  # an output made of the inputs alone can be made anywhere
+        ends = sinks.intersection(set[int]().union(*sources))
     if not ends:
         raise ValueError(
             f"plan: {', '.join(labels[stage] for stage in sorted(sinks))} would come last, but no "
@@ -220,40 +207,6 @@ def ordered_stages(
     order = order_to_end(successors, ends)
     assert order is not None  # there is an end and no circle
     return order
-
-
-def _reach(graph: ModelGraph, stage_of: Mapping[str, int]) -> Reach:
-    reach: Reach = {}
-    for operator in graph:
-        reached: dict[int, str] = {}
-        reach[operator.name] = reached
-        for value in operator.inputs:
-            producer = graph.producer.get(value)
-            if producer is None:
-                continue
-            if producer in stage_of:
-                reached.setdefault(stage_of[producer], value)
-            else:
-                for stage, first in reach[producer].items():
-                    reached.setdefault(stage, first)
-    return reach
-
-
-def _cycle_text(
-    cycle: Sequence[int], handed: Mapping[tuple[int, int], str], labels: Sequence[str]
-) -> str:
-    steps = [
-        f"{labels[source]} hands {handed[source, target]!r} to {labels[target]}"
-        for source, target in zip(cycle, [*cycle[1:], cycle[0]])
-    ]
-    return (
-        f"plan: stages depend on each other in a circle: {'; '.join(steps)}; put what lies between "
-        "into one stage, or split one of them"
-    )
-
-
-MOST_PARTS = 100
-"""Fractions are taken as hundredths or coarser where nobody says how many parts there are."""
 
 
 def is_module(operator: OpNode) -> bool:
@@ -274,7 +227,13 @@ def claim_operators(graph: ModelGraph, stage_names: Sequence[Sequence[str]]) -> 
     Raises:
         ValueError: a name is given twice or matches nothing, or a stage gets no operator.
     """
-    stage_of_name = _stage_of_name(stage_names)
+    stage_of_name: dict[str, int] = {}
+    for stage, names in enumerate(stage_names):
+        for name in names:
+            if (first := stage_of_name.setdefault(name, stage)) != stage:
+                raise ValueError(
+                    f"plan: {name!r} is named in stage {first} and in stage {stage}; name it once"
+                )
     claimed: dict[str, int] = {}
     matching: set[str] = set()
     for operator in graph:
@@ -294,19 +253,6 @@ def claim_operators(graph: ModelGraph, stage_names: Sequence[Sequence[str]]) -> 
     return claimed
 
 
-def _stage_of_name(stage_names: Sequence[Sequence[str]]) -> dict[str, int]:
-    stage_of: dict[str, int] = {}
-    for stage, names in enumerate(stage_names):
-        for name in names:
-            if name in stage_of:
-                raise ValueError(
-                    f"plan: {name!r} is named in stage {stage_of[name]} and in stage {stage}; "
-                    "name it once"
-                )
-            stage_of[name] = stage
-    return stage_of
-
-
 def _names_of(operator: OpNode) -> Iterator[str]:
     """What the operator can be called, most specific first."""
     yield operator.name
@@ -320,16 +266,11 @@ def _names_of(operator: OpNode) -> Iterator[str]:
 
 def _no_match(graph: ModelGraph, name: str) -> str:
     known = list(dict.fromkeys(known for operator in graph for known in _names_of(operator)))
-    for operator in graph:
-        if is_module(operator) and name.startswith(f"{operator.target}."):
-            return (
-                f"plan: {name!r} is inside {operator.target!r}, which was captured as one "
-                f"operator; name {operator.target!r} instead"
-            )
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        remedy = f"did you mean {' or '.join(map(repr, close))}?"
-    else:
-        some = ", ".join(map(repr, known[:3]))
-        remedy = f"expected a module or an operator of the model, such as {some}"
-    return f"plan: {name!r} matches nothing in the model; {remedy}"
+    inside = [o.target for o in graph if is_module(o) and name.startswith(f"{o.target}.")]
+    if inside:
+        return (
+            f"plan: {name!r} is inside {inside[0]!r}, which was captured as one operator; name "
+            f"{inside[0]!r} instead"
+        )
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
+    return f"plan: {name!r} matches nothing in the model; it has {', '.join(map(repr, close))}, …"

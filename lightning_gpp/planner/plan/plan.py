@@ -6,10 +6,10 @@ given to the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import JsonFormat
@@ -132,39 +132,8 @@ class Plan:
 
 
 FORMAT = JsonFormat("lightning_gpp.plan", version=1)
-
-
-def plan_to_json(plan: Plan) -> str:
-    """The plan as a JSON document.
-
-    >>> from lightning_gpp.planner.plan.plan import Stage
-    >>> plan = Plan((Stage(0, ("encoder",), devices=(0,)),))
-    >>> plan_from_json(plan_to_json(plan)) == plan
-    True
-    """
-    return FORMAT.dumps(plan)
-
-
-def plan_from_json(text: str, *, source: str = "plan") -> Plan:
-    """Reads :func:`plan_to_json`'s form.
-
-    Args:
-        text: the document.
-        source: where it comes from, for error messages.
-
-    Raises:
-        ValueError: it is not a plan; the text names the place.
-    """
-    return FORMAT.loads(Plan, text, source=source)
-
-
-def plan_from_data(data: Mapping[str, Any], *, source: str = "plan") -> Plan:
-    """Reads :func:`plan_to_json`'s form, already parsed (a mapping of a configuration file).
-
-    Raises:
-        ValueError: it is not a plan; the text names the place.
-    """
-    return FORMAT.from_data(Plan, data, source=source)
+plan_to_json = FORMAT.dumps
+plan_from_json = partial(FORMAT.loads, Plan)
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:

@@ -21,8 +21,8 @@ from lightning_gpp.schedule import Program, build_program, find_schedule
 class PlanGraph:
     """The stages of a plan as the pipeline runs them.
 
-    Where the last stage has replicas, a stage without operators follows it on the device of its
-    first replica: the outputs of all replicas come together there, and the loss is computed there.
+    Where the last stage is not on the device of the loss alone, a stage without operators follows
+    it there, which by default is the device of its first replica: outputs come together there.
 
     Attributes:
         stages: the stage graph, the stage of the loss included.
@@ -162,8 +162,13 @@ class PlanGraph:
         )
 
 
-def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:
+def plan_graph(plan: Plan, graph: ModelGraph, loss_device: int | None = None) -> PlanGraph:
     """The stage graph of a plan.
+
+    Args:
+        plan: the plan.
+        graph: the model.
+        loss_device: where the loss is; by default the device of the last stage's first replica.
 
     Raises:
         ValueError: the plan does not fit the model.
@@ -172,9 +177,10 @@ def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:
     devices = [stage.devices for stage in plan.stages]
     shares = [stage.replica_multiples for stage in plan.stages]
     last = plan.stages[-1]
-    if last.num_replicas > 1:
+    home = last.devices[:1] if loss_device is None else (loss_device,)
+    if last.devices != home:
         operators.append(())
-        devices.append(last.devices[:1])
+        devices.append(home)
         shares.append((last.microbatch_multiple,))
     homes = list(zip(devices, shares, strict=True))
     stages = relayed(stage_graph(graph, operators), graph, homes)
@@ -315,12 +321,7 @@ def _check_cut(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
 
 
 def _between(placed: PlanGraph, edge: StageEdge) -> str:
-    ends = (_end(placed, stage) for stage in (edge.source, edge.target))
-    return " to ".join(ends)
-
-
-def _end(placed: PlanGraph, stage: int) -> str:
-    name = "the feed" if stage == FEED else f"stage {stage}"
-    count = 1 if stage == FEED else len(placed.devices[stage])
-    replicas = f" on {count} devices" if count > 1 else ""
-    return f"{name} (microbatch_multiple {placed.multiples[stage]}{replicas})"
+    """Both ends of an edge, with the smallest micro-batches that their replicas take."""
+    source, target = (list(placed.replica_multiples(e)) for e in (edge.source, edge.target))
+    start = "the feed" if edge.source == FEED else f"stage {edge.source}"
+    return f"{start} (takes {source}) to stage {edge.target} (takes {target})"

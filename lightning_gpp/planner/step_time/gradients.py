@@ -54,10 +54,6 @@ class Gradients:
         return min(1.0, piece.ready_s / self.backward_s) if self.backward_s else 1.0
 
 
-Rule = Callable[[Gradients, SumSeconds], list[GradientPiece]]
-"""A way to sum gradients: what is summed together, in the order of the sums."""
-
-
 def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
     r"""When the last sum ends, in seconds after the backward's start.
 
@@ -71,16 +67,14 @@ def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
     return end_s
 
 
-def in_buckets(
-    gradients: Gradients, sum_s: SumSeconds, bucket_bytes: float = BUCKET_BYTES
-) -> list[GradientPiece]:
-    """Buckets that are closed when they have so many bytes, as in PyTorch's DDP and our runtime.
+def in_buckets(gradients: Gradients) -> list[GradientPiece]:
+    """Buckets that are closed when they have enough bytes, as in PyTorch's DDP and our runtime.
 
     Unlike merging by MG-WFBP's rule, this may be slower than a sum per layer.
     """
     found: list[GradientPiece] = []
     for piece in gradients.pieces:
-        if found and found[-1].size_bytes < bucket_bytes:
+        if found and found[-1].size_bytes < BUCKET_BYTES:
             found[-1] = found[-1].with_next(piece)
         else:
             found.append(piece)
@@ -88,12 +82,7 @@ def in_buckets(
 
 
 def stage_gradients(
-    request: PlanRequest,
-    stage: Stage,
-    unit_size: float,
-    parameters: Collection[str],
-    *,
-    cuts_layers: bool = True,
+    request: PlanRequest, stage: Stage, unit_size: float, parameters: Collection[str]
 ) -> Gradients:
     """What a backward of a stage makes, on the slowest of its replicas.
 
@@ -105,7 +94,6 @@ def stage_gradients(
         stage: the stage.
         unit_size: samples of a smallest micro-batch.
         parameters: those whose gradients count, in the order of the operators.
-        cuts_layers: a piece for every parameter, as the runtime has it, and not for every operator.
     """
     graph, tables = request.graph, request.tables
     devices = request.cluster.devices
@@ -127,8 +115,6 @@ def stage_gradients(
     pieces = []
     for name, sizes in reversed(rows):
         ready_s += costs[name].backward_s
-        if sizes and not cuts_layers:
-            sizes = [sum(sizes)]
         pieces += [GradientPiece(size_bytes, ready_s) for size_bytes in reversed(sizes)]
     return Gradients(pieces, ready_s)
 
@@ -168,7 +154,7 @@ def stage_sums(
     if found is None:
         gradients = stage_gradients(request, stage, unit_size, parameters)
         sum_s = partial(request.tables.reduce_s, tuple(sorted(stage.devices)))
-        pieces = in_buckets(gradients, sum_s)
+        pieces = in_buckets(gradients)
         after_s = max(0.0, last_end_s(pieces, sum_s) - gradients.backward_s)
         buckets = tuple((gradients.part(piece), sum_s(piece.size_bytes)) for piece in pieces)
         found = known[key] = StageSums(buckets, after_s)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from lightning_gpp.cluster import all_reduce_channels, channels
-from lightning_gpp.engine.play import Played, play
+from lightning_gpp.engine.play import play
 from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
@@ -70,37 +70,19 @@ class PipelineRun(Numbering):
         Raises:
             ValueError: devices wait for each other for ever.
         """
-        played = self._play(at_most_s)
-        return math.inf if played is None else played.step_s
-
-    def starts_s(self) -> list[list[list[float]]]:
-        """When every step of every replica of every stage starts.
-
-        Raises:
-            ValueError: devices wait for each other for ever.
-        """
-        played = self._play()
-        assert played is not None  # no step is too long
-        return [
-            [
-                [played.start_s[number] for number in self.works(stage, replica)]
-                for replica in range(share.num_replicas)
-            ]
-            for stage, share in enumerate(self.shares)
-        ]
+        played = play(self._work(), at_most_s)
+        if played is None:
+            return math.inf
+        if played.stuck:
+            raise ValueError(
+                f"devices {sorted(played.stuck)} wait for each other: the orders deadlock"
+            )
+        return played.step_s
 
     @cached_property
     def computes(self) -> Sequence[Sequence[StageCompute]]:
         """Of every stage of the plan, what every replica computes."""
         return [replica_computes(self.request, stage, self.unit_size) for stage in self.plan.stages]
-
-    def _play(self, at_most_s: float = math.inf) -> Played | None:
-        played = play(self._work(), at_most_s)
-        if played is not None and played.stuck:
-            raise ValueError(
-                f"devices {sorted(played.stuck)} wait for each other: the orders deadlock"
-            )
-        return played
 
     def busiest_s(self) -> float:
         """Seconds that the busiest device computes; no step is shorter."""

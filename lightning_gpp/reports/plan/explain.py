@@ -13,63 +13,37 @@ from lightning_gpp.common.units_of_measure import (
     samples_text,
     seconds_text,
 )
-from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.evaluate import DeviceTime, PlanEvaluation, device_times
+from lightning_gpp.planner.step_time.evaluate import DeviceEvaluation, PlanEvaluation
 
 EQUAL = 1e-6
 """Differences below this part of a number are none."""
 
 
-LEAST_SHOWN = 0.005
-"""Parts of a step below this would read 0 %."""
-
 LEGEND = (
-    "Waits: for its first input (start), for inputs and for gradients of other stages after that, "
-    "and after its own work for the end of the step.",
     "Weights: parameters, gradients and optimizer state. Activations: of the micro-batches in "
     "flight; on the device of the loss also the batch, the outputs and their gradients.",
 )
-LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas behind its last backward."
 
 
-def describe_devices(
-    evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
-) -> str:
-    """What every device does and waits for in a step, the parts of its memory, and what that means.
+def describe_devices(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
+    """What every device computes in a step, how long it waits, and the parts of its memory.
 
-    Neighbours of which everything reads the same share a row; narrow terminals get two tables.
+    Neighbours of which everything reads the same share a row.
     """
-    times = device_times(evaluation, request)
-    has_sums = any(time.reduce_s > LEAST_SHOWN * evaluation.step_s for time in times)
-    rows = joined_rows([_device_row(time, evaluation, has_sums=has_sums) for time in times])
-    header = ["device", "stage", "computes", *(["sums"] if has_sums else []), "waits"]
-    header += ["for\nstart", "\ninputs", "gradi-\nents", "\nend"]
-    middle = len(header)
-    header += ["weights", "acti-\nvations", "of its\nmemory"]
-    parts = [text_table(header, rows)]
-    if max(map(len, parts[0].split("\n"))) > max_width:
-        columns = [*range(middle)], [0, 1, *range(middle, len(header))]
-        parts = [
-            text_table([header[i] for i in each], [[row[i] for i in each] for row in rows])
-            for each in columns
-        ]
-    legend = [LEGEND_OF_SUMS, *LEGEND] if has_sums else LEGEND
-    return "\n\n".join([*parts, wrapped(legend, max_width)])
+    header = ["device", "stage", "computes", "waits", "weights", "acti-\nvations", "of its\nmemory"]
+    rows = joined_rows([_device_row(device, evaluation) for device in evaluation.devices])
+    return f"{text_table(header, rows)}\n\n{wrapped(LEGEND, max_width)}"
 
 
-def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:
-    step_s = evaluation.step_s
-    device = next(found for found in evaluation.devices if found.device == time.device)
-    own = [evaluation.stages[stage].on(time.device).memory for stage in time.stages]
-    weights, limit = sum(memory.fixed_bytes for memory in own), device.limit_bytes
-    waits = (time.fill_s, time.inputs_s, time.gradients_s, time.end_s)
+def _device_row(device: DeviceEvaluation, evaluation: PlanEvaluation) -> list[str]:
+    own = [one for one in evaluation.stages if device.device in one.stage.devices]
+    weights = sum(one.on(device.device).memory.fixed_bytes for one in own)
+    step_s, limit = evaluation.step_s, device.limit_bytes
+    waits_s = max(0.0, step_s - device.busy_s)
     return [
-        str(time.device),
-        indices_text(time.stages),
-        f"{seconds_text(time.compute_s)} {percent_text(time.compute_s, step_s):>4}",
-        *([percent_text(time.reduce_s, step_s)] if has_sums else []),
-        f"{seconds_text(time.wait_s)} {percent_text(time.wait_s, step_s):>4}",
-        *(percent_text(part_s, step_s) for part_s in waits),
+        str(device.device),
+        indices_text([one.stage.id for one in own]),
+        *(f"{seconds_text(s)} {percent_text(s, step_s):>4}" for s in (device.busy_s, waits_s)),
         bytes_text(weights),
         bytes_text(device.memory_bytes - weights),
         percent_text(device.memory_bytes, limit) if limit is not None else "",

@@ -88,14 +88,13 @@ class Lane(NamedTuple):
 
 def lanes(timeline: Timeline) -> Iterator[Lane]:
     """Every rank, then every channel."""
-    critical = {id(timeline.spans[index]) for index in timeline.critical_spans}
+    critical = set(map(id, timeline.critical_path))
     for rank in range(timeline.num_ranks):
         spans = timeline.of_rank(rank)
         yield Lane(f"rank {rank}", rank, spans, tuple(id(span) in critical for span in spans))
     for lane in transfer_lanes(timeline.transfers):
         items = tuple(timeline.transfers[index] for index in lane.transfers)
-        flags = tuple(index in timeline.critical_transfers for index in lane.transfers)
-        yield Lane(lane.name, None, items, flags)
+        yield Lane(lane.name, None, items, tuple(id(item) in critical for item in items))
 
 
 class PathPiece(NamedTuple):

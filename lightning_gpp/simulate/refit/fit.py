@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster, Link
@@ -62,34 +62,38 @@ def fit_receive(steps: Sequence[Sequence[Message]]) -> Overhead:
     )
 
 
-def fit_link(
-    steps: Iterable[Sequence[Message]],
-    receive: Overhead,
-    link: Link,
-    ends: Collection[tuple[int, int]],
-) -> Link | None:
-    """The link that messages took, from those that were waited for.
+def fit_links(
+    steps: Sequence[Sequence[Message]], receive: Overhead, cluster: Cluster
+) -> dict[str, Link]:
+    """The links of every level that messages show: ``"host"``, ``"rack"``, ``"spine"``.
 
-    Messages that shared a device with another one on its way are left out: they may have queued.
+    Those messages show it that were waited for. Those that shared a device with another one on its
+    way are left out: they may have queued.
 
     Args:
         steps: the messages of every step.
         receive: what receiving costs besides.
-        link: as it was taken for; its bandwidth stays where all messages have one size, unless they
-            were quicker than that.
-        ends: (source, target) of the messages that count.
-
-    Returns:
-        None where no message shows it.
+        cluster: its links as they were taken for.
     """
-    points = [
-        (m.size_bytes, max(0.0, m.received_s - m.sent_s - receive.seconds(m.size_bytes)))
-        for found in steps
-        for m in found
-        if (m.source, m.target) in ends and m.asked_s <= m.sent_s and not _ahead(m, found)
-    ]
-    if not points:
-        return None
+    points: defaultdict[str, list[Point]] = defaultdict(list)
+    links: dict[str, Link] = {}
+    for found in steps:
+        for m in found:
+            if m.asked_s <= m.sent_s and not _ahead(m, found):
+                one, other = cluster.devices[m.source], cluster.devices[m.target]
+                within = "host" if one.host == other.host else "rack"
+                level = within if one.rack == other.rack else "spine"
+                links.setdefault(level, cluster.link(m.source, m.target))
+                waited_s = m.received_s - m.sent_s - receive.seconds(m.size_bytes)
+                points[level].append((m.size_bytes, max(0.0, waited_s)))
+    return {level: _fitted(links[level], points[level]) for level in sorted(links)}
+
+
+def _fitted(link: Link, points: Sequence[Point]) -> Link:
+    """A link through recorded seconds.
+
+    Its bandwidth stays where all messages have one size, unless they were quicker than that.
+    """
     line, sizes = fit_overhead(points), {size_bytes for size_bytes, _ in points}
     if len(sizes) == 1:
         latency_s = line.fixed_s - min(sizes) / link.bandwidth_bytes_per_s
@@ -111,19 +115,3 @@ def _ahead(message: Message, others: Sequence[Message]) -> list[Message]:
         and (other.source == message.source or other.target == message.target)
         and other.sent_s <= message.sent_s < other.received_s
     ]
-
-
-def fit_links(
-    steps: Sequence[Sequence[Message]], receive: Overhead, cluster: Cluster
-) -> dict[str, Link]:
-    """The links of every level that messages show: ``"host"``, ``"rack"``, ``"spine"``."""
-    levels: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-    for pair in {(message.source, message.target) for found in steps for message in found}:
-        one, other = (cluster.devices[device] for device in pair)
-        within = "host" if one.host == other.host else "rack"
-        levels[within if one.rack == other.rack else "spine"].add(pair)
-    fitted = {
-        name: fit_link(steps, receive, cluster.link(*min(ends)), ends)
-        for name, ends in sorted(levels.items())
-    }
-    return {name: link for name, link in fitted.items() if link is not None}

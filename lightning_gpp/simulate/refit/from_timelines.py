@@ -16,7 +16,7 @@ from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
 from lightning_gpp.simulate.refit.fit import fit_links, fit_overhead, fit_receive
 from lightning_gpp.simulate.refit.recorded import Recorded, check_program, typical_steps
-from lightning_gpp.simulate.refit.refit import Refit, StageRecord, devices_of
+from lightning_gpp.simulate.refit.refit import DeviceRecord, Refit, StageRecord
 from lightning_gpp.simulate.simulation import simulate
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.span import SpanKind
@@ -61,12 +61,8 @@ def refit(
         _refit_of_actions(recorded, used, plan, request),
         step_s=statistics.median(timeline.step_s for timeline in used),
         devices=tuple(
-            replace(
-                held,
-                optimizer_s=recorded.optimizer_s(held.device),
-                finish_s=recorded.finish_s(held.device),
-            )
-            for held in devices_of(plan, request.graph)
+            DeviceRecord(device, recorded.optimizer_s(device), recorded.finish_s(device))
+            for device in range(plan.num_devices)
         ),
         data_s=recorded.action_s(None, SpanKind.DATA),
         prepare_s=recorded.prepare_s(),
@@ -101,10 +97,8 @@ def refit_windows(
         _refit_of_actions(Recorded(timelines, program), timelines, plan, request),
         step_s=statistics.median(pace_s(timeline) or timeline.step_s for timeline in timelines),
         devices=tuple(
-            replace(held, optimizer_s=statistics.median(between_s[held.device]))
-            if between_s[held.device]
-            else held
-            for held in devices_of(plan, request.graph)
+            DeviceRecord(device, statistics.median(found) if (found := between_s[device]) else None)
+            for device in range(plan.num_devices)
         ),
         action_s=statistics.fmean(inside_s) if inside_s else 0.0,
     )
@@ -154,7 +148,7 @@ def _reduce_overhead(
     program = recorded.program
     if not program.reduce_groups:
         return Overhead()
-    costs = program_costs(plan, found.request(request), step=found.step_costs(plan, request.graph))
+    costs = program_costs(plan, found.request(request), step=found.step_costs(plan))
     size_bytes: Counter[int] = Counter()
     for bucket in costs.buckets:
         size_bytes[bucket.group] += round(bucket.size_bytes)

@@ -21,12 +21,10 @@ from lightning_gpp.common.data_file import read_data_file
 from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.common.units_of_measure import count_text, seconds_text
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
-from lightning_gpp.simulate.refit.fit import fit_overhead
 
-FORMAT = JsonFormat("lightning_gpp.refit", 3)
+FORMAT = JsonFormat("lightning_gpp.refit", 4)
 
 AS_RECORDED = (
     *("data_s", "prepare_s", "feed_s", "feed_backward_s", "loss_s", "loss_backward_s", "turn_s"),
@@ -64,17 +62,11 @@ class DeviceRecord:
 
     Attributes:
         device: its index in the plan.
-        has_loss: whether the loss is there.
-        num_parameters: trained parameters (tensors) that it holds.
-        parameter_bytes: bytes of them.
         optimizer_s: seconds of the optimizer; None where it had none.
-        finish_s: seconds from the end of the actions to the optimizer.
+        finish_s: seconds from the end of the actions to the optimizer; None likewise.
     """
 
     device: int
-    has_loss: bool
-    num_parameters: int
-    parameter_bytes: int
     optimizer_s: float | None = None
     finish_s: float | None = None
 
@@ -130,14 +122,8 @@ class Refit:
     def describe(self) -> str:
         """What it was read off, in words."""
         kinds = ", ".join(dict.fromkeys(stage.kind for stage in self.stages))
-        steps = ", ".join(map(str, self.steps[:5])) + (" …" if len(self.steps) > 5 else "")
-        number = "step" if len(self.steps) == 1 else "steps"
-        return (
-            f"refitted to {number} {steps or 'as simulated'} recorded on {kinds} "
-            f"({count_text(len(self.stages), 'stage')}, "
-            f"{count_text(self.num_microbatches, 'micro-batch')}, "
-            f"{seconds_text(self.step_s)} per step)"
-        )
+        steps = count_text(max(1, len(self.steps)), "step")
+        return f"refitted to {steps} recorded on {kinds} ({seconds_text(self.step_s)} per step)"
 
     def to_json(self) -> str:
         """The versioned JSON form; seconds and bytes."""
@@ -167,73 +153,37 @@ class Refit:
         return replace(
             cluster,
             host_link=host or cluster.host_link,
-            host_links=() if host else cluster.host_links,
             rack_link=rack or cluster.rack_link or (cluster.host_link if host else None),
             spine_link=spine
             or cluster.spine_link
             or ((cluster.rack_link or cluster.host_link) if rack or host else None),
         )
 
-    def step_costs(self, plan: Plan, graph: ModelGraph, base: StepCosts | None = None) -> StepCosts:
+    def step_costs(self, plan: Plan, base: StepCosts | None = None) -> StepCosts:
         """What a step of a plan costs besides, also of a plan other than the recorded one.
 
-        A device that holds as many parameters as a recorded one takes what that took; for others
-        the optimizer is estimated by the number of parameters and their bytes.
+        Devices of which nothing is known take the mean of those that were recorded.
 
         Args:
             plan: the plan.
-            graph: the model.
             base: for what timelines do not show (the copy of the input to the device).
         """
-        devices = devices_of(plan, graph)
-        optimizer_s = {held.device: self._optimizer_s(held) for held in devices}
-        finish_s = {held.device: self._finish_s(held) for held in devices}
         return replace(
             base or StepCosts(),
             **{name: getattr(self, name) for name in AS_RECORDED},
-            optimizer_s={device: s for device, s in optimizer_s.items() if s is not None},
-            finish_s={device: s for device, s in finish_s.items() if s is not None},
+            optimizer_s=self._on_devices(plan, lambda device: device.optimizer_s),
+            finish_s=self._on_devices(plan, lambda device: device.finish_s),
         )
 
-    def _optimizer_s(self, held: DeviceRecord) -> float | None:
-        sizes = held.num_parameters, held.parameter_bytes
-        alike = [d for d in self.devices if (d.num_parameters, d.parameter_bytes) == sizes]
-        same = [d for d in alike if d.device == held.device]
-        recorded = [d.optimizer_s for d in same or alike if d.optimizer_s is not None]
-        if recorded or same:
-            return statistics.fmean(recorded) if recorded else None
-        points = [
-            (d.parameter_bytes / d.num_parameters, d.optimizer_s / d.num_parameters)
-            for d in self.devices
-            if d.optimizer_s is not None and d.num_parameters
-        ]
-        if not points or not held.num_parameters:
-            return None
-        each = fit_overhead(points)
-        return held.num_parameters * each.fixed_s + held.parameter_bytes * each.per_byte_s
-
-    def _finish_s(self, held: DeviceRecord) -> float | None:
-        found = {
-            d.device: d.finish_s
-            for d in self.devices
-            if d.has_loss == held.has_loss and d.finish_s is not None
-        }
-        return found.get(held.device, statistics.fmean(found.values()) if found else None)
-
-
-def devices_of(plan: Plan, graph: ModelGraph) -> list[DeviceRecord]:
-    """What the devices of a plan hold; nothing is recorded yet."""
-    held: dict[int, dict[str, int]] = {device: {} for device in range(plan.num_devices)}
-    for stage in plan.stages:
-        names = {n for operator in stage.operators for n in graph.operator[operator].parameters}
-        trained = [one for one in map(graph.parameter.__getitem__, names) if one.requires_grad]
-        for device in stage.devices:
-            held[device] |= {one.name: one.size_bytes for one in trained}
-    loss_device = plan.stages[-1].devices[0]
-    return [
-        DeviceRecord(device, device == loss_device, len(sizes), sum(sizes.values()))
-        for device, sizes in held.items()
-    ]
+    def _on_devices(
+        self, plan: Plan, value: Callable[[DeviceRecord], float | None]
+    ) -> dict[int, float]:
+        """Device -> recorded seconds, or their mean; without those that had none."""
+        seconds = {one.device: value(one) for one in self.devices}
+        known = [found for found in seconds.values() if found is not None]
+        mean_s = statistics.fmean(known) if known else None
+        each = {device: seconds.get(device, mean_s) for device in range(plan.num_devices)}
+        return {device: found for device, found in each.items() if found is not None}
 
 
 def corrected_costs(records: Sequence[StageRecord], costs: Costs, cluster: Cluster) -> Costs:

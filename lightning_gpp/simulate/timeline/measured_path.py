@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.timeline import PathPart, Timeline, message_of
+from lightning_gpp.simulate.timeline.timeline import Timeline, message_of
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
 MESSAGE, SUM, TURN, END = "message", "sum", "turn", "end"
@@ -48,23 +48,24 @@ def with_inferred_path(timeline: Timeline) -> Timeline:
             members[found].append(index)
     shared = {m: own for m, own in members.items() if len({spans[i].rank for i in own}) > 1}
     carried = [m for m in shared if m[0] in (MESSAGE, SUM)]
-    number = {m: place for place, m in enumerate(carried)}
-    path, now = [], max(order, key=lambda i: (spans[i].end_s, spans[i].start_s, i), default=None)
+    transfers = {m: _transfer(m[0], [spans[i] for i in shared[m]]) for m in carried}
+    path: list[Span | Transfer] = []
+    now = max(order, key=lambda i: (spans[i].end_s, spans[i].start_s, i), default=None)
     while now is not None:
         came_for = meeting.get(now)
         if spans[now].kind is not SpanKind.WAIT:
-            path.append(PathPart(span=now))
+            path.append(spans[now])
             now = before[now]
         elif came_for in shared:
-            if came_for in number:
-                path.append(PathPart(transfer=number[came_for]))
+            if came_for in transfers:
+                path.append(transfers[came_for])
             latest = _came_last(spans, came_for[0], shared[came_for])
             is_cause = spans[latest].kind in (SpanKind.SEND, SpanKind.LOSS)
             now = latest if is_cause else before[latest]
         else:
             now = before[now]
-    transfers = tuple(_transfer(m[0], [spans[i] for i in shared[m]]) for m in carried)
-    return replace(timeline, transfers=transfers, critical_path=tuple(reversed(path)))
+    path.reverse()
+    return replace(timeline, transfers=tuple(transfers.values()), critical_path=tuple(path))
 
 
 def _meeting(span: Span, following: SpanKind | None) -> Meeting | None:

@@ -18,7 +18,7 @@ from lightning_gpp.simulate.critical_path import critical_path
 from lightning_gpp.simulate.simulation import Simulation
 from lightning_gpp.simulate.task import Task, TaskKind
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
 AROUND = {
@@ -49,14 +49,14 @@ def predicted_timeline(
     program = simulation.program
     ranks = tuple(rank_of_device or range(len(program.actions)))
     walk = _SpanWalk(simulation, ranks)
-    parts: defaultdict[int | None, list[PathPart]] = defaultdict(list)
-    for number, (index, _) in enumerate(walk.spans):
-        parts[index].append(PathPart(span=number))
+    parts: defaultdict[int | None, list[Span | Transfer]] = defaultdict(list)
+    for number, span in walk.spans:
+        parts[number].append(span)
     transfers: list[Transfer] = []
     for index, task in enumerate(simulation.tasks):
         if task.device is None:
-            parts[index].append(PathPart(transfer=len(transfers)))
             transfers.append(_transfer(program, task, ranks))
+            parts[index].append(transfers[-1])
     # Without what the interpreter takes between actions, which is no span.
     path = [part for step in critical_path(simulation).steps for part in parts[step.index]]
     return Timeline(

@@ -66,14 +66,6 @@ class MemoryCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class PathPart:
-    """A part of the critical path: a span or a transfer, by its index in the timeline."""
-
-    span: int | None = None
-    transfer: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PathSegment:
     """The time for which a part of the critical path held the step up.
 
@@ -116,7 +108,7 @@ class Timeline:
         clock_error_s: for each rank by how much its times may be off against those of rank 0
             (zero for ranks that share a clock).
         transfers: what was on its way meanwhile.
-        critical_path: what the end of the step waited for, from the beginning to the end; empty
+        critical_path: the spans and transfers that the end of the step waited for, in order; empty
             where it is not known. Exact where predicted; of a measured step it is inferred
             (:func:`lightning_gpp.simulate.timeline.measured_path`).
         memory: of the ranks where it is known.
@@ -135,7 +127,7 @@ class Timeline:
     step: int | None = None
     clock_error_s: tuple[float, ...] = ()
     transfers: tuple[Transfer, ...] = ()
-    critical_path: tuple[PathPart, ...] = ()
+    critical_path: tuple[Span | Transfer, ...] = ()
     memory: tuple[MemoryCurve, ...] = ()
     name: str = ""
     num_minibatches: int = 1
@@ -167,23 +159,6 @@ class Timeline:
         """The stages of one rank."""
         return tuple(stage for stage in self.stages if stage.rank == rank)
 
-    def item(self, part: PathPart) -> Span | Transfer:
-        """The span or the transfer that is a part of the critical path."""
-        if part.span is not None:
-            return self.spans[part.span]
-        assert part.transfer is not None
-        return self.transfers[part.transfer]
-
-    @cached_property
-    def critical_spans(self) -> frozenset[int]:
-        """Indices of the spans on the critical path."""
-        return frozenset(p.span for p in self.critical_path if p.span is not None)
-
-    @cached_property
-    def critical_transfers(self) -> frozenset[int]:
-        """Indices of the transfers on the critical path."""
-        return frozenset(p.transfer for p in self.critical_path if p.transfer is not None)
-
     @cached_property
     def path_segments(self) -> tuple[PathSegment, ...]:
         """The critical path in the order of time, its segments one after the other.
@@ -192,7 +167,7 @@ class Timeline:
         counts from the end of the part before it.
         """
         segments, now_s = [], 0.0
-        for item in map(self.item, self.critical_path):
+        for item in self.critical_path:
             start_s = min(max(item.start_s, now_s), item.end_s)
             segments.append(PathSegment(item, start_s, item.end_s))
             now_s = max(now_s, item.end_s)

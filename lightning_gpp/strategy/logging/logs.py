@@ -27,7 +27,7 @@ from torchmetrics import Metric
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.strategy.cutting.results import mean_over_samples
-from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.held_elsewhere import LACKS_VALUES, lifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class LedLog:
         """Makes a call of ``self.log``."""
         kwargs |= dict(zip(_POSITIONAL, args, strict=False))
         with lifted():
+            if isinstance(value, Tensor) and value.is_meta and not _is_shape_only(self._module):
+                raise RuntimeError(f"self.log({name!r}): {LACKS_VALUES}")
             value = number_of(value)
             if self._makes_calls:
                 self._log(name, value, **kwargs)
@@ -203,6 +205,10 @@ def as_number(name: str, value: Any) -> Tensor:
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype())
     return tensor.clone().reshape(())
+
+
+def _is_shape_only(module: pl.LightningModule) -> bool:
+    return bool(getattr(module.trainer.strategy, "is_shape_only", False))
 
 
 def number_of(value: Any) -> Any:

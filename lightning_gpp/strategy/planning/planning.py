@@ -22,7 +22,6 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
-from lightning_gpp.planner.baselines.best_plan import refusal_notes
 from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
 from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan_to_run
@@ -138,9 +137,9 @@ def plan_pipeline(
         return SearchResult(plan_in_ways(on_all_devices(plan, part) if fills else plan, ways))
 
     asked = PlanQuestion(question, settings.planner, schedule, fills)
-    found_plan = plan_to_run(asked, search, on_all_devices)
+    found_plan = plan_to_run(asked, search)
     plan, request = found_plan.plan, found_plan.request
-    notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + found_plan.notes
+    notes += found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
     if settings.emulated is None:
         warn_of_misplaced(cluster, found_plan.ranks)

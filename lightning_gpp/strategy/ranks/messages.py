@@ -118,6 +118,24 @@ class Build:
 
 
 @dataclass(frozen=True)
+class BuildForm:
+    """The forward is called in a form that no pipeline was built for; one is built now."""
+
+    autocast: Autocast
+
+
+@dataclass(frozen=True)
+class UseForm:
+    """The forward is called in another form than the last time.
+
+    Attributes:
+        number: of its pipeline.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Trial:
     """The forward alone runs on a few samples, to see whether cutting changes its outputs.
 

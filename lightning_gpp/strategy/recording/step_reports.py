@@ -46,7 +46,8 @@ class Question:
 
     def __init__(self, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> None:
         planned, sizes = pipeline.planned, pipeline.last_sizes
-        assert planned is not None
+        if planned is None:
+            raise ValueError("its forward was called in another form than the one that was planned")
         self.plan, self.request = planned.plan, planned.request
         self.windows: range | None = None
         if windows:
@@ -57,7 +58,8 @@ class Question:
         else:
             if len(sizes) % pipeline.placed.units_at_a_time:
                 raise ValueError("its mini-batch was too small for the plan")
-            assert pipeline.last_trained is not None
+            if pipeline.last_trained is None:
+                raise ValueError("it called the forward in several forms")
             program = pipeline.last_trained
             self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
             self.request = replace(self.request, minibatch_size=sum(sizes), num_microbatches=None)
@@ -69,10 +71,10 @@ class Question:
         request, step, pipeline = self.request, StepCosts(), self._pipeline
         assert pipeline.planned is not None
         if (known := pipeline.planned.refit) is not None:
-            step = known.step_costs(self.plan, request.graph)
+            step = known.step_costs(self.plan)
         if found is not None:
             request = found.request(request)
-            step = found.step_costs(self.plan, request.graph, base=step)
+            step = found.step_costs(self.plan, base=step)
         timeline = predicted_timeline(
             simulate(self.program, program_costs(self.plan, request, step=step)),
             stages=timeline_stages(pipeline, self.program),

@@ -187,6 +187,8 @@ class TimelineCallback(pl.Callback):
             why = "no gradient went through the forward"
         elif len({program.num_stages for program in run.recorder.programs}) > 1:
             why = "a mini-batch was too small for the plan"
+        elif len(run.forms) > 1 and not all(map(run.built.has_made, run.recorder.programs)):
+            why = "the forward was called in several forms"
         if why:
             if trainer.is_global_zero:
                 show(f"No timeline of step {self._step}: {why}.")

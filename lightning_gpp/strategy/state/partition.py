@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,6 +144,35 @@ class Partition:
         _move(tensor, self._device)
         if is_mapped(tensor):
             tensor.data = in_memory(tensor.data)
+
+    def holders_of_all_names(self) -> dict[str, tuple[int, ...]]:
+        """Ranks that hold each parameter and buffer, by every name that it has in the module."""
+        first = {id(self._tensor(name)): name for name in self._places}
+        places = tensor_places(self.module, remove_duplicate=False)
+        return {place.name: self.owners.holders[first[id(place.tensor)]] for place in places}
+
+    def also_read(self, readers: Mapping[str, Iterable[int]]) -> None:
+        """Stages of another pipeline read parameters and buffers, too, where they are.
+
+        All ranks that hold a parameter have to read it, as they sum its gradients.
+
+        Args:
+            readers: name of a parameter or buffer -> ranks whose stages read it.
+
+        Raises:
+            ValueError: they do not, or a rank reads what it does not hold.
+        """
+        found, holders = ownership(self.module, readers), self.owners.holders
+        for name in found.read:
+            reading, holding = {*found.holders[name]}, {*holders[name]}
+            is_parameter = isinstance(self._tensor(name), nn.Parameter)
+            if reading - holding or (is_parameter and reading != holding):
+                raise ValueError(
+                    f"forward was called in another form than the first, in which ranks "
+                    f"{sorted(reading)} read {name!r}, which ranks {sorted(holding)} hold. Call it "
+                    "alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
+                )
+        self.owners = replace(self.owners, read=self.owners.read | found.read)
 
     def copies(self) -> list[str]:
         """Names of what several ranks hold."""

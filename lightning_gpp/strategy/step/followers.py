@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lightning_gpp.runtime.gradients import GradientStash, loss_that_calls
+from lightning_gpp.strategy.forms import build_form
 from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -16,6 +17,7 @@ from lightning_gpp.strategy.ranks.messages import (
     Backward,
     BackwardEnd,
     Build,
+    BuildForm,
     Forward,
     HookEnd,
     Minibatch,
@@ -24,6 +26,7 @@ from lightning_gpp.strategy.ranks.messages import (
     StepEnd,
     Told,
     Trial,
+    UseForm,
 )
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.step.cut_checks import take_part
@@ -103,6 +106,11 @@ class Follower:
             case Build():
                 with message.autocast.while_building(run.device):
                     run.build(None)
+            case BuildForm():
+                with message.autocast.while_building(run.device):
+                    build_form(run, None)
+            case UseForm():
+                run.use_form(message.number)
             case ReadAll():
                 self.read_all(message)
             case ReadEnd():

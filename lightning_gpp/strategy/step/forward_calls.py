@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -23,12 +24,14 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
+from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.lightning_private import (
     keeps_graph,
     when_backward_ends,
@@ -37,6 +40,7 @@ from lightning_gpp.strategy.lightning_private import (
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
+from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import (
     Autocast,
     Backward,
@@ -71,7 +75,7 @@ class ForwardCalls:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._checks = CutChecks(run)
+        self._checks: dict[int, CutChecks] = defaultdict(lambda: CutChecks(run))
         self._num_calls = 0
         self.before: Callable[[], None] = lambda: None
 
@@ -131,9 +135,9 @@ class ForwardCalls:
         with lifted(), run.clock.pipeline():
             if run.pipeline is None:
                 self._build(args, kwargs)
+            inputs = self._inputs(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            inputs = captured.inputs(args, kwargs)
             is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
             if (chunked := run.built.chunked) is not None:
                 _check_size(captured, inputs, chunked.chunks)
@@ -146,6 +150,20 @@ class ForwardCalls:
                 return captured.output(flight.inputs | flight.outputs)
             return captured.output(self._called(captured, inputs, units, is_trained=is_trained))
 
+    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The arguments by name, with the pipeline of their form in use on all ranks."""
+        run = self._run
+        try:
+            return run.built.captured.inputs(args, kwargs)
+        except OtherFormError as error:
+            with taken_away(run.target, "forward", self.inner), run.control.together():
+                use_form_of(run, args, kwargs, lambda: self._example(args, kwargs), error)
+            run.leader_state.look_again()
+        return run.built.captured.inputs(args, kwargs)
+
+    def _example(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+        return example_of(self._run.target, args, kwargs, self._run.unit_sizes)
+
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
@@ -156,7 +174,7 @@ class ForwardCalls:
             run.control.together(),
             autocast.while_building(run.device),
         ):
-            example = example_of(run.target, args, kwargs, run.unit_sizes)
+            example = self._example(args, kwargs)
             run.lead(Build(autocast))
             run.build(example)
         run.leader_state.look_again()
@@ -179,7 +197,7 @@ class ForwardCalls:
         if len(units) > 1:
             if input_slices(captured, inputs, units) is None:
                 return [num_samples]
-            if not run.is_shape_only and not self._checks.can_cut(
+            if not run.is_shape_only and not self._checks[id(run.model)].can_cut(
                 inputs, units, is_trained=is_trained
             ):
                 units = [num_samples]

@@ -14,6 +14,7 @@ from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import batch_size, copy_tensors, cut_batch
 from lightning_gpp.strategy.logging.logs import LedLog, recording
+from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch
 from lightning_gpp.strategy.state.precision import loss_scale
@@ -45,6 +46,7 @@ class MicrobatchSteps(SuspendedSteps):
         super().__init__(run)
         self._looked_at = Cadence()
         self._has_drawn = False
+        self._form: Pipeline | None = None
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step; returns what it returns.
@@ -60,8 +62,10 @@ class MicrobatchSteps(SuspendedSteps):
             )
         num_samples = batch_size(batch)
         step = self._step(name, args, kwargs)
-        if run.pipeline is None:
+        if self._form is None:
             self._build(name, step, batch, num_samples)
+            self._form = run.built
+        run.to_form(self._form)
         run.full_batch = run.full_batch or num_samples
         run.built.captured.check_reads()
         units = run.unit_sizes(num_samples)

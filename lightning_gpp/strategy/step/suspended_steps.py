@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.boundary import Boundary
@@ -25,6 +26,7 @@ from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_ca
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
@@ -219,7 +221,7 @@ class SuspendedSteps:
         return MicrobatchBoundary(self._run, step, parts, sizes, self._threads)
 
     def _build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
-        """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
+        """Builds the pipeline of the step's call; its first micro-batch runs up to its forward.
 
         It leaves no trace: random states, buffers and plain attributes of the module are put back.
         """
@@ -236,10 +238,17 @@ class SuspendedSteps:
                 arguments = boundary.call(0)
             finally:
                 run.stop_early_modules()  # before buffers are put back
+        example = Example(*arguments, num_samples, len(units))
+        if run.pipeline is not None:
+            try:
+                run.built.captured.inputs(*arguments)
+            except OtherFormError as error:
+                use_form_of(run, *arguments, lambda: example, error)
+            return
         autocast = Autocast.current(run.device)
         run.lead(Build(autocast))
         with autocast.while_building(run.device):
-            run.build(Example(*arguments, num_samples, len(units)))
+            run.build(example)
 
     def _returned(self, boundary: MicrobatchBoundary, batch: Any, stash: GradientStash) -> Any:
         """What a step returns that is over, as is its backward; the others know it, too.

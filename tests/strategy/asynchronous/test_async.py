@@ -80,8 +80,8 @@ class Layers(lp.LightningModule):
 class Normed(Layers):
     """With running statistics of the input, which are those of one device."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, optimizer: str) -> None:
+        super().__init__(optimizer)
         self.norm = nn.BatchNorm1d(3, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,17 +136,23 @@ def fit(
     resume: str | None = None,
     save: str | None = None,
     strategy: dict[str, Any] | None = None,
+    kind: type[Layers] = Layers,
 ) -> Seen:
-    seen = Seen()
-    module = Layers(optimizer)
+    """Arguments of the Trainer may be a dict of accumulation, ``stops`` and ``keeps``, too."""
+    seen, trainer = Seen(), dict(trainer)
+    module = kind(optimizer)
     loader: Any = DataLoader(Batches(count), batch_size=None)
     asked = {"schedule": "1f1b-async", "weights": policy, "plan": PLAN, "timeout": 100.0}
     callbacks: list[lp.Callback] = [Watch(seen)]
-    if isinstance(accumulates := trainer.get("accumulate_grad_batches"), dict):
+    if isinstance(trainer.get("accumulate_grad_batches"), dict):
+        accumulates = trainer.pop("accumulate_grad_batches")
         callbacks.append(lp.callbacks.GradientAccumulationScheduler(accumulates))
-        trainer = {key: trainer[key] for key in trainer if key != "accumulate_grad_batches"}
     if "stops" in trainer:
         callbacks.append(lp.callbacks.EarlyStopping(trainer.pop("stops"), 1e9, patience=0))
+    if "keeps" in trainer:
+        options = {"every_n_train_steps": 5, "save_top_k": -1}
+        callbacks.append(lp.callbacks.ModelCheckpoint(trainer.pop("keeps"), "{step}", **options))
+        trainer["enable_checkpointing"] = True
     with quiet():
         host = make_trainer(
             asked | (strategy or {}),
@@ -232,15 +238,17 @@ def test_stopping_early_forgets_what_is_in_flight(pool: WorkerPool) -> None:
     assert results[0].steps == [1, 2, 3, 4] and len(results[0].began) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_checkpoint_drains(pool: WorkerPool, tmp_path: Path, optimizer: str) -> None:
     """Whoever saved a checkpoint goes on as whoever resumes from it."""
     losses, weights = expected("pipeoptim", optimizer, [5, 3])
-    trainer = {"checkpoints_every": 5, "folder": str(tmp_path)}
-    through = pool.run(fit_with_checkpoints, optimizer, trainer, num_ranks=3)
+    trainer = {"max_epochs": 1, "keeps": str(tmp_path)}
+    through = pool.run(fit, "pipeoptim", optimizer, trainer, num_ranks=3)
     assert_trained(through, losses, weights)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_resuming_goes_on_exactly(pool: WorkerPool, tmp_path: Path, optimizer: str) -> None:
     file = str(tmp_path / "last.ckpt")
@@ -251,57 +259,22 @@ def test_resuming_goes_on_exactly(pool: WorkerPool, tmp_path: Path, optimizer: s
     assert_trained(resumed, losses[8:], weights)
 
 
-def fit_with_checkpoints(optimizer: str, trainer: dict[str, Any]) -> Seen:
-    seen = Seen()
-    module = Layers(optimizer)
-    loader: Any = DataLoader(Batches(8), batch_size=None)
-    asked = {"schedule": "1f1b-async", "plan": PLAN, "timeout": 100.0}
-    saves = lp.callbacks.ModelCheckpoint(
-        trainer["folder"], every_n_train_steps=trainer["checkpoints_every"], save_top_k=-1
-    )
-    with quiet():
-        host = make_trainer(
-            asked,
-            3,
-            precision="64-true",
-            callbacks=[Watch(seen), saves],
-            max_epochs=1,
-            enable_checkpointing=True,
-        )
-        host.fit(module, loader)
-    seen.weights = real_tensors(module)
-    return seen
-
-
-def fit_normed(folder: str) -> dict[str, Tensor]:
-    module = Normed()
-    plan = [["norm", "layers.0"], *PLAN[1:]]
-    saves = lp.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
-    with quiet():
-        host = make_trainer(
-            {"schedule": "1f1b-async", "plan": plan, "timeout": 100.0},
-            3,
-            precision="64-true",
-            callbacks=[saves],
-            max_epochs=1,
-            enable_checkpointing=True,
-        )
-        host.fit(module, DataLoader(Batches(8), batch_size=None))
-    return real_tensors(module)
-
-
 def test_buffers_count_no_batch_that_is_dropped(pool: WorkerPool, tmp_path: Path) -> None:
     """A checkpoint drops two batches whose forwards in the first stage are done, and repeats them.
 
     Nor are counters held as where micro-batches of one batch change them.
     """
-    results = pool.run(fit_normed, str(tmp_path), num_ranks=3)
+    trainer = {"max_epochs": 1, "keeps": str(tmp_path)}
+    strategy = {"plan": [["norm", "layers.0"], *PLAN[1:]]}
+    results = pool.run(
+        fit, "pipeoptim", "momentum", trainer, strategy=strategy, kind=Normed, num_ranks=3
+    )
     norm, expected = nn.BatchNorm1d(3, affine=False).double(), {}
     for number, (x, _) in enumerate(Batches(8).data, start=1):
         norm(x)
         expected[number] = {f"norm.{k}": v.clone() for k, v in norm.state_dict().items()}
     saved = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["state_dict"]
-    for found, number in ((saved, 5), (results[0], 8)):
+    for found, number in ((saved, 5), (results[0].weights, 8)):
         for name, value in expected[number].items():
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
 
@@ -341,6 +314,7 @@ def test_updates_that_are_one_behind(pool: WorkerPool, per_update: int) -> None:
     assert_trained(results, losses, trained)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("policy", "per_update", "limit", "runs"),
     [
@@ -360,6 +334,7 @@ def test_updates_of_several_batches(
     assert len(results[0].began) == sum(runs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["pipeoptim", "stash", "flush"])
 def test_clipping_by_norm(pool: WorkerPool, policy: str) -> None:
     """A stage clips the norm of its own gradients; where the pipeline drains, that of all."""

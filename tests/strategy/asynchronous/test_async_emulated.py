@@ -126,6 +126,7 @@ class SavesOnce(lp.Callback):
             trainer.save_checkpoint("middle.ckpt")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("plan", "weights"), [(CHAIN, "pipeoptim"), (BRANCHES, "stash"), (BRANCHES, "flush")], ids=str
 )

@@ -1,9 +1,9 @@
 """The conformance table: what Lightning promises, on one device and as a pipeline.
 
 A *case* (:class:`conformance.case.Case`) is a small module, its data, the arguments of the
-Trainer and what is called on it, under a name. Every case runs on one plain device and on 2 and
-4 ranks, and many also with random plans; everything it *noted* must be the same. Cases stand in
-tables in ``cases_*.py``::
+Trainer and what is called on it, under a name. Every case runs on one plain device and by a random
+plan on two or three ranks, and some run in other ways, too; everything it *noted* must be the same.
+Cases stand in tables in ``cases_*.py``::
 
     CASES = [
         Case("limit_train_batches=3", trainer={"limit_train_batches": 3}),
@@ -22,7 +22,6 @@ What is compared (:class:`conformance.case.Bench` gathers it):
   by ``bench.on_rank_0[name] = value``.
 
 Values may be nested dicts, lists, tuples of numbers, strings, tensors and arrays
-(:func:`helpers.alike.differences` compares them). All cases of a table that pytest selected run in
-one call of the worker processes per number of ranks, so a case costs its own training only. Run
-one case with ``pytest tests/strategy/conformance -k "name"``.
+(:func:`helpers.alike.differences` compares them). Run one case with
+``pytest tests/strategy/conformance -k "name"``.
 """

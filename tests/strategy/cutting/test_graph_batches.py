@@ -49,31 +49,6 @@ def test_cut_then_joined_is_the_batch(parts: list[list[int]]) -> None:
     assert again.note == whole.note
 
 
-class Pair(Data):
-    """Two graphs in one, whose edges count from two numbers of nodes, and a new dimension."""
-
-    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if key == "edge_index":
-            return torch.tensor([[self.x.size(0)], [self.other.size(0)]])
-        return super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if key == "whole" else super().__cat_dim__(key, value, *args, **kwargs)
-
-
-def pair(size: int) -> Pair:
-    edges = torch.stack([torch.randint(0, size, (4,)), torch.randint(0, size + 1, (4,))])
-    x, other = torch.randn(size, 2), torch.randn(size + 1, 2)
-    return Pair(x=x, other=other, edge_index=edges, whole=torch.randn(3), num_nodes=size)
-
-
-def plain(size: int) -> Data:
-    data = graph(size)
-    del data.note
-    data.root_index, data.mask = torch.tensor(size - 1), torch.rand(size) > 0.5
-    return data
-
-
 def test_one_full_graph_counts_as_one_sample() -> None:
     batch = {"graph": graph(4)}
     assert batch_size(batch) == 1
@@ -118,6 +93,7 @@ def fit_graphs(
     return result
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layer", "num_ranks", "schedule"),
     [("gcn", 2, "1f1b"), ("gcn2", 3, "gpipe"), ("gat", 4, "1f1b"), ("sage", 2, "gpipe")],
@@ -224,6 +200,7 @@ def test_one_full_graph_in_one_piece_equals_one_device(
     assert not held[0] & held[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_graph_that_changes_equals_one_device(pool: WorkerPool, schedule: str) -> None:
     """Stages keep the graph, but never an old one."""

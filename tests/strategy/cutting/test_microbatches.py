@@ -31,6 +31,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
 LAYERS = [f"layers.{number}" for number in range(6)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("multiples", [(1, 2, 4), (4, 2, 1), (2, 1, 2)])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_with_microbatches_of_their_own_size(
@@ -47,6 +48,7 @@ def test_stages_with_microbatches_of_their_own_size(
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
 @pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1)])
 def test_a_mean_over_uneven_counts(

@@ -20,7 +20,6 @@ from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.strategy.devices.pool import parse_pool
 
-CPU = torch.device("cpu")
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
 TRAINING = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6)
 
@@ -31,7 +30,8 @@ TRAINING = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6)
 def test_installation_alone_registers_it() -> None:
     code = (
         "import lightning.pytorch as lp\n"
-        "from lightning.pytorch.accelerators import AcceleratorRegistry as registry\n"
+        "from lightning.pytorch.strategies import StrategyRegistry as strategies\n"
+        "print(*sorted(name for name in strategies if 'graphpipe' in name))\n"
         "trainer = lp.Trainer(accelerator='pool', devices=['cpu', 'cpu'], strategy='graphpipe',\n"
         "    logger=False, enable_checkpointing=False)\n"
         "print(type(trainer.accelerator).__name__, trainer.num_devices)\n"
@@ -41,7 +41,10 @@ def test_installation_alone_registers_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     lines = done.stdout.splitlines()
-    assert lines == ["PoolAccelerator 2", "CPUAccelerator", "True"], done.stdout + done.stderr
+    names = [f"graphpipe{suffix}" for suffix in ("", "_async", "_fork", "_notebook", "_spawn")]
+    assert lines == [" ".join(names), "PoolAccelerator 2", "CPUAccelerator", "True"], (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.parametrize(

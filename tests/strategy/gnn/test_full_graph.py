@@ -77,7 +77,7 @@ def test_exact_mode_equals_one_device(
     pool: WorkerPool, kind: str, num_ranks: int, ways: int
 ) -> None:
     """Layers over devices, vertices over devices (graph parallelism), and both."""
-    job = FullGraphJob(partial(NodeClassifier, kind), epochs=20)
+    job = FullGraphJob(partial(NodeClassifier, kind), epochs=6)
     expected = fit(job, None)
     strategy = {"mode": "exact", "ways": ways, "seed": SEED}
     results = pool.run(fit, job, strategy, num_ranks, num_ranks=num_ranks)
@@ -108,7 +108,7 @@ def test_exact_mode_on_random_graphs(
     num_ranks, ways = places
     num_edges = max(1, round(num_vertices * edges_per_vertex))
     graph = {"num_vertices": num_vertices, "num_edges": num_edges, "seed": seed}
-    job = FullGraphJob(partial(NodeClassifier, kind), graph, epochs=20)
+    job = FullGraphJob(partial(NodeClassifier, kind), graph, epochs=4)
     expected = fit(job, None)
     strategy = {"mode": "exact", "ways": ways, "seed": seed}
     results = pool.run(fit, job, strategy, num_ranks, num_ranks=num_ranks)
@@ -134,6 +134,7 @@ def test_a_graph_that_is_not_captured_itself(pool: WorkerPool, kind: str) -> Non
     assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("kind", "ways"), [("gcn2", 1), ("gat", 2)])
 def test_mixed_precision(pool: WorkerPool, kind: str, ways: int) -> None:
     """Exact mode within the rounding of bfloat16; histories within that of exact arithmetic."""
@@ -154,14 +155,14 @@ def test_mixed_precision(pool: WorkerPool, kind: str, ways: int) -> None:
 
 CASES = [
     ("gcn", 1, 1, 4, Techniques()),
-    ("gcn", 2, 1, 5, Techniques(refresh_every=7)),
+    ("gcn", 2, 1, 5, Techniques(refresh_every=4)),
     ("sage", 3, 1, 4, Techniques(shuffle=False, refresh_every=1)),
-    ("gcn2", 4, 1, 8, Techniques(refresh_every=6)),
-    ("gcn2", 2, 1, 4, Techniques(refresh_every=5, historical_gradients=True)),
+    ("gcn2", 4, 1, 8, Techniques(refresh_every=3)),
+    ("gcn2", 2, 1, 4, Techniques(refresh_every=3, historical_gradients=True)),
     ("sage", 2, 1, 6, Techniques(refresh_every=1, historical_gradients=True)),
-    ("gcn2", 4, 2, 4, Techniques(refresh_every=6)),
+    ("gcn2", 4, 2, 4, Techniques(refresh_every=3)),
     ("sage", 4, 2, 3, Techniques(refresh_every=1, historical_gradients=True)),
-    ("gcn", 3, 3, 4, Techniques(shuffle=False, refresh_every=7)),
+    ("gcn", 3, 3, 4, Techniques(shuffle=False, refresh_every=4)),
     ("gcn", 4, 2, 2, Techniques(refresh_every=4, historical_gradients=True)),
 ]
 
@@ -176,9 +177,9 @@ def test_historical_mode_is_the_definition(
     num_chunks: int,
     techniques: Techniques,
 ) -> None:
-    """Twenty epochs, refreshes among them; validations between leave the histories alone."""
+    """Nine epochs, refreshes among them; validations between leave the histories alone."""
     graph = LARGE if num_chunks == 8 else {}
-    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), graph, epochs=20)
+    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), graph, epochs=9)
     scores, expected = trained_by_definition(job, num_chunks, techniques, ways)
     strategy = {
         "chunks": num_chunks,
@@ -199,6 +200,7 @@ def test_historical_mode_is_the_definition(
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-12)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("ways", [1, 2])
 def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool, ways: int) -> None:
     """The last validation is that of the trained weights on the whole graph."""
@@ -214,6 +216,7 @@ def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool, ways: int) 
     assert results[0]["metrics"]["val_loss"] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ways", [1, 2])
 def test_histories_may_begin_with_an_exact_pass(pool: WorkerPool, ways: int) -> None:
     """The first scores are those of one device then, and others with zeros."""
@@ -247,6 +250,7 @@ def test_a_pipeline_sends_the_rows_at_its_border(
     assert found == 2 * ITEM_BYTES * num_vertices * WIDTH * num_values
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("ways", "mode"), [(2, "historical"), (3, "exact")])
 def test_ways_send_the_rows_of_mirrors(pool: WorkerPool, ways: int, mode: str) -> None:
     """Forth and back before every layer, and once the scores of the others."""

@@ -33,6 +33,7 @@ def test_by_default_every_device_is_used_and_the_planner_chooses_the_microbatche
     assert shown == [shown[0]] * 3
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch_size", [8, 10])
 def test_what_the_planner_chooses_trains_as_one_device(pool: WorkerPool, batch_size: int) -> None:
     data = DataSpec(dtype="float64", batch_size=batch_size)
@@ -75,6 +76,7 @@ def test_the_second_run_finds_the_profile(pool: WorkerPool, tmp_path: Path) -> N
 HALVES = [["layers.0", "layers.1", "layers.2"], ["layers.3", "layers.4", "layers.5"]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plan", [None, HALVES])
 def test_the_verdict_waits_until_batches_tell_what_they_take(
     pool: WorkerPool, plan: list[list[str]] | None, tmp_path: Path

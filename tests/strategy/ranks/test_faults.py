@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers.faults import FAULTS, read_after_a_fault, run_fault, train_on_after_a_fault
-from helpers.jobs import fit_repeatedly
+from helpers.models import DataSpec, ExportableModel
+from helpers.training import Training, train
 from helpers.workers import WorkerPool
 
 NUM_RANKS = 3
@@ -49,7 +50,8 @@ def test_processes_that_saw_an_error_can_train_again(pool: WorkerPool) -> None:
     outcomes = pool.outcomes(run_fault, "training_step", "gpipe", NUM_RANKS, num_ranks=NUM_RANKS)
     assert all(outcome.failed for outcome in outcomes)
     strategy = {"num_microbatches": 4, "timeout": 100.0}
-    pool.run(fit_repeatedly, strategy, NUM_RANKS, num_ranks=NUM_RANKS)
+    training = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=4)
+    pool.run(train, training, strategy, NUM_RANKS, num_ranks=NUM_RANKS)
 
 
 def test_after_a_fault_of_one_rank_the_module_is_saved_and_trains_on(

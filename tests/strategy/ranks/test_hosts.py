@@ -67,20 +67,15 @@ def free_port() -> int:
 
 
 def torchrun(
-    folder: Path, nodes: str, pipelines: int, *more: str, address: str = "127.0.0.1"
+    folder: Path, nodes: str, ranks: int, *more: str, address: str = "127.0.0.1"
 ) -> list[list[str]]:
-    """Two hosts with two ranks of the script each; the first one is where they meet."""
-    run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=2"]
-    run += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={address}:{free_port()}"]
-    script = [*more, hosts_script.__file__, str(folder), str(pipelines)]
+    """Two hosts with so many ranks of the script each; the first one is where they meet."""
+    run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+    run += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    run += [f"--rdzv-endpoint={address}:{free_port()}"]
+    script = [*more, hosts_script.__file__, str(folder), str(ranks)]  # as many pipelines
     first, second = ([*run, f"--rdzv-conf=is_host={host},last_call_timeout=15"] for host in (1, 0))
     return [[*first, *script], [*second, *script]]
-
-
-def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
-    """A pipeline on each."""
-    commands = torchrun(tmp_path, "2", 2)
-    assert_as_on_one_device(train_on_hosts(commands, [{}] * 2, tmp_path))
 
 
 @pytest.fixture
@@ -106,8 +101,8 @@ def test_torchrun_over_a_link(hosts: tuple[Host, Host], tmp_path: Path) -> None:
 
 
 def test_a_host_is_lost(tmp_path: Path) -> None:
-    """The two ranks of the other one go on from the last checkpoint, planned again for them."""
-    kept, lost = torchrun(tmp_path, "1:2", 1, "--max-restarts=2")
+    """Each has a pipeline; the ranks of the other go on from the last checkpoint as two of one."""
+    kept, lost = torchrun(tmp_path, "1:2", 2, "--max-restarts=2")
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     killed = -signal.SIGKILL
     saved = train_on_hosts([kept, [*lost, "lost"]], [environment] * 2, tmp_path, (0, killed))

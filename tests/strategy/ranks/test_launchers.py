@@ -68,7 +68,14 @@ def rank_pids(folder: Path, suffix: str = "pid") -> list[int]:
     return [int(text) for text in texts]
 
 
-@pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn", "graphpipe_fork"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "graphpipe",
+        "graphpipe_spawn",
+        pytest.param("graphpipe_fork", marks=pytest.mark.extra),  # as the notebook's
+    ],
+)
 def test_training_from_a_script(strategy: str, tmp_path: Path) -> None:
     done = run_script(strategy, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -148,7 +155,7 @@ def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> Non
     wait_until_ended(pids, ORPHAN_LIMIT_S)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_rank_ends_all_after_the_step(

@@ -68,6 +68,7 @@ def test_as_planned(pool: WorkerPool, shares: list[float] | None) -> None:
     assert_equal_training(pool, training, num_ranks=2, shares=shares, planner=planner, **HAP)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("optimizer", "trainer"),
     [

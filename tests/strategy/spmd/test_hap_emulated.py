@@ -43,6 +43,7 @@ def towers(num_devices: int, accelerator: Any) -> Training:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("num_devices", "strategy"),
     [

@@ -61,6 +61,7 @@ def averaged(
     return {"whole": real_tensors(module), "resumed": real_tensors(resumed), "metrics": metrics}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "num_ranks", "normalizes"),
     [

@@ -1,4 +1,4 @@
-"""Checkpoints are plain Lightning checkpoints: any number of stages reads any other's."""
+"""Checkpoints are plain Lightning checkpoints: any number of devices reads any other's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from helpers.jobs import save_after_fit
 from helpers.models import DataSpec, ExportableModel
 from helpers.modules import epoch_checkpoints
+from helpers.random_programs import DrawsPrograms
 from helpers.reference import (
     assert_same_training,
     train_one_device,
@@ -25,7 +26,20 @@ BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="st
 TOLERANCE = 1e-9
 
 
-def run(pool: WorkerPool, training: Training, num_ranks: int, folder: Path) -> list[Result]:
+SHARES = {2: [0.3, 0.7], 3: [0.2, 0.5, 0.3]}
+
+
+def strategy_of(kind: str, num_ranks: int) -> dict[str, Any]:
+    """Arguments of the strategy."""
+    if kind == "graphpipe":
+        return {"num_microbatches": 2}
+    planner, shares = DrawsPrograms(num_ranks), SHARES[num_ranks]
+    return {"kind": "HAPStrategy", "planner": planner, "shares": shares}
+
+
+def run(
+    pool: WorkerPool, training: Training, num_ranks: int, folder: Path, kind: str = "graphpipe"
+) -> list[Result]:
     """Trains on that many ranks (1: a plain Trainer), with a checkpoint of every epoch."""
     training = replace(
         training,
@@ -34,37 +48,40 @@ def run(pool: WorkerPool, training: Training, num_ranks: int, folder: Path) -> l
     )
     if num_ranks == 1:
         return [train_one_device(training)]
-    return train_pipeline(pool, training, num_ranks=num_ranks, num_microbatches=2)
+    return train_pipeline(pool, training, num_ranks=num_ranks, **strategy_of(kind, num_ranks))
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 1), (1, 3), (3, 3)])
-def test_resuming_on_another_number_of_stages(
-    pool: WorkerPool, tmp_path: Path, before: int, after: int
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["graphpipe", "hap"])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 1), (1, 3)])
+def test_resuming_on_another_number_of_devices(
+    pool: WorkerPool, tmp_path: Path, kind: str, before: int, after: int
 ) -> None:
-    """A run resumed after two of five epochs ends where the uninterrupted one does."""
-    training = Training(BUILD, DataSpec(num_inputs=2))
-    expected = run(pool, training, before, tmp_path / "whole")[0]
+    """A run resumed after two of four epochs ends where the uninterrupted one does."""
+    training = Training(BUILD, DataSpec(num_inputs=2), num_steps=16)
+    expected = run(pool, training, before, tmp_path / "whole", kind)[0]
     resumed = replace(training, checkpoint=str(tmp_path / "whole" / "epoch=1.ckpt"))
-    results = run(pool, resumed, after, tmp_path / "resumed")
+    results = run(pool, resumed, after, tmp_path / "resumed", kind)
     rest = replace(
         expected,
         losses=expected.losses[8:],
         learning_rates=expected.learning_rates[8:],
         # The first lacks train_loss_epoch, on one device too: no epoch has ended in this run.
         validations=expected.validations[3:],
-        logged=results[0].logged,  # compared by test_logging; a resumed run starts later
+        logged=results[0].logged,  # a resumed run starts later
     )
-    assert len(results[0].losses) == 12
+    assert len(results[0].losses) == 8
     for result in results:
         del result.validations[0]
     assert_same_training(results, rest, "float64")
 
 
-def test_a_checkpoint_of_three_stages_is_that_of_one_device(
-    pool: WorkerPool, tmp_path: Path
+@pytest.mark.parametrize("kind", ["graphpipe", "hap"])
+def test_a_checkpoint_of_three_devices_is_that_of_one(
+    pool: WorkerPool, tmp_path: Path, kind: str
 ) -> None:
     training = Training(BUILD, DataSpec(num_inputs=2), num_steps=8)
-    run(pool, training, 3, tmp_path / "three")
+    run(pool, training, 3, tmp_path / "three", kind)
     run(pool, training, 1, tmp_path / "one")
     three, one = (
         torch.load(tmp_path / name / "epoch=1.ckpt", weights_only=True) for name in ("three", "one")

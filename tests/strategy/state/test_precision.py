@@ -228,10 +228,6 @@ def test_the_scale_is_kept_in_checkpoints_as_by_one_device(
         assert result.extra["scales"] == [2.0**7, 2.0**8]
 
 
-def alone(number: Tensor) -> Tensor:
-    return number
-
-
 class _Strategy:
     is_shape_only = clips_alone = False
 
@@ -305,23 +301,3 @@ def test_messages_have_the_precision_of_the_computation(
 
 
 # Clipping ----------------------------------------------------------------------------------------
-
-
-class _Counting(_Strategy):
-    """Counts all parameters, as the only rank does."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-
-    def counted_parameters(self) -> list[nn.Parameter]:  # type: ignore[override]
-        return self.parameters
-
-
-def clipped(gradients: list[torch.Tensor], limit: float) -> list[torch.Tensor]:
-    parameters = [nn.Parameter(torch.zeros(g.shape, dtype=g.dtype)) for g in gradients]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.clone()
-    plugin = pipeline_precision(Precision(), _Counting(parameters))
-    assert plugin is not None
-    plugin.clip_grad_by_norm(torch.optim.SGD(parameters), limit)
-    return [p.grad.to_dense() for p in parameters if p.grad is not None]

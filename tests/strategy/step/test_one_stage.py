@@ -134,6 +134,7 @@ def test_recorded_steps_train_alike(pool: WorkerPool, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()), "no step was recorded"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_microbatches", [2, 4])
 def test_several_pieces_run_as_a_program(pool: WorkerPool, num_microbatches: int) -> None:
     training = Training(ExportableModel, DATA, num_steps=8)

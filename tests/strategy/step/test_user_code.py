@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import user_modules as users
+from helpers.forms_of_call import LogsOtherRanksWeights
 from helpers.models import DataSpec
 from helpers.reference import (
     assert_equal_training,
@@ -60,6 +61,7 @@ def warnings_of(training: Training, strategy: dict[str, Any], num_ranks: int) ->
 # What rank 0 changes -----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("where", "validate"),
     [
@@ -75,6 +77,7 @@ def test_a_learning_rate_set_by_hand(pool: WorkerPool, where: str, validate: boo
     assert len({rates[0] for rates in results[2].learning_rates}) > 2
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_learning_rates_set_in_several_places(pool: WorkerPool, schedule: str) -> None:
     places = ("on_train_batch_start", "training_step later", "on_train_epoch_end")
@@ -82,6 +85,7 @@ def test_learning_rates_set_in_several_places(pool: WorkerPool, schedule: str) -
     assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "frozen",
     [
@@ -102,6 +106,7 @@ def test_freezing_within_steps(pool: WorkerPool, how: str) -> None:
     equal(pool, partial(users.FreezingInStepsModel, how))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("name", "through_data"),
     [
@@ -124,6 +129,7 @@ def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
     assert float(results[0].weights["offset"].max()) == pytest.approx(0.1)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("is_foreach", [False, True])
 def test_an_average_of_what_other_ranks_hold_is_refused(pool: WorkerPool, is_foreach: bool) -> None:
     """torch itself adds nothing and says nothing."""
@@ -131,12 +137,14 @@ def test_an_average_of_what_other_ranks_hold_is_refused(pool: WorkerPool, is_for
         assert "average them with WeightAveraging" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
 def test_saving_a_checkpoint_on_rank_0_is_refused(pool: WorkerPool, where: str) -> None:
     for text in errors(pool, partial(users.SavingModel, where)):
         assert f"{where} runs on rank 0 only, so it cannot save checkpoints" in text
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("where", "collective", "schedule"),
     [
@@ -170,6 +178,7 @@ def test_a_loss_without_gradient_is_refused(pool: WorkerPool, schedule: str, exp
 # Models ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_batch_norm_with_whole_batches(pool: WorkerPool, tmp_path: Path, num_ranks: int) -> None:
     path = str(tmp_path / "norm.ckpt")
@@ -184,6 +193,7 @@ def test_batch_norm_with_whole_batches(pool: WorkerPool, tmp_path: Path, num_ran
             assert float(found[f"{name}.running_mean"].abs().max()) > 0
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_batch_norm_with_an_odd_last_batch(pool: WorkerPool, schedule: str) -> None:
     """Pairs in full batches; the last batch of five has no single sample, as BatchNorm needs it."""
@@ -205,6 +215,7 @@ def test_buffers_that_change_once_per_call(pool: WorkerPool, schedule: str) -> N
     assert float(results[0].weights["calls"]) == 12  # six calls for evaluation
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_batch_norm_counts_mini_batches(pool: WorkerPool, schedule: str) -> None:
     training = Training(users.BatchNormModel, DataSpec(num_samples=24), num_steps=5)
@@ -236,6 +247,7 @@ def test_buffers_that_depend_on_the_samples(
     assert all("centred.mean (of centred)" in line for line in lines[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     data = users.LastEmptyData(num_inputs=2)
@@ -245,6 +257,7 @@ def test_a_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     training = Training(users.SumModel, users.FirstEmptyData(num_inputs=2), num_steps=3)
@@ -252,3 +265,11 @@ def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
     training = replace(training, validate=False)
     for outcome in pool.outcomes(train, training, arguments, 3, num_ranks=3):
         assert "the first batch has no samples" in outcome.error
+
+
+def test_a_logged_weight_of_another_rank_is_an_error(pool: WorkerPool) -> None:
+    """It has no numbers there; nan would be a number."""
+    training = Training(LogsOtherRanksWeights, num_steps=2, validate=False)
+    plan = {"plan": [["first"], ["second", "head"]]}
+    for outcome in pool.outcomes(train, training, plan, 2, num_ranks=2):
+        assert "self.log('norm'): this code needs values of parameters" in outcome.error

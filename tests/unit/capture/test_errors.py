@@ -84,20 +84,6 @@ def test_a_decision_on_data_is_refused_before_it_comes_out_differently() -> None
         capture(DecidesOnData(), (torch.ones(4, 3),), {})
 
 
-class Checks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.max() < 9
-        if (x < 0).any():
-            raise ValueError("negative")
-        if x.isnan().any() or x.isinf().any():  # not
-            raise ValueError("not finite")
-        return self.a(x)
-
-
 class Around(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

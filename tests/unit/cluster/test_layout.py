@@ -45,8 +45,7 @@ def test_memory_comes_from_the_data_sheet_of_the_kind():
 
 def test_links_of_every_level():
     pool = load_cluster(POOL)
-    assert pool.link(0, 1) == Link(42.5e9, 10e-6)  # in a V100 host
-    assert pool.link(16, 17) == Link(255e9, 10e-6)  # in an A100 host
+    assert pool.link(0, 1) == pool.link(16, 17) == Link(42.5e9, 10e-6)  # in a host
     assert pool.link(0, 4) == pool.link(16, 24) == Link(22e9, 20e-6)  # in a rack
     assert pool.link(0, 16) == pool.link(24, 32) == Link(11e9, 30e-6)  # between racks
     assert pool.slowest_link == pool.spine_link
@@ -64,7 +63,7 @@ def test_a_file_may_list_every_device(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(cluster_to_json(load_cluster(POOL)))
     cut = load_cluster(path, num_devices=16)
-    assert cut.num_devices == 16 and cut.host_links == ()
+    assert cut.num_devices == 16
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.chunk_stages import stages_of, train
-from helpers.layerwise_history import ByteDropout, LayerwiseHistory, SparseStem, layers
+from helpers.layerwise_history import LayerwiseHistory, SparseStem, layers
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
@@ -101,19 +101,6 @@ def test_without_chunks_it_is_the_network_itself(blocks: BlockModel) -> None:
         found = net(graph.x, graph.edge_index)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert "propagate" not in vars(net.convs[0])
-
-
-def test_masks_of_bytes() -> None:
-    """As many dropped as asked for, the others scaled; the same for the same seed."""
-    x = torch.ones(1000, 100)
-    first, again = (ByteDropout(0.25, seed=3)(x) for _ in range(2))
-    assert torch.equal(first, again)
-    assert set(first.unique().tolist()) == {0.0, 256 / 192}
-    assert float((first == 0).double().mean()) == pytest.approx(0.25, abs=0.01)
-    dropout = ByteDropout(0.5, seed=3).eval()
-    assert dropout(x) is x
-    with pytest.raises(ValueError, match=r"multiple of 1/256 below 1, got 0\.3"):
-        ByteDropout(0.3, seed=0)
 
 
 def test_other_layers_are_refused(blocks: BlockModel) -> None:

@@ -10,7 +10,7 @@ import pytest
 from helpers.graphs import literal_graph
 
 from lightning_gpp import make_plan
-from lightning_gpp.cluster import Cluster, Device, HostLink, Link, cluster_preset
+from lightning_gpp.cluster import Cluster, Device, Link, cluster_preset
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph, Parameter, TensorSpec
 from lightning_gpp.planner import answer, evaluate_plan
@@ -64,16 +64,10 @@ def test_numbers_and_names(changes, match):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"graph": mmt()}, "graph must be a ModelGraph, got a Workload; a Workload has one as"),
-        (
-            {"cluster": "summit"},
-            "cluster must be a Cluster .*'summit'; .*cluster_preset",
-        ),
-        ({"cluster": True}, "cluster must be a Cluster or a number of devices, got True"),
-        (
-            {"costs": "costs.json"},
-            "costs must be Costs .*'costs.json'; .*load_costs",
-        ),
+        ({"graph": mmt()}, "graph must be of type ModelGraph, got a Workload"),
+        ({"cluster": "summit"}, "cluster must be of type Cluster or int, got a str"),
+        ({"cluster": True}, "cluster must be of type Cluster or int, got a bool"),
+        ({"costs": "costs.json"}, "costs must be of type Costs or NoneType, got a str"),
     ],
 )
 def test_types_that_are_mistaken(changes, match):
@@ -128,12 +122,6 @@ def test_names_are_not_empty():
 def test_models_of_papers_have_parts(name, options, match):
     with pytest.raises(ValueError, match=match):
         WORKLOADS[name](**options)
-
-
-def test_links_of_a_cluster_are_of_its_hosts():
-    own = (HostLink("host7", Link(1.0)),)
-    with pytest.raises(ValueError, match="host_links: no device is in host 'host7'"):
-        Cluster((Device("a"),), host_links=own)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5])

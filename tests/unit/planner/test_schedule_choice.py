@@ -13,8 +13,6 @@ stage, and one in the last, with the batch, and outputs and gradients of one sam
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,20 +22,17 @@ from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
-    Plan,
     PlanRequest,
-    Stage,
     answer,
     evaluate_plan,
     plan_request,
 )
-from lightning_gpp.planner.base import HOLD_FEWER, DoesNotFitError
+from lightning_gpp.planner.base import DoesNotFitError
 from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, plan_to_run
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))
-PLAN = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c", "d"), (1,))), num_microbatches=4)
 ALL_BYTES, FEW_BYTES = 9_568, 8_584
 
 
@@ -74,7 +69,7 @@ class TestOfAPlanner:
         with pytest.raises(DoesNotFitError) as of_few:
             answer(question(FEW_BYTES - 1, schedule="1f1b"), planner)
         assert str(error.value) == str(of_few.value)
-        assert HOLD_FEWER not in str(error.value)
+        assert 'schedule="1f1b"' not in str(error.value)
 
     def test_who_names_a_schedule_gets_it(self, planner: str):
         assert (
@@ -83,12 +78,11 @@ class TestOfAPlanner:
         )
         with pytest.raises(DoesNotFitError) as error:
             plan_to_run(PlanQuestion(question(FEW_BYTES), planner, "gpipe"))
-        assert HOLD_FEWER in str(error.value)
-        assert 'schedule="1f1b" would do (strategy.schedule=1f1b on' in str(error.value)
+        assert 'schedule="1f1b" (it runs the step once per micro-batch' in str(error.value)
 
 
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
-def test_one_f_one_b_is_named_as_a_remedy_only_where_it_is_one(planner: str):
+def test_one_f_one_b_may_fit_where_the_other_does_not(planner: str):
     """One device that holds a micro-batch of the whole model, but not all four."""
     layers = replace(question(10**6).cluster, devices=(Device("0", memory_bytes=16_784),))
     tight = replace(question(10**6, num_microbatches=4), cluster=layers)
@@ -97,12 +91,11 @@ def test_one_f_one_b_is_named_as_a_remedy_only_where_it_is_one(planner: str):
         return
     with pytest.raises(DoesNotFitError) as error:
         answer(replace(tight, schedule="gpipe"), planner)
-    assert HOLD_FEWER in str(error.value)
+    assert 'schedule="1f1b"' in str(error.value)
     assert plan_to_run(PlanQuestion(tight, planner, None)).request.schedule == "1f1b"
     less = replace(layers, devices=(Device("0", memory_bytes=16_783),))
-    with pytest.raises(ValueError, match="memory") as none:
-        answer(replace(tight, cluster=less, schedule="gpipe"), planner)
-    assert HOLD_FEWER not in str(none.value)
+    with pytest.raises(DoesNotFitError, match="into the memory of 1 devices"):
+        plan_to_run(PlanQuestion(replace(tight, cluster=less), planner, None))
 
 
 def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_few():
@@ -132,22 +125,3 @@ def test_only_a_lack_of_memory_is_a_reason_to_hold_few():
 
     with pytest.raises(ValueError, match="no plan with gpipe"):
         choose_schedule(question(ALL_BYTES), None, search)
-
-
-class TestError:
-    def text(self) -> Callable[[], str]:
-        asked = []
-
-        def describe() -> str:
-            asked.append(len(asked))
-            return f"asked {len(asked)} times"
-
-        return describe
-
-    def test_what_would_help_is_sought_once_and_when_it_is_read(self):
-        error = DoesNotFitError(self.text())
-        assert [str(error), str(error)] == ["asked 1 times"] * 2
-
-    def test_it_goes_to_another_process_as_text(self):
-        error = pickle.loads(pickle.dumps(DoesNotFitError(self.text())))
-        assert isinstance(error, DoesNotFitError) and str(error) == "asked 1 times"

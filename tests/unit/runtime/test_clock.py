@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from helpers.threads.start import of_ranks
 from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.runtime.measured import ClockOffset, estimate_offset, measure_offset
@@ -23,19 +23,12 @@ def test_the_quickest_exchange_counts_and_bounds_the_error() -> None:
 
 def offsets(clocks: list[Clock]) -> list[ClockOffset]:
     hub = ThreadHub(len(clocks))
-    found: dict[int, ClockOffset] = {}
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> ClockOffset:
         now_ns, host = clocks[rank]
-        transport = hub.transport(rank)
-        found[rank] = measure_offset(transport, timeout_s=100.0, now_ns=now_ns, host=host)
+        return measure_offset(hub.transport(rank), timeout_s=100.0, now_ns=now_ns, host=host)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(clocks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(len(clocks))]
+    return of_ranks(len(clocks), run)
 
 
 def skewed(skew_ns: int, host: str) -> Clock:

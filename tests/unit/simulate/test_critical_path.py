@@ -1,4 +1,4 @@
-"""Critical path, hidden communication and utilisation of steps worked out by hand."""
+"""Critical path and utilisation of steps worked out by hand."""
 
 from __future__ import annotations
 
@@ -45,19 +45,6 @@ def test_how_busy_everything_is() -> None:
     assert found.channels[0].busy_s == 2.0
 
 
-def test_what_is_hidden_behind_compute() -> None:
-    exposed = {
-        str(BRANCHES.tasks[transfer.index].action): transfer.exposed_s
-        for transfer in usage(BRANCHES).transfers
-    }
-    assert exposed == {
-        "0SF0>2": 0.5, "1SF0>2": 0.5,  # the join stands still from 1 to 1.5 s
-        "0SF1>2": 0.0, "1SF1>2": 0.0,  # it computes from 1.5 to 5.5 s
-        "2SB0>0": 0.5, "2SB0>1": 0.5,  # the branches stand still until 4 and 4.5 s
-        "2SB1>0": 0.0, "2SB1>1": 0.0,
-    }  # fmt: skip
-
-
 def test_a_sum_in_the_middle_of_a_backward() -> None:
     """The path takes the part of the backward after which the first bucket is there.
 
@@ -88,5 +75,3 @@ def test_a_sum_in_the_middle_of_a_backward() -> None:
         TaskKind.OPTIMIZER: 1.0,
     }
     assert path.channel_s == 1.0  # the second bucket is there at 5 s and begins at 6 s
-    sums = [t for t in usage(found).transfers if t.kind is TaskKind.REDUCE]
-    assert [transfer.hidden_s for transfer in sums] == [2.0, 0.0]

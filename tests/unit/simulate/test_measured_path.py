@@ -25,10 +25,6 @@ def path(timeline: Timeline) -> str:
     )
 
 
-def times(timeline: Timeline) -> list[tuple[float, float]]:
-    return [(s.start_s, s.end_s) for s in timeline.path_segments if s.duration_s]
-
-
 def test_the_walk_follows_waits_to_the_sender() -> None:
     """As predicted in test_predicted.py, up to a message that was sent before it was asked for."""
     timeline = as_if_measured(predicted_timeline(simulated()))

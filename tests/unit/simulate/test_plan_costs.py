@@ -12,6 +12,7 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner.step_time.gradients import stage_gradients
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,
@@ -37,32 +38,27 @@ def replicated(**changes: Any) -> Plan:
     return Plan((stage,), num_microbatches=4)
 
 
-@pytest.mark.parametrize(
-    ("options", "sums"),
-    [
-        ({}, [(3000, 1)]),
-        ({"overlap": "wait_free"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),
-        ({"overlap": "at_end"}, [(1000, 1), (1000, 1), (1000, 1)]),
-        ({"overlap": "merged"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),  # no latency to save
-    ],
-)
-def test_gradients_come_from_the_last_operator_to_the_first(
-    options: dict[str, Any], sums: list[tuple[float, float]]
-) -> None:
-    found = program_costs(replicated(), question(), **options).buckets
-    assert [(bucket.group, bucket.size_bytes) for bucket in found] == [(0, n) for n, _ in sums]
-    assert [bucket.ready_fraction for bucket in found] == pytest.approx([f for _, f in sums])
+def parts(graph: ModelGraph = CHAIN, **changes: Any) -> list[tuple[float, float]]:
+    """Bytes of every parameter, and the part of the backward after which its gradient is final."""
+    (stage,) = replicated(**changes).stages
+    names = [one.name for one in graph.parameters]
+    found = stage_gradients(question(graph), stage, unit_size=4, parameters=names)
+    return [(piece.size_bytes, found.part(piece)) for piece in found.pieces]
+
+
+def test_gradients_come_from_the_last_operator_to_the_first() -> None:
+    (found,) = program_costs(replicated(), question()).buckets
+    assert found == Bucket(0, 3000, 1.0)
+    assert parts() == [(1000, pytest.approx(n / 3)) for n in (1, 2, 3)]
 
 
 def test_recomputation_comes_before_the_gradients() -> None:
-    found = program_costs(replicated(recompute=True), question(), overlap="wait_free").buckets
-    assert [bucket.ready_fraction for bucket in found] == pytest.approx([5 / 9, 7 / 9, 1])
+    assert [part for _, part in parts(recompute=True)] == pytest.approx([5 / 9, 7 / 9, 1])
 
 
 def test_a_parameter_of_two_operators_is_final_after_the_first_of_them() -> None:
     graph = literal_graph({"a": "x", "b": "a", "c": "b"}, parameters={"a": ["w"], "c": ["w"]})
-    found = program_costs(replicated(), question(graph), overlap="wait_free").buckets
-    assert found == (Bucket(0, 1000, pytest.approx(2 / 3)), Bucket(0, 1000, 1.0))
+    assert parts(graph) == [(1000, pytest.approx(2 / 3)), (1000, 1.0)]
 
 
 def test_every_replica_computes_at_the_pace_of_its_own_device() -> None:

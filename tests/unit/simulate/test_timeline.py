@@ -19,7 +19,6 @@ from lightning_gpp.simulate import (
     TimelineStage,
     shares,
 )
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 from lightning_gpp.simulate.timeline.words import action_words
 
 # seconds  0         1         2         3         4         5         6         7         8
@@ -52,10 +51,6 @@ STAGES = (
 def timeline(spans: tuple[Span, ...] = SPANS, **changes: object) -> Timeline:
     fields = {"source": "measured", "step_s": 8.0, "devices": (1, 0), "schedule": "1f1b"}
     return Timeline(**(fields | {"stages": STAGES, "spans": spans, "step": 3} | changes))  # type: ignore[arg-type]
-
-
-def message(start_s: float, end_s: float, target: int) -> Transfer:
-    return Transfer(TransferKind.MESSAGE, start_s, end_s, ("link",), (0, target), "0SF0>1")
 
 
 class TestShares:

@@ -6,7 +6,6 @@ chain: 0 - 1 - 2 - 3        diamond:  0 < 1 > 3        skip: 0 - 1 - 2, and 0 - 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ import pytest
 import torch
 from helpers.delayed_updates import train_delayed, train_one_behind
 from helpers.stage_dags import ToyStages
+from helpers.threads.start import of_ranks
 from helpers.threads.transport import ThreadHub
 from torch import Tensor, nn
 from torch.optim import (
@@ -158,7 +158,7 @@ def train(
     per_update: int = 1,
 ) -> tuple[list[float], dict[int, int]]:
     """The losses, and the most versions of its weights that a stage ever held."""
-    count, hub, errors = stages.num_stages, ThreadHub(stages.num_stages), list[BaseException]()
+    count, hub = stages.num_stages, ThreadHub(stages.num_stages)
     boundary = Boundary(batches(), f"v{count - 1}", per_update)
     most = dict.fromkeys(range(count), 0)
     drains = POLICIES[policy].drains
@@ -209,21 +209,7 @@ def train(
                 optimizer.zero_grad()
             count_versions()
 
-    def guarded(stage: int) -> None:
-        try:
-            work(stage)
-        except BaseException as error:
-            errors.append(error)
-            for mailbox in hub.mailboxes:
-                mailbox.waits.abort(error)
-
-    threads = [threading.Thread(target=guarded, args=(stage,)) for stage in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    of_ranks(count, work, [mailbox.waits for mailbox in hub.mailboxes])
     return boundary.losses, most
 
 

@@ -127,9 +127,9 @@ def test_modules_that_nobody_names_are_listed():
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("encoder.a", "'encoder.a' matches nothing .* did you mean 'encoders.a'"),
+        ("encoder.a", "'encoder.a' matches nothing .* it has 'encoders.a'"),
         ("encoders.a.0.linear", "inside 'encoders.a.0', which was captured as one operator"),
-        ("zzz", "'zzz' matches nothing .* such as 'view', 'torch.view'"),
+        ("zzz", "'zzz' matches nothing .* it has 'view', 'torch.view'"),
         ("", "'' matches nothing"),
     ],
 )
@@ -138,12 +138,9 @@ def test_names_that_match_nothing_get_help(name, match):
         resolve_plan([[name], ["encoders", "fusion", "head"]], GRAPH)
 
 
-def test_a_cycle_names_stages_and_values():
-    with pytest.raises(ValueError, match="depend on each other in a circle") as error:
+def test_a_cycle_names_its_stages():
+    with pytest.raises(ValueError, match=r"in a circle, from \[encoders, head\] to \[fusion\] to"):
         resolve_plan([["encoders", "head"], ["fusion"]], GRAPH)
-    text = str(error.value)
-    assert "[encoders, head] hands 'encoders.a.1' to [fusion]" in text
-    assert "[fusion] hands 'fusion.0' to [encoders, head]" in text
 
 
 def test_a_name_counts_once():
@@ -190,26 +187,9 @@ def test_a_plan_of_another_model_is_refused():
         resolve_plan(Plan((Stage(0, ("other",), (0,)),)), GRAPH)
 
 
-def shared(shares: list[float], **others: object) -> Stage:
-    plan = [{"modules": ["encoders", "fusion", "head"], "devices": [0, 1], "shares": shares}]
-    return resolve_plan([plan[0] | others], GRAPH).stages[0]
-
-
-def test_shares_are_whole_numbers_or_fractions():
-    assert shared([2, 1]).shares == (2, 1)
-    assert shared([0.75, 0.25]).shares == (3, 1)
-    assert shared([0.75, 0.25], microbatch_multiple=16).shares == (12, 4)
-
-
-@pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], [0.5, 0.25, 0.25]])
-def test_fractions_that_are_none(shares):
-    with pytest.raises(ValueError, match=r"stage 0 \(\[encoders.*2 devices, positive and tog"):
-        shared(shares)
-
-
-@pytest.mark.parametrize(
-    ("shares", "multiple"), [([0.123, 0.877], None), ([0.5, 0.5], 1), ([0.75, 0.25], 6)]
-)
-def test_fractions_are_whole_numbers_of_something(shares, multiple):
-    with pytest.raises(ValueError, match=r"whole numbers of no micro-batch.* like \[2, 1\]"):
-        shared(shares, microbatch_multiple=multiple)
+def test_shares_are_whole_numbers_of_smallest_micro_batches():
+    whole = {"modules": ["encoders", "fusion", "head"], "devices": [0, 1]}
+    (stage,) = resolve_plan([whole | {"shares": [2, 1]}], GRAPH).stages
+    assert (stage.shares, stage.microbatch_multiple) == ((2, 1), 3)
+    with pytest.raises(ValueError, match=r"stage 0: shares\[0\]: expected an integer, got 0.75"):
+        resolve_plan([whole | {"shares": [0.75, 0.25]}], GRAPH)

@@ -49,7 +49,7 @@ def test_values_between_replicas_have_samples():
     same = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1, 2), 2), Stage(2, ("c",), (0,), 2)))
     validate_plan(same, graph, num_devices=3)  # every replica takes one unit, as stage 0 does
     cut = Plan((Stage(0, ("a",), (0,), 2), Stage(1, ("b", "c"), (1, 2), 2)))
-    with pytest.raises(ValueError, match=r"'a' goes from stage 0 .* to stage 1 .* on 2 devices\)"):
+    with pytest.raises(ValueError, match=r"'a' goes from stage 0 .* to stage 1 \(takes \[1, 1\]\)"):
         validate_plan(cut, graph, num_devices=3)
 
 
@@ -91,7 +91,7 @@ def test_the_last_stage_makes_an_output():
 def test_multiples_divide_each_other_along_edges():
     validate_plan(plan(("a", 0, 2), ("b", 1, 4), ("c", 2, 1)), CHAIN, num_devices=3)
     with pytest.raises(
-        ValueError, match=r"stage 0 \(microbatch_multiple 2\) to stage 1 \(.* 3\): one"
+        ValueError, match=r"stage 0 \(takes \[2\]\) to stage 1 \(takes \[3\]\): one"
     ):
         validate_plan(plan(("a", 0, 2), ("b c", 1, 3)), CHAIN, num_devices=2)
 

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.run.export import ExportError, export_forward
-from lightning_gpp.spmd.run.operator_calls import call
 
 
 class Everything(nn.Module):
@@ -30,16 +29,6 @@ class Everything(nn.Module):
             mean = y.mean()
         y = self.norm(y) * scale + torch.tensor([1.0, 2.0, 3.0, 4.0])
         return {"name": name, "parts": (y.split(2, dim=-1), mean), "count": 3}
-
-
-def run(exported, module: nn.Module, args, kwargs):
-    """The forward by the calls of its export."""
-    values = dict(exported.constants) | dict(module.named_buffers())
-    values |= dict(module.named_parameters()) | exported.form.inputs(args, kwargs)
-    for operator in exported.graph.operators:
-        made = call(operator, [values[name] for name in operator.inputs])
-        values.update(zip(operator.outputs, made, strict=True))
-    return exported.form.result([values[name] for name in exported.graph.outputs])
 
 
 def test_tied_parameters_are_one_and_unread_ones_none() -> None:

@@ -152,7 +152,7 @@ def test_replicated(name: str) -> None:
     check(name, 0, 0, stay=1.0)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from helpers.threads.start import of_ranks
 from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.strategy.ranks import starting
@@ -30,11 +31,7 @@ def test_versions_of_all_ranks_are_compared(
         except RuntimeError as error:
             errors[rank] = str(error)
 
-    threads = [threading.Thread(target=check, args=(rank,), name=str(rank)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    of_ranks(2, check)
     if not other:
         assert not errors
         return

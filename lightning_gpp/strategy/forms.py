@@ -1,0 +1,144 @@
+"""A forward that is called in several forms, such as with and without targets.
+
+Each form is captured separately and gets a pipeline of its own. All of them share the parameters,
+which stay on the ranks where the plan of the first form has put them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.values.arguments import OtherFormError
+from lightning_gpp.planner import Plan, Stage, validate_plan
+from lightning_gpp.planner.plan.manual import staged_operators
+from lightning_gpp.strategy.build import captured_alike, joined, shared_example, train_modes_of
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.ranks.messages import Autocast, BuildForm
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+
+MOST_FORMS = 8
+"""Forms of call of one forward; an argument with more values than that is no form."""
+
+
+def why_no_other_form(run: PipelinedRun) -> str | None:
+    """Why a forward has to be called in one form; None where it does not."""
+    if len(run.forms) >= MOST_FORMS:
+        return f"forward has been called in {MOST_FORMS} forms already"
+    reasons = {
+        "pipelines side by side run one form": run.peers is not None,
+        "emulated devices run one form": run.settings.emulated is not None,
+        "an asynchronous pipeline runs one form": run.settings.is_asynchronous,
+        "full-graph training runs one form": run.settings.full_graph is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def use_form_of(
+    run: PipelinedRun,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    example: Callable[[], Example],
+    error: OtherFormError,
+) -> None:
+    """Rank 0: all ranks use the pipeline of this form of call, which is built if there is none.
+
+    Args:
+        run: whose pipeline in use is of another form.
+        args: of the call.
+        kwargs: likewise, by name.
+        example: makes what the form is captured with.
+        error: to be raised where one form is all that can run.
+    """
+    for pipeline in run.forms:
+        with contextlib.suppress(OtherFormError):
+            pipeline.captured.inputs(args, kwargs)
+            run.to_form(pipeline)
+            return
+    if (why_not := why_no_other_form(run)) is not None:
+        raise ValueError(f"{error} ({why_not})") from None
+    autocast = Autocast.current(run.device)
+    run.lead(BuildForm(autocast))
+    with autocast.while_building(run.device):
+        build_form(run, example)
+
+
+def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None:
+    """All ranks: builds the pipeline of another form of call, and uses it from now on.
+
+    The module is whole on every rank while it is captured.
+
+    Args:
+        run: of this rank, whose first pipeline is built.
+        example: on rank 0, makes a micro-batch of the new form.
+
+    Raises:
+        ValueError: the operators of the new form do not fit where the parameters are.
+    """
+    first, partition = run.forms[0], run.partition
+    with torch.inference_mode(False), torch.enable_grad(), lifted():
+        partition.reunite(on_all_ranks=True)
+        try:
+            args, kwargs = shared_example(run, None if example is None else example())
+            captured = captured_alike(run, args, kwargs, train_modes_of(run))
+            plan = _plan(run, captured)
+            pipeline = joined(run, captured, plan, first.schedule, None, None, first)
+        finally:
+            partition.make_partial()
+        run.take_form(pipeline)
+        run.use_form(len(run.forms) - 1)
+    rank_zero_info(
+        f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
+        f"captured separately and runs on the same devices, in {plan.num_stages} stages."
+    )
+
+
+def _plan(run: PipelinedRun, captured: CapturedModel) -> Plan:
+    """The plan of the first form with the operators of another, each where its parameters are."""
+    first, graph, prefix = run.forms[0], captured.graph, run.settings.prefix
+    plan, ranks, stages = first.plan, first.rank_of_device, list(first.plan.stages)
+    known = {name: stage.id for stage in stages for name in stage.operators}
+    homes = [{ranks[device] for device in stage.devices} for stage in stages]
+    holders = run.partition.holders_of_all_names()
+    claimed: dict[str, int] = {}
+    for operator in graph:
+        names, _ = captured.tensors_read(captured.nodes(operator.name))
+        if not names:
+            continue
+        held = set.intersection(*(set(holders[prefix + name]) for name in names))
+        can = [s for s, home in enumerate(homes) if home <= held]
+        if not can and 0 in held:  # no stage of the first form reads them
+            device = (ranks.index(0),)
+            multiple = stages[-1].microbatch_multiple
+            stages.append(Stage(len(stages), (operator.name,), device, multiple))
+            homes.append({0})
+            can = [len(stages) - 1]
+        if not can:
+            raise ValueError(_APART.format(operator.name, ", ".join(names)))
+        own, same = known.get(operator.name), [s for s in can if homes[s] == held]
+        claimed[operator.name] = own if own in can else (same or can)[-1]
+    claimed = claimed or {graph.operators[-1].name: plan.num_stages - 1}  # no parameters at all
+    used = sorted({*claimed.values()})
+    positions = {name: used.index(stage) for name, stage in claimed.items()}
+    labels = [", ".join(n for n, s in claimed.items() if s == stage) for stage in used]
+    found = [
+        replace(stages[used[position]], id=place, operators=operators)
+        for place, (position, operators) in enumerate(staged_operators(graph, positions, labels))
+    ]
+    made = replace(plan, stages=tuple(found))
+    validate_plan(made, graph, len(ranks))
+    return made
+
+
+_ALIKE = "Call it alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
+_APART = (
+    "forward was called in another form than the first, in which {!r} reads {}, which no device "
+    f"holds together. {_ALIKE}"
+)
