@@ -15,7 +15,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import module_content
 from lightning_gpp.capture.profiling.profiler import profile_costs
 from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.values.placed import capture_device, on_host, placed
+from lightning_gpp.capture.values.placed import on_host, placed
 
 __all__ = [
     "Block",
@@ -24,7 +24,6 @@ __all__ = [
     "CapturedModel",
     "StageModule",
     "capture",
-    "capture_device",
     "module_content",
     "on_host",
     "placed",

@@ -39,7 +39,6 @@ from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
-from lightning_gpp.capture.values.placed import visiting
 from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
 
 _logger = logging.getLogger(__name__)
@@ -67,7 +66,8 @@ def capture(
     the two (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
     generators included.
 
-    It runs on the device of the arguments, where the module is meanwhile.
+    It runs on the device of the arguments. Weights that are elsewhere come there only while they
+    are read (:mod:`.values.placed`).
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
@@ -99,7 +99,7 @@ def capture(
         rollback(module),
         torch.inference_mode(False),
         torch.enable_grad(),
-        visiting(module, runs.sample.device),
+        runs.weights.resident(),
     ):
         attempt = _Attempt(runs, blocks)
         if verified is not None:
@@ -177,7 +177,7 @@ class _Attempt:
 
     def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
         runs, sample, observer = self.runs, self.runs.sample, Observer(self.module)
-        with runs.in_mode(mode):
+        with runs.in_mode(mode), runs.weights.visiting():
             if self.blocks is not None:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from lightning_gpp.capture.operators.observe import run_node
 from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -44,9 +44,9 @@ class ChunkGraph(GraphValues):
         if self.around.chunks.num_ways > 1:
             self.wide = frozenset(self._read_by_messages())
 
-    def update(self, arguments: Mapping[str, Tensor]) -> None:
-        """Takes arguments that are the same for all chunks."""
-        super().update(arguments)
+    def update(self, arguments: Mapping[str, Tensor], device: torch.device) -> None:
+        """Takes arguments that are the same for all chunks, and the device that these run on."""
+        super().update(arguments, device)
         if not self._whole:
             self._cut.clear()
 
@@ -73,9 +73,7 @@ class ChunkGraph(GraphValues):
             if isinstance(node.target, Mixing):
                 value = self._messages(node, node.target, found)
             else:
-                met = partial(self._met, node=node, found=found)
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), met)
-                value = run_node(node, self.module, args, kwargs, {})
+                value = self._run(node, partial(self._met, node=node, found=found))
             found.values[node] = value
         return found
 

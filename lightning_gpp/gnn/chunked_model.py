@@ -58,10 +58,11 @@ class ChunkStage:
         """
         model = self.model
         graph, given = model.nodes(training=training), dict(zip(self.inputs, values, strict=True))
-        graph.update({n: value for n, value in given.items() if n in graph.arguments})
+        device = _device(values)
+        graph.update({n: value for n, value in given.items() if n in graph.arguments}, device)
         passes: dict[int, Pass] = {}
         for way, members in self.members.items():
-            rows = model.rows(chunk, way, _device(values))
+            rows = model.rows(chunk, way, device)
             passes[way] = graph.run(graph.needed(members), model.begun(graph, given, rows))
 
         def taken(name: str) -> Any:

@@ -14,7 +14,7 @@ Every node is of a kind:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -127,6 +127,7 @@ class GraphValues:
     Attributes:
         kinds: of all nodes.
         arguments: those that are the same for all chunks and at hand, by name.
+        device: that chunks run on.
         wide: nodes whose values have the rows of mirrors, too.
     """
 
@@ -142,15 +143,17 @@ class GraphValues:
         self.kinds: dict[fx.Node, NodeKind] = {}
         self.wide: frozenset[fx.Node] = frozenset()
         self.arguments = {name: Remembered(tensor) for name, tensor in arguments.items()}
-        self._staying = staying
+        self._staying, self.device = staying, torch.device("cpu")
         self._whole: dict[fx.Node, Any] = {}
         self._edge_sets: dict[fx.Node, EdgeSet] = {}
         for node in nodes:
             self.kinds[node] = self._kind(node)
 
-    def update(self, arguments: Mapping[str, Tensor]) -> None:
-        """Takes arguments that are the same for all chunks."""
-        if not all(self.arguments[name].is_that_of(new) for name, new in arguments.items()):
+    def update(self, arguments: Mapping[str, Tensor], device: torch.device) -> None:
+        """Takes arguments that are the same for all chunks, and the device that these run on."""
+        is_known = all(self.arguments[name].is_that_of(new) for name, new in arguments.items())
+        if not is_known or device != self.device:
+            self.device = device
             self.arguments |= {name: Remembered(new) for name, new in arguments.items()}
             self._whole.clear()
             self._edge_sets.clear()
@@ -200,9 +203,8 @@ class GraphValues:
                 self.kinds[arg] is NodeKind.SIZE or self._is_at_hand(arg)
                 for arg in node.all_input_nodes
             ):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
                 try:
-                    run_node(node, self.module, args, kwargs, {})
+                    self._run(node, self.whole_value)
                 except GuardError as error:
                     raise GraphTrainingError(
                         f"{error.location} decides by the size of the graph, and otherwise for the "
@@ -260,10 +262,22 @@ class GraphValues:
         if node not in self._whole:
             if self.kinds[node] is NodeKind.SIZE and not self._is_at_hand(node):
                 return self.size(node, Pass(self.around.everything), wide=False)
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
             with torch.no_grad():
-                self._whole[node] = run_node(node, self.module, args, kwargs, {})
+                self._whole[node] = self._run(node, self.whole_value)
         return self._whole[node]
+
+    def _run(self, node: fx.Node, given: Callable[[fx.Node], Any]) -> Any:
+        """The result of a node; constants, which were on the CPU at capture, are on the device."""
+
+        def at_hand(arg: Any) -> Any:
+            if isinstance(arg, fx.Node):
+                return given(arg)
+            if isinstance(arg, torch.device):
+                return self.device
+            return arg.to(self.device) if isinstance(arg, Tensor) else arg
+
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), at_hand)
+        return run_node(node, self.module, args, kwargs, {})
 
     def size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
         """A number out of shapes, as the rows of a chunk have it.
@@ -287,8 +301,7 @@ class GraphValues:
                 shape[0] = len(rows.extended if wide else rows.vertices)
             return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
 
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
-        return run_node(node, self.module, args, kwargs, {})
+        return self._run(node, shaped)
 
     def value(self, node: fx.Node, found: Pass, *, wide: bool = False) -> Any:
         """A value as the rows of a chunk see it, whole ones cut.

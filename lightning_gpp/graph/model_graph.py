@@ -89,6 +89,12 @@ class Parameter:
     size_bytes: int
     requires_grad: bool = True
 
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise ValueError(
+                f"the size of parameter {self.name!r} cannot be negative, got {self.size_bytes}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class OpNode:

@@ -37,6 +37,12 @@ class TensorSpec:
         if self.dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
             raise ValueError(f"unknown dtype {self.dtype!r}; expected one of: {known}")
+        if self.shape and min(self.shape) < 0:
+            raise ValueError(f"sizes cannot be negative, got shape {list(self.shape)}")
+        if self.batch_dim is not None and not 0 <= self.batch_dim < len(self.shape):
+            raise ValueError(
+                f"batch_dim must be a dimension of shape {list(self.shape)}, got {self.batch_dim}"
+            )
 
     @property
     def item_bytes(self) -> int:

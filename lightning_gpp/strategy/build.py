@@ -14,7 +14,6 @@ from lightning_gpp.capture import (
     CapturedModel,
     StageModule,
     capture,
-    capture_device,
     on_host,
     placed,
     profile_costs,
@@ -206,15 +205,14 @@ def shared_example(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Rank 0's first micro-batch, on the device where this rank captures the model.
 
-    That is the rank's own if rank 0 captures it on one of that type: all ranks have to see the same
-    graph. One that is divided into chunks is in host memory, and so is the model then.
+    That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One that
+    is divided into chunks is in host memory, and so is the model then.
     """
     told, in_messages = None, META if run.device == META else CPU
     if example is not None:
         given = tuple(example.args), dict(example.kwargs)
         staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-        kind = capture_device(run.target, run.device).type
-        told = placed(given, in_messages), kind, staying
+        told = placed(given, in_messages), run.device.type, staying
     given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
     is_alike = run.device.type == leader_type and run.settings.full_graph is None
     device = run.device if is_alike else in_messages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -230,10 +230,18 @@ def unchanged_parameters(module: nn.Module) -> Iterator[None]:
     before = {name: parameter_state(item) for name, item in module.named_parameters()}
     yield
     after = {name: parameter_state(item) for name, item in module.named_parameters()}
-    changed = sorted(n for n in before | after if before.get(n) != after.get(n))
-    if changed:
+    check_unchanged(n for n in before | after if before.get(n) != after.get(n))
+
+
+def check_unchanged(changed: Iterable[str]) -> None:
+    """Checks that there are no parameters that a forward changed.
+
+    Raises:
+        CaptureError: there are.
+    """
+    if names := ", ".join(map(repr, sorted(changed))):
         raise CaptureError(
-            f"forward changes or replaces {', '.join(map(repr, changed))}: every stage and "
+            f"forward changes or replaces {names}: every stage and "
             "micro-batch would do so anew. Make what forward updates a buffer (register_buffer), "
             "and bound parameters (clamp, normalize, max_norm) where every rank does: in "
             "on_train_batch_start of a callback, or in optimizer_step after the step"

@@ -31,6 +31,7 @@ from lightning_gpp.capture.operators.observe import Observation, Observer, obser
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace, mode_flags
 from lightning_gpp.capture.values.arguments import Arguments, withhold
+from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped, mapped
@@ -78,6 +79,7 @@ class Rehearsal:
         module: likewise.
         arguments: how they are laid out.
         sample: the given inputs.
+        weights: how the module's weights come to the device of the inputs.
         others: candidates for inputs of another size, from :meth:`begin` on.
         reads: plain attributes that forward reads; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
@@ -107,6 +109,7 @@ class Rehearsal:
                 "the first batch has no samples, which do not show how the model goes with them: "
                 "begin with another batch. Later ones may be empty"
             )
+        self.weights = HostWeights(module, self.sample.device)
 
     def _take(self, sample: Sample) -> None:
         self.sample = sample
@@ -148,7 +151,7 @@ class Rehearsal:
         self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
     ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
-        with self.in_mode(training):
+        with self.in_mode(training), self.weights.visiting():
             return observe(trace.graph, sample.fresh(), observer or Observer(self.module))
 
     def of(self, run: CheckedPass) -> Result:
@@ -169,7 +172,7 @@ class Rehearsal:
             output, self.withheld = withhold(self.module.forward(*args, **kwargs))
             return output
 
-        return self._result(run, forward)
+        return self._result(run, forward, watched=True)
 
     def replayed(self, captured: CapturedModel, run: CheckedPass) -> Result:
         """What a captured graph computes, run as one stage."""
@@ -218,8 +221,14 @@ class Rehearsal:
             return False
         return True
 
-    def _result(self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any]) -> Result:
-        module = self.module
+    def _result(
+        self,
+        run: CheckedPass,
+        forward: Callable[[dict[str, Tensor]], Any],
+        *,
+        watched: bool = False,
+    ) -> Result:
+        module, weights = self.module, self.weights
         with (
             torch.set_grad_enabled(run.is_recorded),
             self.in_mode(run.training, _SEED) as changes,
@@ -229,7 +238,8 @@ class Rehearsal:
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
             generators = Generators(run.sample.device)
-            output = forward(views)
+            with weights.visiting(watched=watched):
+                output = forward(views)
             draws = generators.have_drawn()
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
@@ -256,7 +266,8 @@ class Rehearsal:
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():
-                loss.backward()  # type: ignore[no-untyped-call]
+                with self.weights.visiting():
+                    loss.backward()  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
                 handle.remove()

@@ -8,6 +8,7 @@ through one (ModernBERT computes a table per kind of attention so) calls the sam
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -113,7 +114,8 @@ def module_content(module: nn.Module) -> str:
             for key, value in vars(part).items()
             if not key.startswith("_") and key != "training" and _is_plain(value)
         )
-        code: Any = getattr(getattr(kind.forward, "__wrapped__", kind.forward), "__code__", None)
+        forward = inspect.getattr_static(kind, "forward", None)  # a script has none
+        code: Any = getattr(getattr(forward, "__wrapped__", forward), "__code__", None)
         does = code and (code.co_code, code.co_names, [*filter(_is_plain, code.co_consts)])
         named = f"{name} {kind.__module__}.{kind.__qualname__} {part.training}"
         digest.update(f"{named}\n{text} {settings}\n{does}".encode())

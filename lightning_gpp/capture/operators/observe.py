@@ -25,6 +25,7 @@ from lightning_gpp.capture.tracing.trace import (
     identity,
     run_call,
 )
+from lightning_gpp.capture.values.placed import source
 from lightning_gpp.capture.values.structure import LOOK_UPS, flatten, tensors_of
 
 
@@ -89,7 +90,8 @@ class Observer:
         leaves, structure = flatten(value)
         # whoever called may change the container
         kept = value if structure.container is None else structure.unflatten(leaves)
-        self.values[node] = kept
+        if node.op != "get_attr":  # a parameter, which does not stay on the device
+            self.values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
         changed_names = assigned_buffers(node, self._names)
@@ -118,10 +120,20 @@ class Observer:
         return value
 
     def _storage(self, tensor: Tensor) -> int:
-        """A small id, equal exactly for tensors that share memory."""
+        """A small id, equal exactly for tensors that share memory.
+
+        A copy of a parameter on the device has the storage of the parameter.
+        """
+        tensor = source(tensor)
         is_plain = tensor.layout is torch.strided
         key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
         return self._storages.setdefault(key, len(self._storages))
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of a node that ran."""
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self.module)
+        return self.values[node]
 
 
 def observe(
@@ -141,7 +153,7 @@ def observe(
     for node in nodes:
         if node in observer.observations:
             continue
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.value)
         try:
             observer.watch(
                 node,

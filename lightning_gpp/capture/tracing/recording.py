@@ -37,6 +37,7 @@ from lightning_gpp.capture.tracing.trace import (
     rebuild,
     run_call,
 )
+from lightning_gpp.capture.values.placed import original
 from lightning_gpp.capture.values.structure import (
     Step,
     Structure,
@@ -257,7 +258,7 @@ class Recording:
     def _tensor_argument(self, tensor: Tensor) -> Any:
         if id(tensor) in self._known:
             return self._node_at(self._known[id(tensor)][1])
-        name = self.names.tensors.get(id(tensor))
+        name = self.names.tensors.get(id(original(tensor)))
         if name is not None:
             if name not in self._named:
                 self._named[name] = self._node("get_attr", name, (), {})

@@ -13,7 +13,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.check import unchanged_parameters
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.placed import capture_device, placed, visiting
+from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import GraphInputs, Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.gnn import (
@@ -182,13 +182,13 @@ def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         CaptureError: it changes a parameter.
     """
     tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
-    device = capture_device(module, next(tensors).device)
-    args, kwargs = placed((tuple(args), dict(kwargs)), device)
+    weights = HostWeights(module, next(tensors).device)
     with (
         rollback(module),
         torch.no_grad(),
-        visiting(module, device),
+        weights.resident(),
         unchanged_parameters(module),
+        weights.visiting(watched=True),
     ):
         try:
             module.forward(*args, **kwargs)
