@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.emulation.real_time import Resumption
 from lightning_gpp.strategy.logging.logs import LogCall
 
 
@@ -330,11 +329,9 @@ class AsyncMinibatch:
         remaining: mini-batches that will follow, as far as they are read ahead.
         drops: whether what is in flight is forgotten before.
         is_epoch: whether it is the first one of an epoch.
-        resumption: how emulated time goes on before it, if it stood still.
     """
 
     since: int
     remaining: int
     drops: bool
     is_epoch: bool
-    resumption: Resumption | None = None

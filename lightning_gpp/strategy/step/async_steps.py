@@ -247,8 +247,7 @@ class AsyncSteps(SuspendedSteps):
         drops, self._begins_anew = self._begins_anew and self._last is not None, False
         if drops or self._last is None or run.settings.policy.drains:
             self._since = 0
-        resumption = run.built.time.resumption(self._since)
-        message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch, resumption)
+        message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch)
         with run.control.alone(name), run.leader_state.watching(name):
             run.lead(message)
             stash = self._perform(message, self._open)
@@ -305,8 +304,7 @@ class AsyncSteps(SuspendedSteps):
             assert self._last is not None
             shift = self._number - 1 - self._last.number
             dropped = run.built.in_window(self._last, self._state, shift, None)
-            with run.built.time.messages():
-                dropped.drop_ahead(self._last.number)
+            dropped.drop_ahead(self._last.number)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
@@ -314,7 +312,7 @@ class AsyncSteps(SuspendedSteps):
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
         windowed = run.built.in_window(window, self._state, shift, boundary)
-        stash = run.built.window(windowed, window.number, record, message.resumption)
+        stash = run.built.window(windowed, window.number, record)
         self._last = window
         self._number += 1
         self._since = message.since + 1
