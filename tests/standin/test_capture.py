@@ -1,4 +1,4 @@
-"""Models are captured where they run: on the device of rank 0."""
+"""Models are captured where they run: on the device of rank 0, with weights that visit it."""
 
 from __future__ import annotations
 
@@ -58,6 +58,31 @@ class Attention(nn.Module):
         return self.inner(x, x, x)[0][:, 0]
 
 
+class Listed(nn.Module):
+    """Has its weights in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDTH))
+        self.weights = [self.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weights[0]
+
+
+class Frozen(nn.Module):
+    """Takes a weight where gradients are off, and uses it where they are on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight = self.weight
+        return x * weight
+
+
 def seen_of_capture(others: list[Callable[[], nn.Module]]) -> dict[str, Any]:
     """What capturing on a GPU takes of it, and leaves."""
     module = Deep(*(make() for make in others))
@@ -66,11 +91,16 @@ def seen_of_capture(others: list[Callable[[], nn.Module]]) -> dict[str, Any]:
     x = torch.randn(8, WIDTH)
     there = x.to("cuda:0")
     random_state = torch.cuda.get_rng_state()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.memory_allocated()
     captured = capture(module, (there,))
+    torch.cuda.synchronize()
+    peak_bytes = torch.cuda.max_memory_allocated() - start
     expected = capture(module, (x,))
     costs = profile_costs(captured, (there,), num_sizes=1)
     return {
+        "part": peak_bytes / sum(parameter.nbytes for parameter in module.parameters()),
         "left_bytes": torch.cuda.memory_allocated() - start,
         "is_alike": captured.fingerprint == expected.fingerprint,
         "changing": captured.changing == expected.changing,
@@ -84,12 +114,16 @@ def seen_of_capture(others: list[Callable[[], nn.Module]]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("others", [[], [Attention]], ids=["own", "attention"])
-def test_a_model_is_captured_on_the_device(
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "others", [[], [Attention], [Listed], [Frozen]], ids=["own", "attention", "listed", "frozen"]
+)
+def test_a_model_is_captured_layer_by_layer(
     gpus: WorkerPool, others: list[Callable[[], nn.Module]]
 ) -> None:
-    """The same graph as on the CPU, and nothing stays there."""
+    """The same graph as on the CPU, with a part of the model on the GPU at a time."""
     found = gpus.run(seen_of_capture, others, num_ranks=1)[0]
+    assert found.pop("part") < 0.7
     assert found.pop("left_bytes") < WIDTH * WIDTH  # constants in the graph
     assert found.pop("gradients") == []
     assert found == dict.fromkeys(found, True)
