@@ -100,7 +100,7 @@ def test_layers_that_look_at_all_vertices(pool: WorkerPool, norm: torch.nn.Modul
 
 def test_a_sparse_adjacency_is_refused() -> None:
     graph = random_graph()
-    matrix = torch.eye(len(graph.x)).to_sparse_csr()
+    matrix = torch.eye(len(graph.x)).to_sparse()
     with pytest.raises(CaptureError, match=r"'edge_index' is a sparse tensor.* edge_weight"):
         GraphCall.of(NodeClassifier(), (graph.x, matrix), {})
 
