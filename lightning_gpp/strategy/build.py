@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from lightning_gpp.capture import (
     placed,
     profile_costs,
 )
-from lightning_gpp.capture.values.structure import received, sendable
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.gnn import ChunkedModel, chunk_costs, without_caches
+from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
@@ -97,7 +98,9 @@ def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
     else:
         call = GraphCall.of(run.target, args, kwargs)
         with without_caches(run.target):
-            captured = captured_alike(run, call.args, call.kwargs, train_modes)
+            captured = captured_alike(
+                run, call.args, call.kwargs, train_modes, mixing_methods(run.target)
+            )
         with waiting_for("Dividing the graph into chunks", run.module):
             chunked = model_in_chunks(full_graph, captured, call, train_modes, run.control)
         captured.take_graph(chunked.graph, chunked.in_ways.operators)
@@ -184,7 +187,7 @@ def _measured(
             args, kwargs = placed((tuple(args), dict(kwargs)), run.device)
         if chunked is not None:
             costs = chunk_costs(chunked, captured.inputs(args, kwargs))
-            own = costs, (chunked.describe(),)
+            own = costs, (chunked.chunks.describe(),)
         else:
             own = ProfileCache(run.settings.cache).costs(
                 captured, run.device, lambda: profile_costs(captured, args, kwargs)
@@ -209,18 +212,22 @@ def shared_example(
     if example is not None:
         given = tuple(example.args), dict(example.kwargs)
         staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-        told = sendable(placed(given, in_messages)), run.device.type, staying
+        told = placed(given, in_messages), run.device.type, staying
     given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
     is_alike = run.device.type == leader_type and run.settings.full_graph is None
     device = run.device if is_alike else in_messages
     if run.device.type not in ("cpu", "meta"):
         tell_device(run.module, device)
-    args, kwargs = placed(received(given), device, staying)
+    args, kwargs = placed(given, device, staying)
     return tuple(args), dict(kwargs)
 
 
 def captured_alike(
-    run: PipelinedRun, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
+    run: PipelinedRun,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    train_modes: dict[str, bool],
+    opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
 ) -> CapturedModel:
     """All ranks: the model, captured and checked by rank 0, and traced alike by the others."""
     settings, verified = run.settings, None
@@ -233,6 +240,7 @@ def captured_alike(
             kwargs,
             leaf_modules=settings.leaf_modules,
             blocks=settings.blocks,
+            opened=opened,
             train_modes=train_modes,
             verified=verified,
         )
@@ -290,7 +298,7 @@ def joined(
         stages=codes,
         output_names=captured.graph.outputs,
         cutter=Cutter(
-            captured.graph.cut_dims,
+            captured.graph.batch_dims,
             {name: value.variation for name, value in captured.graph.values.items()},
         ),
         staying=StayingInputs(captured.graph.staying),
@@ -386,7 +394,7 @@ def _codes(
         if chunked is None:
             function = captured.stage(operators, inputs, outputs)
         else:
-            function = chunked.stage(operators, inputs, outputs, runs=rank in homes)
+            function = chunked.stage(operators, inputs, outputs)
         if settings.compile is not None and isinstance(function, StageModule) and operators:
             function.compile(settings.compile)
         for name in function.parameter_names:

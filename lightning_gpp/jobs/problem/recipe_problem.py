@@ -21,7 +21,7 @@ from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
-from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
+from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, mixing_methods, partition
 from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
@@ -196,7 +196,8 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         call = GraphCall.of(target, args, kwargs) if num_microbatches is None else None
         args, kwargs = (args, kwargs) if call is None else (call.args, call.kwargs)
         with doing("Capturing the model", show):
-            captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+            opened = {} if call is None else mixing_methods(target)
+            captured = capture(target, args, kwargs, leaf_modules=leaf_modules, opened=opened)
         if call is not None:
             return Look(captured, call=call)
         tensors = captured.inputs(args, kwargs).values()
