@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +99,3 @@ def of_ranks(arguments: Sequence[object], num_ranks: int = 1, **variables: str) 
 def spread(values: Sequence[float]) -> str:
     """The median, and between which values it lies."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def slip(run: Any) -> float:
-    """The part of an emulated step that this machine did not do in its emulated time."""
-    return float(run.slip.total_s / run.step_s)
-
-
-def least_slipped(emulate: Callable[[], Any]) -> Any:
-    """The emulation that slipped least, of three or as many as it takes until one slips by 1 %."""
-    runs: list[Any] = []
-    while len(runs) < 3 and (not runs or slip(runs[-1]) > 0.01):
-        runs.append(emulate())
-    return min(runs, key=slip)

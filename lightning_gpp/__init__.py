@@ -29,25 +29,12 @@ if TYPE_CHECKING:
     )
     from lightning_gpp.workloads import read_pipedream_profile, read_piper_workload
 
-_HOMES = {
-    "Block": "capture",
-    "BlockGraph": "capture",
-    "CaptureError": "capture",
-    "EmulatedAccelerator": "strategy",
-    "GNNPipeStrategy": "strategy",
-    "GraphPipeStrategy": "strategy",
-    "HAPStrategy": "strategy",
-    "ModelGraph": "graph",
-    "Plan": "planner",
-    "PoolAccelerator": "strategy",
-    "Program": "schedule",
-    "Stage": "planner",
-    "StageGraph": "graph",
-    "TimelineCallback": "strategy",
-    "build_program": "schedule",
-    "make_plan": "planner",
-    "read_pipedream_profile": "workloads",
-    "read_piper_workload": "workloads",
+_ROOMS = {
+    "capture": ("Block", "BlockGraph", "CaptureError"),
+    "graph": ("ModelGraph", "StageGraph"),
+    "planner": ("Plan", "Stage", "make_plan"),
+    "schedule": ("Program", "build_program"),
+    "workloads": ("read_pipedream_profile", "read_piper_workload"),
 }
 
 __all__ = [
@@ -73,13 +60,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = next((room for room, names in _ROOMS.items() if name in names), "strategy")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *__all__])
 
 
 register()

@@ -24,7 +24,6 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.jobs.did_you_mean import suggestions
 from lightning_gpp.jobs.files import save_config
 from lightning_gpp.jobs.job_scope import is_sweep, job_scope
 
@@ -42,16 +41,10 @@ def main() -> None:
     try:
         hydra_main()
         sys.stdout.flush()
-    except SystemExit as end:
-        refused = end.__context__
-        if isinstance(refused, HydraException) and not isinstance(refused, RunError):
-            _explain(refused, says_itself=False)
-        raise
     except HydraException as refused:  # of --help and --cfg, which Hydra lets through
         if "HYDRA_FULL_ERROR" in os.environ:
             raise
-        _explain(refused)
-        sys.exit(1)
+        sys.exit(str(refused))
     except BrokenPipeError:
         raise _nobody_reads() from None
 
@@ -84,13 +77,6 @@ def with_quoted_path(argument: str) -> str:
     if name != "ckpt_path" or "=" not in path or path[0] in "'\"" or "\\" in path:
         return argument
     return f"{name}='{path}'"
-
-
-def _explain(refused: HydraException, *, says_itself: bool = True) -> None:
-    """Writes what is wrong with the options, and what may have been meant."""
-    lines = [str(refused)] if says_itself else []
-    lines += suggestions(sys.argv[1:], str(refused))
-    sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def _nobody_reads() -> SystemExit:

@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import (
-    ValuesDifferError,
-    compare,
-    in_float64,
-    sample_in_float64,
-)
+from lightning_gpp.capture.checks.check import ValuesDifferError, compare
 from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
@@ -34,21 +29,20 @@ from lightning_gpp.capture.model import CapturedModel, Verified
 from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
 from lightning_gpp.capture.operators.observe import (
     Observation,
+    Observer,
     normalize,
     observation,
     protect_inputs,
     without_guard,
 )
-from lightning_gpp.capture.operators.variation import Cuts
+from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
-from lightning_gpp.capture.values.arguments import withheld_outputs
 from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
 
 _logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=BaseException)
 _Traces = Mapping[bool, Trace]
 _Seen = dict[fx.Node, Observation]
 
@@ -60,6 +54,7 @@ def capture(
     *,
     leaf_modules: Sequence[type | str] = (),
     blocks: BlockGraph | None = None,
+    opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
     train_modes: Mapping[str, bool] | None = None,
     verified: Verified | None = None,
 ) -> CapturedModel:
@@ -67,12 +62,12 @@ def capture(
 
     By the ``blocks`` that the user gives, or by running it on the arguments with every call
     recorded. The result is checked against the module, in train and in eval mode: outputs and
-    buffers on the given input and on one of another size, gradients on the smaller of the two
-    (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
+    buffers on the given input and on one of another size, gradients in train mode on the smaller of
+    the two (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
     generators included.
 
     It runs on the device of the arguments. Weights that are elsewhere come there only while they
-    are read (:mod:`.values.host_weights`).
+    are read (:mod:`.values.placed`).
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
@@ -83,6 +78,8 @@ def capture(
         kwargs: its keyword arguments.
         leaf_modules: types or qualified names of modules to keep whole.
         blocks: the graph by hand.
+        opened: layers that would stay whole and are looked into, by name, and what of each stays
+            whole; each is one operator nevertheless.
         train_modes: training flag in train mode per qualified name; by default as they are.
         verified: of the same model, captured with the same arguments in another process: it is
             traced in the same way, without checks.
@@ -93,7 +90,8 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
-    policy = LeafPolicy.of(module, leaf_modules)
+    policy = replace(LeafPolicy.of(module, leaf_modules), opened=opened)
+    runs = Rehearsal(module, args, kwargs or {}, train_modes)
     # Modules that were compiled run as they are written: torch's compiler traces by itself.
     is_compiled = "torch._dynamo" in sys.modules
     with (
@@ -101,7 +99,6 @@ def capture(
         rollback(module),
         torch.inference_mode(False),
         torch.enable_grad(),
-        closing(Rehearsal(module, args, kwargs or {}, train_modes)) as runs,
         runs.weights.resident(),
     ):
         attempt = _Attempt(runs, blocks)
@@ -114,7 +111,14 @@ def capture(
                 "known"
             )
         runs.begin()
-        captured = attempt.checked(policy)
+        try:
+            captured = attempt.keeping_whole(policy)
+        except Exception as error:  # user code under a tracer may raise anything
+            _logger.debug("capturing failed", exc_info=True)
+            raise CaptureError(
+                f"{type(module).__name__}.forward cannot be captured:\n  {describe(error)}\n"
+                f"{REMEDY}"
+            ) from error
         _take_effects(captured, runs)
     return captured
 
@@ -125,21 +129,6 @@ class _Attempt:
     def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
         self.module, self.runs, self.blocks = runs.module, runs, blocks
 
-    def checked(self, policy: LeafPolicy) -> CapturedModel:
-        """The graph that computes what the module computes.
-
-        Raises:
-            CaptureError: there is none.
-        """
-        try:
-            return self._keeping_whole(policy)
-        except Exception as error:  # user code under a tracer may raise anything
-            _logger.debug("capturing failed", exc_info=True)
-            raise CaptureError(
-                f"{type(self.module).__name__}.forward cannot be captured:\n  "
-                f"{describe(_without_values(error))}\n{REMEDY}"
-            ) from error
-
     def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
         """The model as another process captured and checked it.
 
@@ -149,25 +138,26 @@ class _Attempt:
         self.runs.take_samples(verified.num_samples)
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = replace(policy, types=(*policy.types, *kinds))
-        own = self._traces(policy)
-        traces = in_order(own, verified.nodes)
-        for mode in MODES if traces != own else ():
-            observations = self.runs.observed(traces[mode], self.runs.sample, mode)
-            for node, seen in observations.items():
-                node.meta["observation"] = seen
+        traces = in_order(self._traces(policy), verified.nodes)
         for name in verified.dropped:
             traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
         return CapturedModel(self.module, self.runs.arguments, traces, verified, self.runs.sample)
 
-    def _keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
-        """Modules whose own Python decides what they compute become leaves, one by one."""
+    def keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
+        """The graph that computes what the module computes.
+
+        Modules whose own Python decides what they compute become leaves, one by one.
+
+        Raises:
+            CaptureError: there is none.
+        """
         reasons: dict[str, KeepWholeError] = {}
         whole = tuple[str, ...]()
         while True:
             try:
                 captured = self._captured(policy, Verified(self.runs.sample.num_samples, whole))
-            except KeepWholeError as error:
-                decision = _without_values(error)
+            except KeepWholeError as error:  # without its frames, which hold all values
+                decision = KeepWholeError(str(error), error.scope, on_data=error.on_data)
             else:
                 captured.kept_whole = tuple(reasons)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
@@ -186,7 +176,7 @@ class _Attempt:
         return traces
 
     def _trace(self, policy: LeafPolicy, mode: bool) -> Trace:
-        runs, sample, observer = self.runs, self.runs.sample, self.runs.observer()
+        runs, sample, observer = self.runs, self.runs.sample, Observer(self.module)
         with runs.in_mode(mode), runs.weights.visiting():
             if self.blocks is not None:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
@@ -217,7 +207,9 @@ class _Attempt:
             for run in self.runs.passes(None if dropped else second, gradients=not dropped):
                 self._check(captured, run)
         except GuardError as error:
-            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
+            scope = _scope_of(error, traces[True])
+            inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
+            raise KeepWholeError(str(error), scope, on_data=any(map(reads_data, inside))) from error
         return captured
 
     def _model(
@@ -293,7 +285,7 @@ class _Attempt:
                 failed = self._seen(fit[True], across)
             captured = self._model(fit, how, None, None)
             for mode in MODES:
-                self._check(captured, CheckedPass(across, mode, backward=True))
+                self._check(captured, CheckedPass(across, mode, backward=mode))
         except Exception:  # the graph of the other way may do anything
             self._accept(first, traces[True], across)
             return traces, ()
@@ -308,11 +300,10 @@ class _Attempt:
 
     def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
         expected = self.runs.of(run)
-        run = replace(run, backward=bool(expected.gradients))
         try:
             compare(expected, self.runs.replayed(captured, run), str(run))
         except ValuesDifferError as error:
-            if error.is_large or not (self._varies(run) or self._agrees_in_float64(captured, run)):
+            if error.is_large or not self._varies(run):
                 raise
 
     def _varies(self, run: CheckedPass) -> bool:
@@ -329,27 +320,16 @@ class _Attempt:
             return True
         return False
 
-    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
-        """Whether a difference is rounding: in a higher precision there is none.
-
-        A gradient that large terms cancel into loses most of its digits in float32.
-        """
-        try:
-            with in_float64(self.runs.module):
-                double = replace(run, sample=sample_in_float64(run.sample))
-                expected = self.runs.again(double)
-                compare(expected, self.runs.replayed(captured, double), "in float64")
-        except Exception as error:  # it differs, or the model runs in its own precision only
-            _logger.info("the captured graph differs, and in float64: %s", error)
-            return False
-        return True
-
 
 def _scope_of(error: GuardError, trace: Trace) -> str:
     """The module that took a decision."""
     guards = (node for node in trace.graph.nodes if node.target is guard)
     scopes = (str(node.meta["scope"]) for node in guards if node.args[3] == error.location)
     return next(scopes, "")
+
+
+def _is_inside(node: fx.Node, scope: str) -> bool:
+    return f"{node.meta.get('scope', '')}.".startswith(f"{scope}.")
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
@@ -367,12 +347,11 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
             "it from forward instead"
         )
-    if withheld := withheld_outputs(given.output):
+    if runs.withheld:
         _logger.warning(
-            "not handed out by the pipelined forward, an error if read: %s. Keys and values "
-            "that transformers keep for generation are not for training: "
-            "config.use_cache=False saves their time and memory",
-            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+            "the pipelined forward returns None for %s. Keys and values that transformers keep for "
+            "generation are not for training: config.use_cache=False saves their time and memory",
+            ", ".join(runs.withheld),
         )
     if changed:
         _logger.warning(
@@ -380,7 +359,6 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
             "does not make these changes",
             ", ".join(changed),
         )
-    captured.meetings = runs.meetings()
     reads = (read for read in runs.reads if not f"{read.path}.".startswith(leaves))
     captured.verified = replace(
         captured.verified,
@@ -399,15 +377,3 @@ def _steady_state(captured: CapturedModel, runs: Rehearsal) -> frozenset[str]:
         _logger.info("which buffers change alike cannot be told: %s", error)
         return frozenset()
     return steady_names(runs.module, changing, runs.given.buffers, other.buffers)
-
-
-def _without_values(error: E) -> E:
-    """An error that is kept while other ways are tried, without what its frames held.
-
-    A frame and the error that it keeps are a circle: values would stay until Python looks for such.
-    """
-    each: BaseException | None = error
-    while each is not None:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__ or each.__context__
-    return error

@@ -41,7 +41,7 @@ class GuardError(CaptureError):
         self.location = location
 
 
-def is_foreign(filename: str) -> bool:
+def _is_foreign(filename: str) -> bool:
     """Whether a file of Python code is torch's, Python's or ours, and not the user's."""
     if filename.startswith(_FOREIGN):
         return True
@@ -60,7 +60,7 @@ def raised_location(error: BaseException) -> str:
 
 def _first_of_user(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
-        if not is_foreign(frame.f_code.co_filename):
+        if not _is_foreign(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{line}"
     return "unknown line"
 

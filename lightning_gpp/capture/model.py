@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,9 +11,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.checks.rollback import keep, owner_of
-from lightning_gpp.capture.operators.fingerprint import NodeContent, fingerprint
+from lightning_gpp.capture.operators.fingerprint import (
+    NodeContents,
+    constant_text,
+    node_contents,
+)
 from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
@@ -40,7 +44,7 @@ class Verified:
 
     num_samples: int
     whole: tuple[str, ...] = ()
-    nodes: tuple[NodeContent, ...] = ()
+    nodes: NodeContents = ()
     dropped: tuple[str, ...] = ()
     cuts: Cuts = field(default_factory=Cuts)
     steady: frozenset[str] = frozenset()
@@ -62,7 +66,6 @@ class CapturedModel:
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
-        meetings: where samples meet in forward, by mode, as far as that was found out.
     """
 
     def __init__(
@@ -78,7 +81,6 @@ class CapturedModel:
         self.takes_graphs = sample.graphs is not None
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
-        self.meetings: Mapping[bool, SampleMeeting] = {}
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
@@ -96,16 +98,6 @@ class CapturedModel:
         self._nodes_of = {**self._nodes_of, **{op.name: () for op in graph}, **made}
 
     @property
-    def is_random(self) -> bool:
-        """Whether forward draws random numbers from torch in training mode."""
-        return self.verified.is_random
-
-    @property
-    def steady(self) -> frozenset[str]:
-        """Names of the buffers that forward changes alike whatever its arguments are."""
-        return self.verified.steady
-
-    @property
     def changing(self) -> frozenset[str]:
         """Names of the buffers that forward changes in training mode."""
         return frozenset(name for operator in self.graph for name in operator.state)
@@ -113,14 +105,19 @@ class CapturedModel:
     @property
     def unsteady(self) -> list[str]:
         """Those whose change depends on how samples are put together, BatchNorm's left out."""
-        others = sorted(self.changing - self.steady)
+        others = sorted(self.changing - self.verified.steady)
         return [name for name in others if not isinstance(owner_of(self.module, name), _BatchNorm)]
 
     @property
     def leaf_modules(self) -> tuple[str, ...]:
-        """Qualified names of the modules that the stages call as a whole."""
-        nodes = self._traces[True].graph.nodes
-        return tuple(dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module"))
+        """Qualified names of the modules that the stages call as a whole, and of opened layers."""
+        names: dict[str, None] = {}
+        for node in self._traces[True].graph.nodes:
+            if (layer := node.meta.get("layer")) is not None:
+                names[layer.name] = None
+            elif node.op == "call_module":
+                names[str(node.target)] = None
+        return tuple(names)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -129,7 +126,9 @@ class CapturedModel:
         groups = [[name, list(nodes)] for name, nodes in self._nodes_of.items()]
         parameters = self.module.named_parameters()
         shapes = [[name, list(item.shape), str(item.dtype)] for name, item in parameters]
-        return fingerprint([self._traces[True], self._traces[False]], [layout, groups, shapes])
+        traces = [(node_contents(trace), str(trace.output)) for trace in self._traces.values()]
+        text = f"{traces} {constant_text([layout, groups, shapes])}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check_reads(self) -> None:
         """Checks that plain attributes which forward reads are as they were at capture.
@@ -166,18 +165,21 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
-    def where_samples_meet(self, training: bool, averaged: frozenset[str] | None) -> str | None:
-        """Why a batch must not be cut, as far as what forward calls in a mode tells.
+    def where_samples_meet(self, averaged: frozenset[str] | None) -> str | None:
+        """Why a batch must not be cut, as far as what forward calls tells.
 
         Args:
-            training: the mode.
             averaged: outputs that are looked at, if those which are not one entry per sample are
-                averaged; None looks at all, and does not.
+                averaged, and so are compared by their values; None looks at all, and does not.
         """
-        leaves = self._traces[training].outputs
-        names = [leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves]
-        meeting = self.meetings.get(training)
-        return None if meeting is None else meeting.why(names, averaged)
+        cuts = self.verified.cuts
+        if self.decision or cuts.decision:
+            return self.decision or cuts.decision
+        for name in self.graph.outputs:
+            where, is_per_sample = cuts.met.get(name, (None, False))
+            if where and (averaged is None or (is_per_sample and name in averaged)):
+                return where
+        return None
 
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""
@@ -221,5 +223,5 @@ class CapturedModel:
             operators: names of operators.
         """
         changing = {name for operator in operators for name in self.graph.operator[operator].state}
-        names = sorted(changing & self.steady)
+        names = sorted(changing & self.verified.steady)
         return partial(keep, self.module, names) if names else None

@@ -75,10 +75,5 @@ def _yaml(text: str, path: Path) -> Any:
 
     try:
         return OmegaConf.to_container(OmegaConf.create(text))
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise JsonFormError(f"{path}{line}: not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise JsonFormError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise JsonFormError(f"{path}: not YAML that can be read: too deeply nested") from error

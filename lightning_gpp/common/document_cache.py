@@ -7,12 +7,11 @@ reported and made again; a folder that cannot be written is reported, and nothin
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +64,10 @@ class DocumentCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_aside(self.folder / _name(kind, key), document)
+            path = self.folder / _name(kind, key)
+            aside = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
+            aside.write_text(document, encoding="utf-8")
+            os.replace(aside, path)
         except OSError as error:
             _logger.warning("the %s cannot be kept in %s: %s", kind, self.folder, error)
 
@@ -90,15 +92,3 @@ def content_hash(data: Any) -> str:
     """
     text = json.dumps(data, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _write_aside(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

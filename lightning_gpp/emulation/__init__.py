@@ -30,6 +30,5 @@ give it three things::
 What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``.
 
 A run asks its :class:`~lightning_gpp.emulation.real_time.RealTime`, which does nothing, for the
-time of its steps; emulated devices are another kind of it, for programs of stages
-(:mod:`.emulation`) and for SPMD programs (:mod:`.spmd`).
+time of its steps; :class:`~lightning_gpp.emulation.emulation.Emulation` is another kind of it.
 """

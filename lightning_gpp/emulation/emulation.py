@@ -2,11 +2,6 @@
 
 A training step ends, for each rank, when its part of the program is over. What is between steps
 (data, hooks, the optimizer, logging) takes no emulated time, and neither do evaluations.
-
-A pipeline that does not drain has no moment at which all ranks begin a step: there is one when it
-begins to fill, and from then on every rank goes on where its window before has ended. What it
-really does between two windows has to fit into the emulated time of the next, or slips. Emulated
-time stands still for evaluations: the clocks of all ranks go back by what they took.
 """
 
 from __future__ import annotations
@@ -20,14 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.emulation.clock import EmulatedClock, EmulatedStep, EmulatedSteps
+from lightning_gpp.emulation.clock import EmulatedClock, EmulatedStep
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
-from lightning_gpp.emulation.real_time import RealTime, Resumption
-from lightning_gpp.emulation.report import (
-    EmulationReport,
-    emulation_report,
-    overlapping_report,
-)
+from lightning_gpp.emulation.real_time import RealTime
+from lightning_gpp.emulation.report import EmulationReport, emulation_report
 from lightning_gpp.emulation.reservations import SharedReservations
 from lightning_gpp.emulation.time_scale import process_time_scale
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
@@ -39,6 +30,10 @@ from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 
 _MEMORY = Path("/dev/shm")
+
+START_S, START_RANK_S = 5e-3, 1e-3
+"""Real seconds from rank 0's word to the beginning of a step, and more for each rank, as they share
+this machine's cores, for all to hear it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class Setup:
     is_shape_only: bool = False
 
 
-class Emulation(RealTime[Program]):
+class Emulation(RealTime):
     """The emulated devices of a run, as one rank sees them; all ranks make theirs together.
 
     Args:
@@ -85,89 +80,80 @@ class Emulation(RealTime[Program]):
         clock = EmulatedClock(setup.origin_ns, setup.time_scale, sleep=waits.sleep)
         inner = executor.transport
         self._rank = rank = EmulatedRank(inner.rank, clock, self._reservations, setup.costs)
-        self._timed = EmulatedSteps(rank, control)
+        self._control, self._steps = control, list[EmulatedStep]()
         self._transport = EmulatedTransport(inner, rank, executor.rank_of_device)
         self._sums = None if executor.sums is None else EmulatedSums(executor.sums, rank)
         self._units_at_a_time = plan_graph(setup.plan, setup.request.graph).units_at_a_time
         self._num_unpaced = 0
-        self._was_away = False
 
     @contextlib.contextmanager
-    def step(self, work: Program, *, is_second: bool = False) -> Iterator[None]:
+    def step(self, program: Program, *, is_second: bool = False) -> Iterator[None]:
         """The body runs a training program or one of its halves, at the emulated devices' pace.
 
         Emulated time stands still between the halves, where the user's step runs. A mini-batch that
-        is too small for the plan's program, and a call of the forward beside steps that overlap,
-        run as fast as they can.
+        is too small for the plan's program runs as fast as it can.
         """
-        if not work.schedule.flushes:
-            self.leave()
-            yield
-        elif work.num_microbatches % self._units_at_a_time:
+        if program.num_microbatches % self._units_at_a_time:
             self._num_unpaced += not is_second
             yield
+            return
+        rank, executor = self._rank, self._executor
+        if is_second:
+            before = self._steps.pop()
+            with self._control.together():
+                moment_s, leader_s = self._control.share(
+                    (self._next_start_s(), rank.cursor_s), "waiting for rank 0 to go on with a step"
+                )
+            # Time goes on as if it had stood still until rank 0 does, before which nobody does.
+            rank.clock.go_back(max(0.0, moment_s - leader_s))
+            rank.wait_until(max(rank.cursor_s, leader_s))
+            start_s, slips = before.start_s, before.slips
         else:
-            part = self._timed.part(work.num_microbatches, is_second=is_second)
-            with part, self._messages():
-                yield
-
-    @contextlib.contextmanager
-    def window(self, since: int, resumption: Resumption | None) -> Iterator[None]:
-        """The body runs a window of a pipeline that does not drain, at the devices' pace."""
-        rank = self._rank
-        if since == 0:
-            self._timed.begin()
-        elif resumption is not None:
-            self._timed.resume(resumption)
+            start_s, slips = self._begin(), ()
         rank.take_slips()
-        start_s = rank.cursor_s
-        with self._messages():
-            yield
-        slips = rank.take_slips().slips
-        self._timed.steps.append(EmulatedStep(start_s, rank.cursor_s, 1, slips, since))
-
-    def resumption(self, since: int) -> Resumption | None:
-        """Rank 0: how emulated time goes on before a window; None where it did not stand still."""
-        was_away, self._was_away = self._was_away, False
-        is_still = bool(since) and was_away
-        return self._timed.resumption() if is_still else None
-
-    @contextlib.contextmanager
-    def _messages(self) -> Iterator[None]:
-        """Messages and sums in the body go at the emulated devices' pace."""
-        executor = self._executor
         inner = executor.transport, executor.sums
-        executor.pace, executor.transport = self._rank, self._transport
+        executor.pace, executor.transport = rank, self._transport
         executor.sums = self._sums or executor.sums
         try:
             yield
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner
+        slips += rank.take_slips().slips
+        self._steps.append(EmulatedStep(start_s, rank.cursor_s, program.num_microbatches, slips))
 
-    def leave(self) -> None:
-        """Something runs that takes no emulated time."""
-        self._was_away = True
+    def _begin(self) -> float:
+        """All ranks: waits for the moment at which a step begins, once all have ended theirs."""
+        with self._control.together():
+            start_s: float = self._control.combined(
+                self._rank.cursor_s,
+                lambda ends_s: max(self._next_start_s(), *ends_s),
+                "waiting for all ranks to end a step",
+            )
+        self._rank.wait_until(start_s)
+        return start_s
+
+    def _next_start_s(self) -> float:
+        """Rank 0: the moment by which all ranks have heard of it."""
+        real_s = START_S + START_RANK_S * self._control.num_ranks
+        clock = self._rank.clock
+        return clock.now_s() + float(real_s) / clock.time_scale
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        ranks, setup = self._timed.gathered(), self._setup
+        setup = self._setup
+        ranks = self._control.gather(self._steps, "gathering what the emulated steps took")
         if not ranks:
             return None
         plan, request, costs = setup.plan, setup.request, setup.costs
-        told = {
-            "time_scale": setup.time_scale,
-            "kinds": request.cluster.kinds,
-            "num_unpaced": self._num_unpaced,
-            "is_shape_only": setup.is_shape_only,
-        }
-        if not request.order.flushes:
-            return overlapping_report(ranks, plan, request, costs, **told)
         return emulation_report(
             ranks,
             num_microbatches=num_microbatches(plan, request),
             predicted_s=simulate_plan(plan, request, costs).step_s,
-            **told,
+            time_scale=setup.time_scale,
+            kinds=request.cluster.kinds,
+            num_unpaced=self._num_unpaced,
+            is_shape_only=setup.is_shape_only,
         )
 
     def close(self) -> None:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.emulation.clock import EmulatedClock, EmulatedCursor
+from lightning_gpp.emulation.clock import EmulatedClock, Slip, SlipReport
 from lightning_gpp.emulation.reservations import SharedReservations
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageCosts,
@@ -79,7 +79,7 @@ class _Running:
         return sum(bucket.size_bytes for bucket in self.costs.buckets if bucket.group == group)
 
 
-class EmulatedRank(EmulatedCursor):
+class EmulatedRank:
     """The :class:`~lightning_gpp.runtime.pace.Pace` of one rank.
 
     Args:
@@ -87,6 +87,9 @@ class EmulatedRank(EmulatedCursor):
         clock: of all ranks.
         reservations: of all ranks.
         costs: of the programs that it runs.
+
+    Attributes:
+        cursor_s: the emulated moment at which it is.
     """
 
     def __init__(
@@ -96,16 +99,39 @@ class EmulatedRank(EmulatedCursor):
         reservations: SharedReservations,
         costs: ProgramCosts,
     ) -> None:
-        super().__init__(rank, clock)
-        self.reservations = reservations
+        self.rank, self.clock, self.reservations = rank, clock, reservations
+        self.cursor_s = 0.0
         self._costs = costs
+        self._slips: list[Slip] = []
         self._known: dict[int, _Running] = {}
         self._running: _Running | None = None
         self._action: Action | None = None
-        self._action_start_s = 0.0
-        self._num_actions = self._num_sums = 0
-        self._sum_ready_s = 0.0
+        self._action_start_s = self._sum_ready_s = 0.0
+        self._num_sums = 0
         self._beginnings: list[tuple[float, Callable[[float], None]]] = []
+
+    def spend(self, what: str, duration_s: float) -> None:
+        """Lets emulated time pass.
+
+        Nothing is late that takes no time: what follows it makes up for it, or slips.
+        """
+        if duration_s <= 0:
+            return
+        end_s, now_s = self.cursor_s + duration_s, self.clock.now_s()
+        if now_s > end_s:
+            self._slips.append(Slip(self.rank, what, now_s - end_s))
+        self.cursor_s = max(end_s, now_s)
+        self.clock.sleep_until(end_s)
+
+    def wait_until(self, moment_s: float) -> None:
+        """Waits for something that comes at a moment, if it is still to come."""
+        self.cursor_s = max(self.cursor_s, moment_s)
+        self.clock.sleep_until(self.cursor_s)
+
+    def take_slips(self) -> SlipReport:
+        """What has slipped since the last call."""
+        found, self._slips = SlipReport(tuple(self._slips)), []
+        return found
 
     @contextlib.contextmanager
     def run(self, program: Program, device: int, has_sums: bool = True) -> Iterator[None]:
@@ -113,7 +139,7 @@ class EmulatedRank(EmulatedCursor):
         if id(program) not in self._known:
             self._known[id(program)] = _Running(program, self._costs, device)
         self._running = self._known[id(program)]
-        self._num_actions, self._num_sums, self._sum_ready_s = 0, 0, 0.0
+        self._num_sums, self._sum_ready_s = 0, 0.0
         try:
             yield
             is_complete = self._num_sums == len(self._running.sums)
@@ -124,29 +150,15 @@ class EmulatedRank(EmulatedCursor):
     @contextlib.contextmanager
     def action(self, action: Action) -> Iterator[None]:
         """The body does the work of one action, which takes its emulated time."""
-        running, kind, name = self._in_program, action.kind, str(action)
-        step = running.costs.step
-        if self._num_actions and kind is not Kind.STEP:
-            self.spend(name, step.action_s)
-        self._num_actions += 1
         self._action, self._action_start_s = action, self.cursor_s
-        if kind.is_compute:
-            with self.lasting(name, compute_s(running.costs, action)):
-                yield
-        elif kind is Kind.STEP:
-            with self.lasting("optimizer", step.optimizer_s.get(running.device, 0.0)):
-                yield
-        elif kind is Kind.REDUCE:
-            yield
-            self.spend(name, step.reduce.seconds(running.group_bytes(action.microbatch)))
-        else:
-            costs, num_units = running.message(action)
-            size_bytes = costs.size.of(num_units)
-            if kind.is_send:
-                self.spend(name, step.send.seconds(size_bytes))
-            yield
-            if kind.is_receive:
-                self.spend(name, step.receive.seconds(size_bytes))
+        yield
+        if action.kind.is_compute:
+            for ready_s, begin in self._beginnings:
+                self.clock.sleep_until(ready_s)
+                begin(ready_s)
+            self._beginnings = []
+            self.cursor_s = self._action_start_s
+            self.spend(str(action), compute_s(self._in_program.costs, action))
         self._action = None
 
     def timed(self, record: ActionRecord) -> ActionRecord:
@@ -158,21 +170,6 @@ class EmulatedRank(EmulatedCursor):
             end_ns=round(self.cursor_s * scale),
             loss_start_ns=None,
         )
-
-    @contextlib.contextmanager
-    def lasting(self, what: str, duration_s: float) -> Iterator[None]:
-        """The body does real work that takes a given emulated time, also when it is done sooner.
-
-        Where it takes longer, that is noted as slip.
-        """
-        start_s = self.cursor_s
-        yield
-        for ready_s, begin in self._beginnings:
-            self.clock.sleep_until(ready_s)
-            begin(ready_s)
-        self._beginnings = []
-        self.cursor_s = start_s
-        self.spend(what, duration_s)
 
     def send(self, tag: Tag, target_device: int) -> float:
         """A message leaves now, or when its channels are free; when it arrives.

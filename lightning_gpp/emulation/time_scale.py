@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
@@ -32,12 +32,8 @@ BURST = 0.7
 SHORT = 0.02
 """Compute actions below this part of the longest one are not looked at: they slip a little."""
 
-
 MARGIN = 1.5
 """Real work gets so much more time than was measured: processes disturb each other."""
-
-BETWEEN_S = 8e-3
-"""Real seconds that a process works between two steps that overlap: hooks, logs, the optimizer."""
 
 
 def choose_time_scale(
@@ -78,7 +74,9 @@ def choose_time_scale(
             (max(least_s, of_sums_s) + backward_s, stage.backward_s),
         ]
     actions_s = sum(map(len, program.actions)) * ACTION_S + sum(sums_s.values())
-    return max(most_slowly(pairs), actions_s / LOAD / busy_s)
+    least_s = SHORT * max(emulated_s for _, emulated_s in pairs)
+    slowest = (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > least_s)
+    return max(*slowest, actions_s / LOAD / busy_s)
 
 
 def process_time_scale(
@@ -97,7 +95,6 @@ def process_time_scale(
         num_microbatches(plan, request), schedule=request.schedule, check=False
     )
     sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
-    between_s = 0.0 if program.schedule.flushes else sharing * BETWEEN_S
     unit_size = request.minibatch_size / num_microbatches(plan, request)
     real_s = []
     for number in range(program.num_stages):
@@ -109,7 +106,7 @@ def process_time_scale(
             backward_s = MARGIN * sharing * sum(each.backward_s for each in real)
             if plan.stages[stage].recompute:
                 backward_s += forward_s
-        real_s.append((forward_s + between_s, backward_s))
+        real_s.append((forward_s, backward_s))
     return choose_time_scale(program, costs, real_s)
 
 
@@ -118,18 +115,4 @@ def busiest_s(program: Program, costs: ProgramCosts) -> float:
     return max(
         sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
         for actions in program.actions
-    )
-
-
-def most_slowly(pairs: Iterable[tuple[float, float]]) -> float:
-    """The most real seconds that anything takes per emulated one; what is short is left out.
-
-    Args:
-        pairs: real and emulated seconds.
-    """
-    pairs = list(pairs)
-    longest_s = max((emulated_s for _, emulated_s in pairs), default=0.0)
-    return max(
-        (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > SHORT * longest_s),
-        default=0.0,
     )

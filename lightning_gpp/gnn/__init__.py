@@ -11,7 +11,7 @@ from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
-from lightning_gpp.gnn.message_passing import without_caches
+from lightning_gpp.gnn.message_passing import mixing_methods, without_caches
 from lightning_gpp.gnn.partition import check_edges, partition
 from lightning_gpp.gnn.small_graph import small_graph
 
@@ -23,6 +23,7 @@ __all__ = [
     "check_edges",
     "check_in_chunks",
     "chunk_costs",
+    "mixing_methods",
     "partition",
     "small_graph",
     "without_caches",

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.check import of_other_sizes, relative_tolerance
+from lightning_gpp.capture.checks.check import is_close
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
 from lightning_gpp.gnn.chunks import Chunks
@@ -71,9 +71,9 @@ def _check_whole(
     expected, again = (pytree.tree_leaves(captured.call(tensors)) for _ in range(2))
     pairs = list(zip(expected, again, pytree.tree_leaves(found), strict=True))
     tensors_of = [pair for pair in pairs if isinstance(pair[0], Tensor)]
-    if any(not _is_close(one, two) for one, two, _ in tensors_of):
+    if any(not is_close(two, one) for one, two, _ in tensors_of):
         return
-    if any(not _is_close(one, other) for one, _, other in tensors_of):
+    if any(not is_close(other, one) for one, _, other in tensors_of):
         raise GraphTrainingError(
             f"{type(captured.module).__name__} computes something else on the whole graph than its "
             "operators do, which were captured with a small one; give "
@@ -86,11 +86,9 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
     outputs = [value.name for value in operator.outputs]
     stage = model.stage([operator.name], operator.inputs, outputs)
     given = [values[name] for name in operator.inputs]
-    whole = stage(given, None, training=True)
     model.around.histories.clear()
     with model.filling():
-        opened = _tried(operator, model, partial(stage, given, None, training=True))
-    _compare(operator, model, whole, opened, "in one piece")
+        whole = stage(given, None, training=True)
     staying = model.graph.staying
     for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
         vertices = model.chunks.vertices[chunk]
@@ -104,7 +102,7 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
             chosen(value, vertices) if None not in model.graph.batch_dims[name] else value
             for name, value in zip(outputs, whole, strict=True)
         ]
-        _compare(operator, model, expected, found, "in chunks")
+        _compare(operator, model, expected, found)
     return dict(zip(outputs, whole, strict=True))
 
 
@@ -121,36 +119,20 @@ def _tried(operator: OpNode, model: ChunkedModel, run: Callable[[], Any]) -> Any
 
 
 def _compare(
-    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any], how: str
+    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any]
 ) -> None:
     pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(found)), strict=True)
     for one, other in pairs:
-        if isinstance(one, Tensor) and not _is_close(one, other):
+        if isinstance(one, Tensor) and not is_close(other, one):
             raise GraphTrainingError(
-                f"{_named(operator, model)} computes something else {how}: what it gives a vertex "
-                f"depends on others beside those that edges lead from; {REMEDY}"
+                f"{_named(operator, model)} computes something else in chunks: what it gives a "
+                f"vertex depends on others beside those that edges lead from; {REMEDY}"
             )
 
 
 def _named(operator: OpNode, model: ChunkedModel) -> str:
-    nodes = model.captured.nodes(operator.name)
-    kinds = [
-        type(model.captured.module.get_submodule(str(node.target))).__name__
-        for node in nodes
-        if node.op == "call_module"
-    ]
-    what = kinds[0] if kinds else operator.target
-    return f"the layer {operator.target} ({what})"
-
-
-def _is_close(one: Tensor, other: Any) -> bool:
-    if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    tolerance = relative_tolerance(one.dtype, of_float32=of_other_sizes(one.device))
-    scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    layer = dict(model.captured.module.named_modules()).get(operator.target)
+    return f"the layer {operator.target} ({type(layer).__name__ if layer else operator.target})"
 
 
 class _WithoutDropout(TorchFunctionMode):

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
-from lightning_gpp.capture.profiling.profiler import profile_probes
+from lightning_gpp.capture.profiling.profiler import OperatorProbe, profile_probes
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
 
 
+@dataclass(frozen=True, slots=True)
 class _OnOneChunk:
     """An operator on one chunk; there are the histories of one operator, as all take much memory.
 
-    Args:
+    Attributes:
         operator: its name.
         stage: that runs it.
         chunk: the chunk.
         history_bytes: of the operators that have run, the one that ran last is last.
     """
 
-    def __init__(
-        self, operator: str, stage: ChunkStage, chunk: int, history_bytes: dict[str, int]
-    ) -> None:
-        self.inputs = stage.inputs
-        self.parameter_names, self.buffer_names = stage.parameter_names, stage.buffer_names
-        self._operator, self._stage, self._chunk = operator, stage, chunk
-        self._history_bytes = history_bytes
+    operator: str
+    stage: ChunkStage
+    chunk: int
+    history_bytes: dict[str, int]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stage, name)
 
     def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        model = self._stage.model
-        if next(reversed(self._history_bytes), "") != self._operator:
+        model = self.stage.model
+        if next(reversed(self.history_bytes), "") != self.operator:
             model.forget()
-        made = self._stage(values, self._chunk, training=training)
+        made = self.stage(values, self.chunk, training=training)
         sizes = [history.size_bytes for history in model.around.histories.values()]
-        self._history_bytes.pop(self._operator, None)
-        self._history_bytes[self._operator] = sum(sizes)
+        self.history_bytes.pop(self.operator, None)
+        self.history_bytes[self.operator] = sum(sizes)
         return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,16 +12,16 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.rollback import rollback, training_flags
+from lightning_gpp.capture.checks.rollback import training_flags
+from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks
-from lightning_gpp.gnn.errors import GraphTrainingError
-from lightning_gpp.gnn.graph_values import NodeKind, Pass, Surroundings
+from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
+from lightning_gpp.gnn.graph_values import GraphValues, NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.history import Techniques
-from lightning_gpp.gnn.message_passing import is_layer
-from lightning_gpp.graph import ModelGraph
+from lightning_gpp.gnn.message_passing import Mixing, is_message_passing
+from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 from lightning_gpp.graph.graph_parallel import in_ways
 
 CPU = torch.device("cpu")
@@ -56,14 +56,35 @@ class ChunkStage:
             chunk: its number.
             training: mode of the modules.
         """
-        return self.model.run(self, values, chunk, training=training)
+        model = self.model
+        graph, given = model.nodes(training=training), dict(zip(self.inputs, values, strict=True))
+        device = _device(values)
+        graph.update({n: value for n, value in given.items() if n in graph.arguments}, device)
+        passes: dict[int, Pass] = {}
+        for way, members in self.members.items():
+            rows = model.rows(chunk, way, device)
+            passes[way] = graph.run(graph.needed(members), model.begun(graph, given, rows))
 
+        def taken(name: str) -> Any:
+            """A value that leaves the stage."""
+            if name in given:  # it is only handed on
+                return given[name]
+            if (what := model.in_ways.values.get(name)) is not None:
+                found = passes[what.way]
+                value = graph.value(graph.node[what.name], found)
+                return value if what.reader is None else chosen(value, found.rows.sent[what.reader])
+            if name not in model.model.producer:
+                return graph.value(graph.node[name], passes[min(passes)])
+            operator = model.graph.operator[model.graph.producer[name]]
+            parts = [taken(part) for part in operator.inputs]  # of all ways
+            joined = _joined(parts) if len(parts) > 1 else parts[0]
+            if len(parts) == 1 or chunk is not None:
+                return joined
+            ways = range(model.chunks.num_ways)
+            order = torch.cat([model.rows(None, way, _device(parts)).vertices for way in ways])
+            return chosen(joined, order.argsort())
 
-MANY_CUT = 0.3
-"""Share of cut edges above which the published techniques lose accuracy.
-
-Measured (``docs/full_graph.md``): no loss at 0.19; 20 % instead of 64 % at 0.37.
-"""
+        return [taken(name) for name in self.outputs]
 
 
 class ChunkedModel:
@@ -95,43 +116,45 @@ class ChunkedModel:
         example: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.captured = captured
-        num_example = chunks.num_vertices if example is None else num_vertices_of(example)
+        num_example = chunks.num_vertices if example is None else _num_vertices(example)
         self.around = Surroundings(chunks, num_example, techniques)
         self._flags = dict(flags)
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
-        self._absent: frozenset[str] = frozenset()
-        self._small = example and {name: example[name] for name in self._whole}
         self._graphs: dict[bool, ChunkGraph] = {}
-        nodes = captured.all_nodes(training=True)
-        if not any(is_layer(node, captured.module) for node in nodes):
+        self._check_layers()
+        if example is not None:
+            self.nodes(training=True).check_guards()
+        sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.model = by_vertices(captured, self.nodes(training=True), sizes)
+        exchanged: set[tuple[str, str]] = set()
+        if chunks.num_ways > 1:
+            exchanged.update(self._exchanged())
+            self.around.mirror()
+        self.in_ways = in_ways(self.model, self.chunks.shares, exchanged)
+
+    def _check_layers(self) -> None:
+        module, nodes = self.captured.module, self.captured.all_nodes(training=True)
+        for node in nodes:
+            if node.op == "call_module" and is_message_passing(
+                layer := module.get_submodule(str(node.target))
+            ):
+                raise GraphTrainingError(
+                    f"the layer {node.target} ({type(layer).__name__}) cannot run on chunks of "
+                    f"vertices: {'; '.join(self.captured.kept_whole)}; {REMEDY}"
+                )
+        if not any(isinstance(node.target, Mixing) for node in nodes):
             raise GraphTrainingError(
-                f"{type(captured.module).__name__} has no message-passing layer of "
+                f"{type(module).__name__} has no message-passing layer of "
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.model = by_vertices(captured, self._nodes(training=True), sizes)
-        exchanged: set[tuple[str, str]] = set()
-        if chunks.num_ways > 1:
-            exchanged.update(self._exchanged())  # opens all layers, so that their edges are known
-            self.around.mirror()
-        self.in_ways = in_ways(self.model, self.chunks.shares, exchanged)
 
     @property
     def chunks(self) -> Chunks:
         """The chunks of the vertices."""
         return self.around.chunks
-
-    def describe(self) -> str:
-        """The division in one line, and what helps where many edges are cut."""
-        text, chunks = self.chunks.describe(), self.chunks
-        is_published = not self.around.techniques.historical_gradients
-        if len(chunks) > 1 and is_published and chunks.cut > MANY_CUT * chunks.num_edges:
-            advised = 'historical_gradients=True and history="exact"'
-            text += f" With so many cut edges, {advised} learn better."
-        return text
 
     @property
     def graph(self) -> ModelGraph:
@@ -139,8 +162,8 @@ class ChunkedModel:
         return self.in_ways.graph
 
     def _exchanged(self) -> Iterator[tuple[str, str]]:
-        """(operator, value) that is read of the sources of messages."""
-        graph = self._nodes(training=True)
+        """(operator, value) that is read of the sources of messages; all edges are known then."""
+        graph = self.nodes(training=True)
         for item in self.model.inputs:
             if item.requires_grad:
                 raise GraphTrainingError(
@@ -148,25 +171,26 @@ class ChunkedModel:
                     "comes before the pipelined forward; ways have it in the forward itself: move "
                     "it there, or use ways=1"
                 )
-        for operator in self.model:
-            nodes = self.captured.nodes(operator.name)
-            self._open(nodes)
-            for node in nodes:
-                read = is_layer(node, graph.module) and graph.layer(node).read_along_edges(node)
-                for arg in read or ():
-                    if arg in nodes:
-                        raise GraphTrainingError(
-                            f"{operator.target} computes what its messages read by itself, so ways "
-                            "cannot exchange it; use ways=1"
-                        )
-                    if graph.kinds[arg] is NodeKind.ROWS and arg.op != "placeholder":
-                        yield operator.name, arg.name
+        operator_of = {n: each for each in self.model for n in self.captured.nodes(each.name)}
+        for messages, arg in graph.exchanged:
+            operator = operator_of[messages]
+            if operator_of.get(arg) is operator:
+                raise GraphTrainingError(
+                    f"{operator.target} computes what its messages read by itself, so ways "
+                    "cannot exchange it; use ways=1"
+                )
+            if arg.op != "placeholder":
+                yield operator.name, arg.name
+        for node in graph.nodes:
+            if isinstance(node.target, Mixing):
+                graph.edge_set(node)
 
-    def _nodes(self, *, training: bool) -> ChunkGraph:
+    def nodes(self, *, training: bool) -> ChunkGraph:
+        """The nodes of the forward in a mode."""
         if training not in self._graphs:
-            captured, whole = self.captured, self._whole
-            what = "", captured.module, captured.all_nodes(training=training), whole, self.around
-            self._graphs[training] = ChunkGraph(*what, small=self._small, absent=self._absent)
+            captured, nodes = self.captured, self.captured.all_nodes(training=training)
+            what = captured.module, nodes, captured.graph.staying, self._whole, self.around
+            self._graphs[training] = ChunkGraph(*what)
         return self._graphs[training]
 
     def in_training(self) -> AbstractContextManager[None]:
@@ -189,22 +213,16 @@ class ChunkedModel:
         self.around.histories.clear()
         self.around.epoch = -1
 
-    @property
-    def arguments(self) -> dict[str, Tensor]:
-        """Those that stay on the stages, by name, as far as they are kept here."""
-        return dict(self._whole)
-
     def keep_arguments(self, names: Collection[str]) -> None:
         """Lets go of the arguments that stay on the stages, but for those that are read here.
 
         Args:
             names: inputs of all stages that are going to run.
         """
-        self._absent = frozenset(self._whole) - frozenset(names)
-        for name in self._absent:
+        for name in self._whole.keys() - set(names):
             del self._whole[name]
-        for graph in self._graphs.values():
-            graph.forget(self._absent)
+            for graph in self._graphs.values():
+                graph.arguments.pop(name)
 
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""
@@ -213,12 +231,7 @@ class ChunkedModel:
             history.begin_epoch(self.around.epoch)
 
     def stage(
-        self,
-        operators: Sequence[str],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        runs: bool = True,
+        self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
     ) -> ChunkStage:
         """A stage that runs on chunks.
 
@@ -226,10 +239,6 @@ class ChunkedModel:
             operators: of :attr:`graph`.
             inputs: names of the values it will be called with.
             outputs: names of the values to return.
-            runs: whether it will be called; otherwise only what it reads is known.
-
-        Raises:
-            GraphTrainingError: a layer cannot run on chunks.
         """
         members: dict[int, set[str]] = {}
         parameters: dict[str, None] = {}
@@ -243,8 +252,6 @@ class ChunkedModel:
             members.setdefault(way, set()).update(node.name for node in (*nodes, *read))
             for found, names in zip((parameters, buffers), self.captured.tensors_read(nodes)):
                 found.update(dict.fromkeys(names))
-            if runs:
-                self._open(nodes)
         return ChunkStage(
             self,
             tuple(inputs),
@@ -254,56 +261,16 @@ class ChunkedModel:
             tuple(sorted(buffers)),
         )
 
-    def _open(self, nodes: Sequence[fx.Node]) -> None:
-        with rollback(self.captured.module), self.in_training():
-            self._nodes(training=True).open_layers(nodes)
-
-    def run(
-        self, stage: ChunkStage, values: Sequence[Any], chunk: int | None, *, training: bool
-    ) -> list[Any]:
-        """See :meth:`ChunkStage.__call__`."""
-        graph, given = self._nodes(training=training), dict(zip(stage.inputs, values, strict=True))
-        graph.update({n: value for n, value in given.items() if n in graph.arguments})
-        passes: dict[int, Pass] = {}
-        for way, members in stage.members.items():
-            rows = self.rows(chunk, way, _device(values))
-            passes[way] = graph.run(graph.needed(members), self._begun(graph, given, rows))
-
-        def taken(name: str) -> Any:
-            """A value that leaves the stage."""
-            if name in given:  # it is only handed on
-                return given[name]
-            if (what := self.in_ways.values.get(name)) is not None:
-                found = passes[what.way]
-                value = graph.value(graph.node[what.name], found)
-                return value if what.reader is None else chosen(value, found.rows.sent[what.reader])
-            if name not in self.model.producer:
-                return graph.value(graph.node[name], passes[min(passes)])
-            operator = self.graph.operator[self.graph.producer[name]]
-            parts = [taken(part) for part in operator.inputs]  # of all ways
-            joined = _joined(parts) if len(parts) > 1 else parts[0]
-            if len(parts) == 1 or chunk is not None:
-                return joined
-            ways = range(self.chunks.num_ways)
-            order = torch.cat([self.rows(None, way, _device(parts)).vertices for way in ways])
-            return chosen(joined, order.argsort())
-
-        return [taken(name) for name in stage.outputs]
-
-    def _begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
+    def begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
         """What one way's part of a chunk begins with."""
         found = Pass(rows, {})
         mirrored: dict[fx.Node, dict[int, Any]] = {}
         for name, value in given.items():
             what = self.in_ways.values.get(name)
             node = graph.node[name if what is None else what.name]
-            if graph.kinds[node] is NodeKind.WHOLE:
+            if node.op == "placeholder" and graph.kinds[node] is NodeKind.WHOLE:
                 continue
-            if what is None and node.name in self.model.staying:  # it is whole
-                found.values[node] = rows.of(value)
-                if not rows.is_narrow:
-                    found.wide[node] = rows.of(value, wide=True)
-            elif what is None or (what.reader is None and what.way == rows.way):
+            if what is None or (what.reader is None and what.way == rows.way):
                 found.values[node] = value
             elif what.reader == rows.way:
                 mirrored.setdefault(node, {})[what.way] = value
@@ -325,3 +292,76 @@ def _joined(parts: Sequence[Any]) -> Any:
 def chosen(value: Any, rows: Tensor) -> Any:
     """Some rows of a value's tensors."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, rows), value)
+
+
+# The model as data, with vertices in the place of samples --------------------------------------
+
+
+def _num_vertices(tensors: Mapping[str, Tensor]) -> int:
+    found = GraphInputs.find(tensors)
+    assert found is not None  # the graph was looked at before
+    return found.num_nodes
+
+
+def by_vertices(
+    captured: CapturedModel, nodes: GraphValues, sizes: Mapping[str, tuple[int, ...]]
+) -> ModelGraph:
+    """The model with vertices in the place of samples.
+
+    Args:
+        captured: the model.
+        nodes: its calls.
+        sizes: shapes of its arguments.
+    """
+    graph, around = captured.graph, nodes.around
+    kinds = {node.name: kind for node, kind in nodes.kinds.items()}
+
+    def given(value: Value) -> Value:
+        tensors = tuple(replace(spec, shape=sizes[value.name]) for spec in value.tensors)
+        return _value(replace(value, tensors=tensors), NodeKind.ROWS, around)
+
+    inputs = tuple(replace(item, value=given(item.value)) for item in graph.inputs)
+    whole = (NodeKind.WHOLE, NodeKind.SIZE)
+    operators: list[OpNode] = []
+    for operator in graph:
+        returned = [value.name in graph.outputs for value in operator.outputs]
+        found = {kinds[node.name] for node in captured.nodes(operator.name)}
+        if found.issubset(whole) and not any(returned):
+            continue
+        outputs = tuple(
+            _value(value, kinds[value.name], around)
+            for value, is_returned in zip(operator.outputs, returned, strict=True)
+            if kinds[value.name] not in whole or is_returned
+        )
+        needs = _needs(captured.nodes(operator.name), nodes.kinds)
+        operators.append(replace(operator, inputs=needs, outputs=outputs))
+    return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
+
+
+def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
+    """A value whose rows are samples, if it has a row per vertex."""
+    counts = {around.chunks.num_vertices, around.num_example}
+    has_rows = [spec.shape[:1] and spec.shape[0] in counts for spec in value.tensors]
+    if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
+        return replace(value, variation=Variation.WHOLE)
+    tensors = tuple(
+        replace(spec, shape=(around.chunks.num_vertices, *spec.shape[1:]), batch_dim=0)
+        for spec in value.tensors
+    )
+    return Value(value.name, tensors, Variation.SAMPLES)
+
+
+def _needs(nodes: Sequence[fx.Node], kinds: Mapping[fx.Node, NodeKind]) -> tuple[str, ...]:
+    """Names of the values that an operator needs, as read: it computes whole ones by itself."""
+    members, found, seen = set(nodes), dict[str, None](), set[fx.Node]()
+    stack = [arg for node in reversed(nodes) for arg in reversed(node.all_input_nodes)]
+    while stack:
+        node = stack.pop()
+        if node in members or node in seen or node.op == "get_attr":
+            continue
+        seen.add(node)
+        if node.op == "placeholder" or kinds[node] not in (NodeKind.WHOLE, NodeKind.SIZE):
+            found[node.name] = None
+        elif kinds[node] is NodeKind.WHOLE:
+            stack += reversed(node.all_input_nodes)
+    return tuple(found)

@@ -23,7 +23,6 @@ class ChunkRows:
     Attributes:
         chunk: number of the chunk; None for all vertices.
         way: that has them; ways run the parts of one chunk side by side.
-        is_everything: whether these are all vertices of the graph, in their order.
         is_alone: whether no vertex of another chunk is read.
         vertices: (rows,) of the part, ascending.
         extended: (rows + mirrors,) the same, and those of the other ways' parts of this chunk whose
@@ -34,7 +33,6 @@ class ChunkRows:
 
     chunk: int | None
     way: int
-    is_everything: bool
     is_alone: bool
     vertices: Tensor
     extended: Tensor
@@ -56,10 +54,9 @@ class ChunkRows:
         """The same with their tensors on a device."""
         if self.vertices.device == device or device.type == "meta":
             return self
-        kept = self.chunk, self.way, self.is_everything, self.is_alone
         tensors = (self.vertices, self.extended, self.places, self.sent)
         moved = pytree.tree_map_only(Tensor, lambda each: each.to(device), tensors)
-        return ChunkRows(*kept, *moved)
+        return ChunkRows(self.chunk, self.way, self.is_alone, *moved)
 
     def narrow(self, wide: Any) -> Any:
         """Of the extended rows of a value's tensors those of the part."""
@@ -67,6 +64,11 @@ class ChunkRows:
             return wide
         count = len(self.vertices)
         return pytree.tree_map_only(Tensor, lambda each: each.narrow(0, 0, count), wide)
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether these are all vertices of the graph, in their order."""
+        return self.chunk is None and not self.sent
 
     @property
     def is_narrow(self) -> bool:
@@ -198,9 +200,8 @@ class Chunks:
             other: torch.searchsorted(vertices, self._mirrored(way, other, chunk))
             for other in others
         }
-        which = chunk is None and not others, chunk is None or len(self) == 1
-        places = self.places(way, extended)
-        return ChunkRows(chunk, way, *which, vertices, extended, places, sent)
+        is_alone, places = chunk is None or len(self) == 1, self.places(way, extended)
+        return ChunkRows(chunk, way, is_alone, vertices, extended, places, sent)
 
     @cached_property
     def read_by(self) -> list[Tensor]:

@@ -14,7 +14,7 @@ Every node is of a kind:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -32,7 +32,7 @@ from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSet, Remembered
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import History, Techniques
-from lightning_gpp.gnn.message_passing import Mixing, is_layer
+from lightning_gpp.gnn.message_passing import Mixing
 
 
 class NodeKind(Enum):
@@ -117,159 +117,74 @@ class GraphValues:
     """The nodes of a forward, their kinds, and their values where all chunks have the same.
 
     Args:
-        name: of the module, for errors; empty for the captured one.
         module: whose forward it is.
         nodes: in the order in which they run, the output left out.
-        whole: the arguments that are the same for all chunks, by name; the others have a row per
+        staying: names of the arguments that are the same for all chunks; the others have a row per
             vertex.
+        arguments: the former that are at hand.
         around: what it shares with others.
-        weights: names of arguments that depend on parameters and have no row per vertex.
-        small: those that are the same for all chunks as they were when it was traced, if that was
-            with another graph.
-        absent: names of arguments that are the same for all chunks and not here.
 
     Attributes:
         kinds: of all nodes.
-        whole: the values that are the same for all chunks; where one is absent that it depends on,
-            it is, too.
-        edge_sets: of the nodes that pass messages or have a row per edge.
-        arguments: those that are the same for all chunks, by name.
+        arguments: those that are the same for all chunks and at hand, by name.
+        device: that chunks run on.
         wide: nodes whose values have the rows of mirrors, too.
     """
 
     def __init__(
         self,
-        name: str,
         module: nn.Module,
         nodes: Sequence[fx.Node],
-        whole: Mapping[str, Tensor],
+        staying: frozenset[str],
+        arguments: Mapping[str, Tensor],
         around: Surroundings,
-        weights: frozenset[str] = frozenset(),
-        small: Mapping[str, Tensor] | None = None,
-        absent: frozenset[str] = frozenset(),
     ) -> None:
-        self.name, self.module, self.nodes, self.around = name, module, nodes, around
+        self.module, self.nodes, self.around = module, nodes, around
         self.kinds: dict[fx.Node, NodeKind] = {}
-        self.whole: dict[fx.Node, Any] = {}
-        self.edge_sets: dict[fx.Node, EdgeSet] = {}
         self.wide: frozenset[fx.Node] = frozenset()
-        self.arguments = {each: Remembered(tensor) for each, tensor in whole.items()}
-        self._weights, self._absent, self._small_arguments = weights, absent, small
-        self._small = self.whole if small is None else dict[fx.Node, Any]()
-        """Whole values of the graph that the model was traced with."""
-        self._compute()
+        self.arguments = {name: Remembered(tensor) for name, tensor in arguments.items()}
+        self._staying, self.device = staying, torch.device("cpu")
+        self._whole: dict[fx.Node, Any] = {}
+        self._edge_sets: dict[fx.Node, EdgeSet] = {}
+        for node in nodes:
+            self.kinds[node] = self._kind(node)
 
-    @property
-    def has_example(self) -> bool:
-        """Whether the forward was traced with another graph."""
-        return self._small_arguments is not None
-
-    def update(self, whole: Mapping[str, Tensor]) -> bool:
-        """Takes arguments that are the same for all chunks; tells whether any has changed."""
-        if all(self.arguments[name].is_that_of(new) for name, new in whole.items()):
-            return False
-        self.arguments |= {name: Remembered(new) for name, new in whole.items()}
-        self._compute()
-        return True
-
-    def forget(self, names: frozenset[str]) -> None:
-        """Lets go of arguments that no node which is going to run depends on."""
-        self._absent |= names
-        for name in names:
-            self.arguments.pop(name, None)
-        for node in self.nodes:
-            if self._is_absent(node):
-                self.whole.pop(node, None)
-
-    def _is_absent(self, node: fx.Node) -> bool:
-        """Whether a whole value depends on an argument that is not here."""
-        if node.op == "placeholder":
-            return str(node.target) in self._absent
-        return any(
-            self.kinds[arg] is NodeKind.WHOLE and arg not in self.whole
-            for arg in node.all_input_nodes
-        )
+    def update(self, arguments: Mapping[str, Tensor], device: torch.device) -> None:
+        """Takes arguments that are the same for all chunks, and the device that these run on."""
+        is_known = all(self.arguments[name].is_that_of(new) for name, new in arguments.items())
+        if not is_known or device != self.device:
+            self.device = device
+            self.arguments |= {name: Remembered(new) for name, new in arguments.items()}
+            self._whole.clear()
+            self._edge_sets.clear()
+            self.check_guards()
 
     # Kinds -----------------------------------------------------------------------------------
 
-    def _compute(self) -> None:
-        self.whole.clear()
-        self._small.clear()
-        with torch.no_grad():
-            for node in self.nodes:
-                self.kinds[node] = self._kind(node)
-        if self.has_example:
-            self._check_guards()
-
     def _kind(self, node: fx.Node) -> NodeKind:
-        seen = observation(node)
-        reads = {self.kinds[arg] for arg in node.all_input_nodes}
+        seen, reads = observation(node), {self.kinds[arg] for arg in node.all_input_nodes}
         if node.op == "placeholder":
-            return self._kind_of_argument(node)
+            return NodeKind.WHOLE if str(node.target) in self._staying else NodeKind.ROWS
         if node.op == "get_attr":
             return NodeKind.WEIGHTS
         if isinstance(node.target, Mixing):
-            self.edge_sets[node] = self._edge_set(node)
             return NodeKind.ROWS if node.target.method == "propagate" else NodeKind.EDGES
-        if is_layer(node, self.module):
-            return NodeKind.ROWS
         if not seen.has_tensors:
-            return self._kind_of_plain(node, reads)
-        if NodeKind.ROWS in reads:
-            return NodeKind.ROWS
-        if NodeKind.EDGES in reads:
-            known = (self.edge_sets.get(arg) for arg in node.all_input_nodes)
-            self.edge_sets[node] = next(edges for edges in known if edges is not None)
-            return NodeKind.EDGES
+            is_number = not tells_shape(node) and reads <= {NodeKind.WHOLE}
+            return NodeKind.WHOLE if is_number else NodeKind.SIZE
+        for kind in (NodeKind.ROWS, NodeKind.EDGES):
+            if kind in reads:
+                return kind
         has_rows = all(shape[:1] == (self.around.num_example,) for shape in seen.shapes)
         if NodeKind.WEIGHTS in reads or self._has_tensors(node):
             return NodeKind.ROWS if has_rows else NodeKind.WEIGHTS
-        return self._evaluated(node, has_rows)
-
-    def _kind_of_argument(self, node: fx.Node) -> NodeKind:
-        name = str(node.target)
-        if name in self._weights:
-            return NodeKind.WEIGHTS
-        if name in self._absent:
-            return NodeKind.WHOLE
-        if name not in self.arguments:
-            return NodeKind.ROWS
-        self.whole[node] = self.arguments[name].tensor
-        if self._small_arguments is not None:
-            self._small[node] = self._small_arguments[name]
-        return NodeKind.WHOLE
-
-    def _kind_of_plain(self, node: fx.Node, reads: set[NodeKind]) -> NodeKind:
-        """Numbers out of shapes are of the chunk, too; others are of the graph as a whole."""
-        if node.target is not guard and all(arg in self.whole for arg in node.all_input_nodes):
-            self._evaluated(node, has_rows=False)
-        is_number = not tells_shape(node) and reads <= {NodeKind.WHOLE}
-        return NodeKind.WHOLE if is_number else NodeKind.SIZE
-
-    def _evaluated(self, node: fx.Node, has_rows: bool) -> NodeKind:
-        """Computes a whole value, unless it is random and every vertex can draw its own."""
-        if self._is_absent(node):
-            return NodeKind.WHOLE
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
-        before = torch.random.get_rng_state()
-        value = run_node(node, self.module, args, kwargs, {})
-        if not torch.equal(before, torch.random.get_rng_state()):
-            if has_rows:
-                return NodeKind.ROWS
+        if node.meta["draws"] and not has_rows:
             raise GraphTrainingError(
                 f"{node.meta['location']} draws random numbers for the graph as a whole, which "
                 "stages on several devices would draw differently: make the graph before forward "
                 "is called and pass it as an argument"
             )
-        self.whole[node] = value
-        if self.has_example:
-
-            def small(arg: fx.Node) -> Any:
-                return self._small[arg] if arg in self._small else observation(arg).value
-
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), small)
-            self._small[node] = run_node(node, self.module, args, kwargs, {})
-        return NodeKind.WHOLE
+        return NodeKind.ROWS if node.meta["draws"] else NodeKind.WHOLE
 
     def _has_tensors(self, node: fx.Node) -> bool:
         if node.op != "call_module":
@@ -277,18 +192,27 @@ class GraphValues:
         called = self.module.get_submodule(str(node.target))
         return any(True for tensors in (called.parameters(), called.buffers()) for _ in tensors)
 
-    def _edge_set(self, node: fx.Node) -> EdgeSet:
-        edges, mixing = node.args[0] if node.args else node.kwargs["edge_index"], node.target
-        assert isinstance(mixing, Mixing)
-        value = self.whole.get(edges) if isinstance(edges, fx.Node) else edges
-        if not isinstance(value, Tensor) or value.layout is not torch.strided:
-            what = "are computed from features" if value is None else "are a sparse matrix"
-            raise GraphTrainingError(
-                f"the edges of the layer {self.name} ({type(mixing.layer).__name__}) {what}; "
-                "training in chunks takes an edge_index of shape (2, edges) that is an argument of "
-                "forward or made of arguments alone"
-            )
-        return self.around.edge_set(mixing.sources_first(value))
+    def check_guards(self) -> None:
+        """Checks that decisions by sizes are those that were made with another graph.
+
+        Raises:
+            GraphTrainingError: one is not.
+        """
+        for node in self.nodes:
+            if node.target is guard and all(
+                self.kinds[arg] is NodeKind.SIZE or self._is_at_hand(arg)
+                for arg in node.all_input_nodes
+            ):
+                try:
+                    self._run(node, self.whole_value)
+                except GuardError as error:
+                    raise GraphTrainingError(
+                        f"{error.location} decides by the size of the graph, and otherwise for the "
+                        "one (a small one, maybe) that the model was captured with: make the "
+                        "decision before forward is called, or give GNNPipeStrategy(mode='exact')"
+                    ) from error
+
+    # Values ----------------------------------------------------------------------------------
 
     @cached_property
     def changes(self) -> frozenset[int]:
@@ -298,35 +222,62 @@ class GraphValues:
         )
         return frozenset().union(*changed)
 
-    def _check_guards(self) -> None:
-        """Checks that decisions by sizes are those that were made with the small graph.
+    def edge_set(self, node: fx.Node) -> EdgeSet:
+        """The edges of a node that passes messages or has a row per edge."""
+        if node not in self._edge_sets:
+            if isinstance(node.target, Mixing):
+                self._edge_sets[node] = self._edges_of(node, node.target)
+            else:
+                of_edges = (n for n in node.all_input_nodes if self.kinds[n] is NodeKind.EDGES)
+                self._edge_sets[node] = self.edge_set(next(of_edges))
+        return self._edge_sets[node]
 
-        Raises:
-            GraphTrainingError: one is not.
-        """
-        by_size = (NodeKind.WHOLE, NodeKind.SIZE)
-        for node in self.nodes:
-            read = [self.kinds[arg] for arg in node.all_input_nodes]
-            if node.target is guard and all(kind in by_size for kind in read):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.whole_value)
-                try:
-                    run_node(node, self.module, args, kwargs, {})
-                except GuardError as error:
-                    raise GraphTrainingError(
-                        f"{error.location} decides by the size of the graph, and otherwise for a "
-                        "small graph, which the model is captured with: make the decision before "
-                        "forward is called, or give GNNPipeStrategy(mode='exact')"
-                    ) from error
+    def _edges_of(self, node: fx.Node, mixing: Mixing) -> EdgeSet:
+        value: Any = node.args[0] if node.args else node.kwargs["edge_index"]
+        if isinstance(value, fx.Node):
+            value = self.whole_value(value) if self.kinds[value] is NodeKind.WHOLE else None
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            what = "are computed from features" if value is None else "are a sparse matrix"
+            raise GraphTrainingError(
+                f"the edges of {mixing.named(node)} {what}; training in chunks takes an edge_index "
+                "of shape (2, edges) that is an argument of forward or made of arguments alone"
+            )
+        return self.around.edge_set(mixing.sources_first(value))
 
-    # Values ----------------------------------------------------------------------------------
+    def _is_at_hand(self, node: fx.Node) -> bool:
+        """Whether a value is of the whole graph, and follows from the arguments at hand."""
+        if node.op == "placeholder":
+            return str(node.target) in self.arguments
+        is_whole, read = self.kinds[node] is NodeKind.WHOLE, node.all_input_nodes
+        if not is_whole and self.kinds[node] is not NodeKind.SIZE:
+            return False
+        return all(
+            (is_whole and self.kinds[arg] is NodeKind.SIZE) or self._is_at_hand(arg) for arg in read
+        )
 
     def whole_value(self, node: fx.Node) -> Any:
         """A value as the whole graph has it."""
-        if node in self.whole:
-            return self.whole[node]
-        if self.kinds[node] is NodeKind.SIZE and self.has_example:
-            return self.size(node, Pass(self.around.everything), wide=False)
-        return observation(node).value
+        if node.op == "placeholder":
+            return self.arguments[str(node.target)].tensor
+        if node not in self._whole:
+            if self.kinds[node] is NodeKind.SIZE and not self._is_at_hand(node):
+                return self.size(node, Pass(self.around.everything), wide=False)
+            with torch.no_grad():
+                self._whole[node] = self._run(node, self.whole_value)
+        return self._whole[node]
+
+    def _run(self, node: fx.Node, given: Callable[[fx.Node], Any]) -> Any:
+        """The result of a node; constants, which were on the CPU at capture, are on the device."""
+
+        def at_hand(arg: Any) -> Any:
+            if isinstance(arg, fx.Node):
+                return given(arg)
+            if isinstance(arg, torch.device):
+                return self.device
+            return arg.to(self.device) if isinstance(arg, Tensor) else arg
+
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), at_hand)
+        return run_node(node, self.module, args, kwargs, {})
 
     def size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
         """A number out of shapes, as the rows of a chunk have it.
@@ -342,16 +293,15 @@ class GraphValues:
                 return self.value(arg, found, wide=wide)
             if self.kinds[arg] is NodeKind.SIZE:
                 return self.size(arg, found, wide=wide)
-            if arg in self.whole and not isinstance(self.whole[arg], Tensor):
-                return self.whole[arg]
             seen, rows = observation(arg), found.rows
+            if not seen.has_tensors:
+                return self.whole_value(arg)
             shape = list(seen.shapes[0])
             if shape[:1] == [self.around.num_example]:
                 shape[0] = len(rows.extended if wide else rows.vertices)
             return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
 
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
-        return run_node(node, self.module, args, kwargs, {})
+        return self._run(node, shaped)
 
     def value(self, node: fx.Node, found: Pass, *, wide: bool = False) -> Any:
         """A value as the rows of a chunk see it, whole ones cut.
@@ -364,7 +314,9 @@ class GraphValues:
         kind = self.kinds[node]
         if kind is NodeKind.SIZE:
             return self.size(node, found, wide=wide)
-        if kind is not NodeKind.WHOLE:
+        if wide and node in found.wide:
+            return found.wide[node]
+        if kind is not NodeKind.WHOLE or node in found.values:
             is_narrow = wide or node not in self.wide
             return found.values[node] if is_narrow else found.rows.narrow(found.values[node])
         if (node, wide) not in found.cut:
@@ -376,19 +328,5 @@ class GraphValues:
                 is_changed = part is leaf and observation(node).touched & self.changes
                 return part.clone() if is_changed else part
 
-            found.cut[node, wide] = pytree.tree_map_only(Tensor, cut, self.whole[node])
+            found.cut[node, wide] = pytree.tree_map_only(Tensor, cut, self.whole_value(node))
         return found.cut[node, wide]
-
-    def example(self, node: fx.Node) -> Any:
-        """A value as large as when the model was traced, on the device of the arguments."""
-        device = next((each.tensor.device for each in self.arguments.values()), None)
-        if node in self._small:
-            value = self._small[node]
-        elif self.kinds[node] is NodeKind.SIZE:
-            value = observation(node).value
-        elif node.op == "get_attr":
-            value = run_node(node, self.module, (), {}, {})
-        else:
-            seen = observation(node)
-            value = torch.zeros(seen.shapes[0], dtype=seen.dtypes[0])
-        return pytree.tree_map_only(Tensor, lambda each: each.to(device), value)

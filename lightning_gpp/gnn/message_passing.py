@@ -2,41 +2,39 @@
 
 A layer normalises edges by degrees, adds loops, multiplies by weights, and passes messages. The
 first two belong to the whole graph, the third to every vertex by itself, and only the last one
-mixes vertices, in ``propagate`` and ``edge_updater``. So a layer's forward is traced with these two
-as single nodes.
+mixes vertices, in ``propagate`` and ``edge_updater``. So a layer's forward is captured with these
+two as single nodes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.errors import CaptureError, describe
-from lightning_gpp.capture.operators.observe import Observer, normalize, observe, protect_inputs
-from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import LeafPolicy
-from lightning_gpp.capture.tracing.trace import Trace
-from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
 
 MIXING_METHODS = ("propagate", "edge_updater")
+
+
+def mixing_methods(module: nn.Module) -> dict[str, list[Mixing]]:
+    """The layers of a module by name, and what stays whole in each, to capture it with."""
+    return {
+        name: [Mixing(layer, method) for method in MIXING_METHODS]
+        for name, layer in module.named_modules()
+        if is_message_passing(layer)
+    }
 
 
 def is_message_passing(module: nn.Module) -> bool:
     """Whether a module is a message-passing layer of torch_geometric."""
     library = sys.modules.get("torch_geometric.nn")
     return library is not None and isinstance(module, library.MessagePassing)
-
-
-def is_layer(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a node calls a message-passing layer of ``module``."""
-    return node.op == "call_module" and is_message_passing(module.get_submodule(str(node.target)))
 
 
 DROPOUTS = frozenset({F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d})
@@ -49,21 +47,14 @@ def is_dropout(node: fx.Node, module: nn.Module) -> bool:
     return node.target in DROPOUTS
 
 
-class Mixing:
-    """Node function: a method of a layer that reads vertices along edges.
+class Mixing(WholeMethod):
+    """Node function: a method of a layer that reads vertices along edges."""
 
-    Args:
-        layer: the layer.
-        method: one of :data:`MIXING_METHODS`.
-    """
+    layer: Any
 
-    def __init__(self, layer: Any, method: str) -> None:
-        self.layer, self.method = layer, method
-        self.__name__ = method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method of the layer's class."""
-        return getattr(type(self.layer), self.method)(self.layer, *args, **kwargs)
+    def named(self, node: fx.Node) -> str:
+        """The layer whose method a node calls, for errors."""
+        return f"the layer {node.meta['layer'].name} ({type(self.layer).__name__})"
 
     def along(self, edges: Tensor, **kwargs: Any) -> Any:
         """The same for edges that are given as (sources, targets), whatever the layer's flow is."""
@@ -88,39 +79,3 @@ def without_caches(module: nn.Module) -> Iterator[None]:
             for name in [name for name in vars(layer) if name.startswith("_cached_")]:
                 stack.enter_context(instance_attribute(layer, name, None))
         yield
-
-
-def open_layer(
-    layer: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> tuple[Arguments, Trace]:
-    """The arguments of a layer's forward, and its trace, normalised.
-
-    Args:
-        layer: in training mode.
-        args: of its forward, as examples.
-        kwargs: likewise.
-        name: of the layer, for errors.
-
-    Raises:
-        GraphTrainingError: it cannot be traced.
-    """
-    try:
-        arguments = Arguments.of(layer, args, kwargs)
-        tensors = arguments.tensors(args, kwargs)
-        methods = {method: Mixing(layer, method) for method in MIXING_METHODS}
-        with without_caches(layer):
-            trace = trace_concretely(
-                layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
-            )
-        observations = observe(trace.graph, tensors, Observer(layer))
-        if protect_inputs(trace, observations):
-            observations = observe(trace.graph, tensors, Observer(layer))
-        trace = normalize(trace, observations)
-    except CaptureError as error:
-        raise GraphTrainingError(
-            f"the layer {name} ({type(layer).__name__}) cannot run on chunks of vertices: "
-            f"{describe(error)}; {REMEDY}"
-        ) from error
-    if not isinstance(trace.outputs[0], fx.Node):
-        raise GraphTrainingError(f"the layer {name} ({type(layer).__name__}) returns a constant")
-    return arguments, trace

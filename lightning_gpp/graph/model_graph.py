@@ -18,19 +18,16 @@ from lightning_gpp.graph.tensor_spec import TensorSpec
 
 
 class Variation(Enum):
-    """How a value goes with the samples of a micro-batch, or with the vertices of one graph.
+    """How a value goes with the samples of a micro-batch.
 
     Attributes:
         SAMPLES: it holds something of each, along the batch dimensions of its tensors.
-        VERTICES: it holds something of each vertex of the one graph that the model is called with,
-            along the vertex dimensions of its tensors.
         SAME: it depends on none of them (a position embedding, a number of features).
         COUNT: a number in proportion to how many there are (a batch size).
         WHOLE: otherwise (the edges of a graph); it can only be handed over as it is.
     """
 
     SAMPLES = "samples"
-    VERTICES = "vertices"
     SAME = "same"
     COUNT = "count"
     WHOLE = "whole"
@@ -63,16 +60,9 @@ class Value:
     @property
     def is_cuttable(self) -> bool:
         """Whether stages that take different numbers of samples at a time can exchange it."""
-        if self.variation in (Variation.SAMPLES, Variation.VERTICES):
-            return bool(self.tensors) and None not in self.cut_dims
+        if self.variation is Variation.SAMPLES:
+            return bool(self.tensors) and all(s.batch_dim is not None for s in self.tensors)
         return self.variation is not Variation.WHOLE
-
-    @property
-    def cut_dims(self) -> tuple[int | None, ...]:
-        """Along which dimension each of its tensors is cut: that of the samples or vertices."""
-        if self.variation is Variation.VERTICES:
-            return tuple(spec.vertex_dim for spec in self.tensors)
-        return tuple(spec.batch_dim for spec in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +198,6 @@ class ModelGraph:
         }
 
     @cached_property
-    def cut_dims(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Value name -> dimension along which each of its tensors is cut."""
-        return {name: value.cut_dims for name, value in self.values.items()}
-
-    @cached_property
     def staying(self) -> frozenset[str]:
         """Inputs that stages keep."""
         return frozenset(item.value.name for item in self.inputs if item.stays)
@@ -296,7 +281,7 @@ def _add_name(names: set[str], name: str) -> None:
     names.add(name)
 
 
-FORMAT = JsonFormat("lightning_gpp.model_graph", version=2, older=(1,))
+FORMAT = JsonFormat("lightning_gpp.model_graph", version=3, older=(1,))
 graph_to_json = FORMAT.dumps
 graph_from_json = partial(FORMAT.loads, ModelGraph)
 """Reads what ``graph_to_json`` writes; ``source=`` says where it is from, for errors."""

@@ -24,8 +24,6 @@ class TensorSpec:
         dtype: torch's name of the element type, without ``torch.`` (``"float32"``).
         batch_dim: the dimension that grows with the number of samples; None when the
             tensor is the same size for every micro-batch.
-        vertex_dim: the dimension of the vertices, where the model is called with one graph and the
-            tensor has one.
 
     >>> TensorSpec((4, 16), "float32", batch_dim=0).size_bytes
     256
@@ -34,7 +32,6 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     batch_dim: int | None = None
-    vertex_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -42,12 +39,10 @@ class TensorSpec:
             raise ValueError(f"unknown dtype {self.dtype!r}; expected one of: {known}")
         if self.shape and min(self.shape) < 0:
             raise ValueError(f"sizes cannot be negative, got shape {list(self.shape)}")
-        for name in ("batch_dim", "vertex_dim"):
-            dim = getattr(self, name)
-            if dim is not None and not 0 <= dim < len(self.shape):
-                raise ValueError(
-                    f"{name} must be a dimension of shape {list(self.shape)}, got {dim}"
-                )
+        if self.batch_dim is not None and not 0 <= self.batch_dim < len(self.shape):
+            raise ValueError(
+                f"batch_dim must be a dimension of shape {list(self.shape)}, got {self.batch_dim}"
+            )
 
     @property
     def item_bytes(self) -> int:

@@ -16,7 +16,7 @@ METRICS = "metrics.json"
 PREDICTIONS = "predictions.pt"
 FILES = (
     *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json", "compare.csv"),
-    *("policies.json", "policies.csv", "simulation.json", "graph.json", "costs.json"),
+    *("simulation.json", "graph.json", "costs.json"),
     *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,25 +11,17 @@ from omegaconf import DictConfig
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.options import as_limit_s, as_list
+from lightning_gpp.jobs.options import as_limit_s
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
-from lightning_gpp.jobs.search import FoundPlan, check_planner, memory_limit_note, search
+from lightning_gpp.jobs.search import FoundPlan, check_planner, search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, explain_program
 from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
-from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.reports.plan.describe import describe_plan
-from lightning_gpp.reports.plan.explain import (
-    Alternative,
-    describe_alternatives,
-    describe_devices,
-)
+from lightning_gpp.reports.plan.explain import describe_alternatives
 from lightning_gpp.reports.plan.verdict import PlanVerdict
-
-QUICK_PLANNERS = ("graphpipe", "sequential")
-"""Planners that take no longer than a person waits; others are asked on request."""
 
 NUM_NEXT = 3
 """Next best plans that are shown."""
@@ -44,18 +36,14 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     width, planner = console_width(), chosen_planner(config)
     if planner in SPMD_PLANNERS:
         return explain_program(config, planner, folder)
-    asked = as_list("job.alternatives", config.job.alternatives)
-    names = QUICK_PLANNERS if asked is None else asked
-    for name in (planner, *names):
-        check_planner(name)
-    limit_s = as_limit_s("job.limit_s", config.job.limit_s)
+    check_planner(planner)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     found = chosen_plan(config, problem)
     evaluation = found.evaluation
     save_plan(evaluation.plan, folder / "plan.json")
     print(f"{verdict_of(config, found).text(width)}\n", flush=True)
-    for part in explanation(found, names, width, limit_s):
+    for part in explanation(found, width):
         print(f"{part}\n", flush=True)
     metrics = {
         "step_s": evaluation.minibatch_s,
@@ -91,52 +79,26 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> FoundPlan:
 
 
 def verdict_of(config: DictConfig, found: FoundPlan) -> PlanVerdict:
-    """What the plan gains over one device; for processes here, with what one of them measures."""
+    """What the plan gains over one device."""
     cluster = found.question.request.cluster
     hosts = {device.host for device in cluster.devices}
     is_here = config.graph is None and cluster.kinds == (CPU,) and len(hosts) == 1
-    cores = num_cores() if is_here else None
-    verdict = PlanVerdict.of(found.evaluation, found.request, num_cores=cores)
-    if not is_here or verdict.num_devices == 1 or config.costs is not None:
-        return verdict
-    from lightning_gpp.jobs.problem.recipe_problem import batches_alone
-
-    alone = batches_alone(config, cluster, verdict.one_device_s)
-    return verdict if alone is None else replace(verdict, own_s=alone.own_s)
+    return PlanVerdict.of(
+        found.evaluation, found.request, num_cores=num_cores() if is_here else None
+    )
 
 
-def explanation(
-    found: FoundPlan, names: Sequence[str], width: int, limit_s: float | None
-) -> Iterator[str]:
-    """Texts that say what the plan is and why; each is made when it is asked for.
-
-    Args:
-        found: the plan.
-        names: of the planners that it is compared with.
-        width: columns of the terminal.
-        limit_s: seconds of each further search.
-    """
+def explanation(found: FoundPlan, width: int) -> Iterator[str]:
+    """Texts that say what the plan is and why; each is made when it is asked for."""
     evaluation, request, result = found.evaluation, found.request, found.answer.result
     yield describe_plan(evaluation, request, max_width=width)
     notes = [*(f"Search: {note}." for note in result.notes), *found.answer.notes]
-    if notes := [*notes, *memory_limit_note(found, limit_s)]:
+    if notes:
         yield wrapped(notes, width)
-    yield describe_devices(evaluation, max_width=width)
-    times_s = {found.planner: found.search_s}
-    rows = [
-        Alternative(f"{found.planner}, {number}.", ranked)
+    rows = {
+        f"{found.planner}, {number}.": ranked
         for number, ranked in enumerate(result.ranked[1 : 1 + NUM_NEXT], start=2)
-    ]
-    for name in names:
-        if name != found.planner:
-            question = PlanQuestion(found.question.request, name, request.schedule)
-            try:
-                other = search(question, limit_s)
-            except ValueError as error:
-                rows.append(Alternative(name, failure=str(error)))
-                continue
-            times_s[name] = other.search_s
-            rows.append(Alternative(name, other.evaluation))
+    }
     if rows:
         yield describe_alternatives(evaluation, rows, max_width=width)
-    yield "searched: " + ", ".join(f"{name} {s:.2f} s" for name, s in times_s.items())
+    yield f"searched: {found.planner} {found.search_s:.2f} s"

@@ -1,4 +1,4 @@
-"""Asks planners, with limits of time and of memory.
+"""Asks planners, with limits of time.
 
 A search is pure Python (or numpy) for minutes and looks at no clock, so with a limit it runs in a
 process of its own, which can be ended.
@@ -10,28 +10,16 @@ import gc
 import multiprocessing
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lightning_gpp.common.progress import doing
-from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
 Result = TypeVar("Result")
-
-WORTH_ASKING = 0.4
-"""Micro-batches of twice the size may need twice the memory: below this part of a device's nothing
-was refused for its sake."""
-
-SHORTER = 0.999
-"""Of the step, for memory to count as what bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +60,6 @@ def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan:
 
     Raises:
         ValueError: there is no such planner or no plan, or none was found in time.
-        RuntimeError: the search failed, which is a fault of the planner.
     """
     check_planner(question.planner)
     if question.plan is not None:
@@ -96,29 +83,6 @@ def check_planner(planner: str) -> None:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
 
 
-def memory_limit_note(found: FoundPlan, limit_s: float | None = None) -> list[str]:
-    """What the same planner finds with unlimited memory; nothing where there is room anyway."""
-    evaluation, asked = found.evaluation, found.question.request
-    limited = [device for device in evaluation.devices if device.limit_bytes]
-    used = max((one.memory_bytes / (one.limit_bytes or 1) for one in limited), default=0.0)
-    if used < WORTH_ASKING or found.planner not in PLANNERS:
-        return []
-    devices = tuple(replace(device, memory_bytes=None) for device in asked.cluster.devices)
-    unlimited = replace(asked, cluster=replace(asked.cluster, devices=devices))
-    try:
-        again = search(PlanQuestion(unlimited, found.planner, found.request.schedule), limit_s)
-    except ValueError as error:
-        return [f"Whether memory bounds the step is not known: {error}."]
-    step_s = again.evaluation.step_s
-    if step_s > SHORTER * evaluation.step_s:
-        return ["Memory does not bound the step: with unlimited memory it is no shorter."]
-    return [
-        f"Memory bounds the step: with unlimited memory it would take {seconds_text(step_s)}"
-        f" ({percent_text(evaluation.step_s - step_s, evaluation.step_s)} less), and "
-        f"{bytes_text(again.evaluation.peak_memory_bytes)} on the fullest device."
-    ]
-
-
 class OutOfTimeError(ValueError):
     """A call took longer than its limit."""
 
@@ -133,47 +97,14 @@ def call_within(limit_s: float | None, function: Callable[..., Result], *args: A
 
     Raises:
         OutOfTimeError: there was no result in time.
-        ValueError: of the function, with its text; that is an answer, too.
-        RuntimeError: the function raised another error, whose traceback is in the text, or its
-            process ended without a result.
+        ValueError: of the function; that is an answer, too.
     """
     if limit_s is None:
         return function(*args)
-    spawn = multiprocessing.get_context("spawn")  # nothing of this process's threads and locks
-    receive, send = spawn.Pipe(duplex=False)
-    worker = spawn.Process(target=_call, args=(send, function, args))
-    worker.start()
-    send.close()
-    try:
-        if not receive.poll(limit_s):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # which ends its process
+        try:
+            return pool.apply_async(function, args).get(limit_s)
+        except multiprocessing.TimeoutError:
             raise OutOfTimeError(
                 f"no answer within {limit_s:g} s; a larger job.limit_s gives it longer"
-            )
-        error, answer = receive.recv()
-    except EOFError:
-        worker.join()
-        raise RuntimeError(
-            f"the process of {function.__name__} ended without an answer, with exit code "
-            f"{worker.exitcode} (-9: ended from outside, as where memory runs out)"
-        ) from None
-    finally:
-        worker.kill()
-        worker.join()
-        receive.close()
-    if error is not None:
-        raise error(answer)
-    result: Result = answer
-    return result
-
-
-def _call(send: Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
-    """Sends the kind of an error, and its text, as not every error can be pickled."""
-    answer: tuple[type[Exception] | None, object]
-    try:
-        answer = None, function(*args)
-    except ValueError as refused:
-        answer = ValueError, str(refused)
-    except Exception:
-        text = f"{function.__name__} failed in a process of its own:\n{traceback.format_exc()}"
-        answer = RuntimeError, text
-    send.send(answer)
+            ) from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,11 @@ from lightning_gpp.jobs.spmd import SPMD_PLANNERS
 from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
-from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, predicted_timeline
-from lightning_gpp.simulate.program_costs import Overhead, StepCosts
+from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
 from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.simulate.what_if import Case, levers
@@ -70,10 +69,6 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     before, notes = case_of(config, problem)
     after = before.changed(factors)
     what_if = ", ".join(f"{name} x{f:g}" for name, f in factors.items() if f != 1)
-    if what_if and config.job.replan:
-        request = after.request
-        after = after.replanned(replace(request, cluster=in_plan_order(request.cluster)))
-        notes = ()
     worlds = {"as it is": before, what_if: after} if what_if else {"": after}
 
     print(f"{problem.describe(max_width=width)}\n", flush=True)
@@ -82,10 +77,10 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     texts.append(describe_stages(after.evaluation, after.request, max_width=width))
     texts += [describe_changes(worlds, max_width=width)] if what_if else []
     print("\n\n".join([*texts, *describe_simulation(after, max_width=width)]), flush=True)
-    ranked = {LEVERS: levers(after)} if config.job.levers else {}
-    for title, found in ranked.items():
-        table = describe_levers(found, max_width=width)
-        print(f"\n{title}\n{table}\n\n{wrapped([TWICE], width)}", flush=True)
+    ranked = levers(after) if config.job.levers else []
+    if ranked:
+        table = describe_levers(ranked, max_width=width)
+        print(f"\n{LEVERS}\n{table}\n\n{wrapped([TWICE], width)}", flush=True)
     speedup = None
     if counts and policy is None:  # samples per device would be others
         speedup = speedups(after, counts)
@@ -100,7 +95,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         "what_if": what_if or None,
         "before": as_json(before) if what_if else None,
         "step": step,
-        "levers": {title: [asdict(lever) for lever in found] for title, found in ranked.items()},
+        "levers": {LEVERS: [asdict(lever) for lever in ranked]} if ranked else {},
         "speedup": speedup,
     }
     save_plan(after.plan, folder / "plan.json")
@@ -117,58 +112,20 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     """The plan that training would use, as it would run, and notes on it.
 
     Raises:
-        ValueError: an option makes no sense, or there is no plan.
+        ValueError: there is no plan.
     """
-    request = problem.request
-    step = step_of(config.step, request.cluster, request.held_versions.per_update)
-    found = chosen_plan(config, problem)
+    found, request = chosen_plan(config, problem), problem.request
+    plan, step = found.evaluation.plan, StepCosts()
     if problem.refit is not None:
-        step = with_recorded(step, problem.refit.step_costs(found.evaluation.plan))
+        step = problem.refit.step_costs(plan)
     case = Case(
-        found.evaluation.plan,
+        plan,
         found.request,
-        step,
+        replace(step, per_update=request.held_versions.per_update),
         planner=found.planner,
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )
     return case, found.answer.notes
-
-
-def with_recorded(given: StepCosts, recorded: StepCosts) -> StepCosts:
-    """What a step costs besides as recorded, but for what is given.
-
-    >>> with_recorded(StepCosts(data_s=1.0), StepCosts(data_s=2.0, turn_s=3.0)).turn_s
-    3.0
-    """
-    values = {each.name: getattr(given, each.name) for each in fields(StepCosts)}
-    unset = StepCosts()
-    changed = {name: value for name, value in values.items() if value != getattr(unset, name)}
-    return replace(recorded, **changed)
-
-
-def step_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> StepCosts:
-    """What a step takes beside computing and messages.
-
-    Args:
-        config: of the step.
-        cluster: whose devices run it.
-        per_update: mini-batches that overlap after which the optimizer steps.
-
-    Raises:
-        ValueError: a number is negative, or none.
-    """
-    given = _numbers("step", config)
-    name = "host_bandwidth_bytes_per_s"
-    bandwidth, latency_s = given.pop(name, None), given.pop("host_latency_s")
-    link = None
-    if bandwidth is not None:
-        changes = {"bandwidth_bytes_per_s": bandwidth, "latency_s": latency_s}
-        link = _link(f"step.{name}={bandwidth}", Link(1.0), changes)
-    for name in ("finish_s", "optimizer_s"):
-        given[name] = dict.fromkeys(range(cluster.num_devices), given[name]) if given[name] else {}
-    for name in ("send", "receive"):
-        given[name] = Overhead(given.pop(f"{name}_s"))
-    return StepCosts(host_link=link, per_update=per_update, **given)
 
 
 def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
@@ -177,41 +134,30 @@ def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
     Raises:
         ValueError: a number makes no sense.
     """
-    levels = ("host", "rack", "spine")
-    host, rack, spine = (_numbers(f"links.{level}", config[level]) for level in levels)
-    rack_link, spine_link = cluster.rack_link, cluster.spine_link
-    if rack:
-        rack_link = _link("links.rack", rack_link or cluster.host_link, rack)
-    if spine:
-        spine_link = _link("links.spine", spine_link or rack_link or cluster.host_link, spine)
-    if host:  # what goes between hosts stays as it was
-        rack_link = rack_link or cluster.host_link
+
+    def changed(level: str, *known: Link | None) -> Link | None:
+        changes = _plain(config[level])
+        link = next((each for each in known if each is not None), None)
+        if not changes or link is None:
+            return known[0]
+        for name, value in changes.items():
+            if name.startswith("is_") and not isinstance(value, bool):
+                raise ValueError(f"links.{level}.{name} must be true or false, got {value!r}")
+        try:
+            return replace(link, **changes)
+        except ValueError as error:
+            raise ValueError(f"links.{level}: {error}") from error
+
+    host = changed("host", cluster.host_link) or cluster.host_link
+    rack = changed("rack", cluster.rack_link, cluster.host_link)
+    if host != cluster.host_link:  # what goes between hosts stays as it was
+        rack = rack or cluster.host_link
     return replace(
         cluster,
-        host_link=_link("links.host", cluster.host_link, host),
-        rack_link=rack_link,
-        spine_link=spine_link,
+        host_link=host,
+        rack_link=rack,
+        spine_link=changed("spine", cluster.spine_link, rack, cluster.host_link),
     )
-
-
-def _link(where: str, link: Link, changes: Mapping[str, Any]) -> Link:
-    try:
-        return replace(link, **changes)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _numbers(group: str, config: DictConfig) -> dict[str, Any]:
-    """What is set of a group, each a number of at least 0, or whether something is so."""
-    found = _plain(config)
-    for name, value in found.items():
-        is_flag = isinstance(value, bool)
-        if name.startswith("is_"):
-            if not is_flag:
-                raise ValueError(f"{group}.{name} must be true or false, got {value!r}")
-        elif is_flag or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(f"{group}.{name} must be a number of at least 0, got {value!r}")
-    return found
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from lightning_gpp.common.units_of_measure import (
     seconds_text,
 )
 from lightning_gpp.jobs.table import cell, describe_rows
-from lightning_gpp.reports.plan.explain import joined_rows
 from lightning_gpp.simulate.task import TaskKind
 from lightning_gpp.simulate.what_if import Case, Lever
 
@@ -101,6 +100,17 @@ def describe_devices(case: Case) -> str:
         for one in case.usage.devices
     ]
     return text_table(header, joined_rows(rows))
+
+
+def joined_rows(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Neighbouring rows of which all but the device (the first cell) is the same, made one."""
+    groups: list[tuple[list[str], list[int]]] = []
+    for row in rows:
+        if groups and groups[-1][0][1:] == row[1:]:
+            groups[-1][1].append(int(row[0]))
+        else:
+            groups.append((row, [int(row[0])]))
+    return [[indices_text(devices), *row[1:]] for row, devices in groups]
 
 
 def describe_channels(case: Case) -> str:

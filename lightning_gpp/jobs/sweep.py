@@ -27,10 +27,6 @@ from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_ro
 LINES = "sweep.jsonl"
 NOT_ENDED = "did not end"
 
-PICTURE = "sweep.png"
-COLOURS = {"step_s": "#0072B2", "samples_per_s": "#E69F00"}
-"""Of Okabe and Ito ("Color Universal Design", 2008)."""
-
 
 @dataclass(frozen=True, slots=True)
 class SweptJob:
@@ -72,12 +68,6 @@ def varied_overrides(jobs: Sequence[SweptJob]) -> list[str]:
     """The overrides that are not the same in all jobs, in their order."""
     names = dict.fromkeys(name for job in jobs for name in job.overrides)
     return [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
-
-
-def shared_overrides(jobs: Sequence[SweptJob]) -> str:
-    """What all jobs have in common."""
-    varied = varied_overrides(jobs)
-    return " ".join(f"{n}={value}" for n, value in jobs[0].overrides.items() if n not in varied)
 
 
 class SweepReport(Callback):
@@ -136,9 +126,7 @@ def report(folder: Path) -> None:
     if not jobs:
         return
     save_csv([job.row for job in jobs], folder / "sweep.csv", ["job"])
-    picture = write_sweep_picture(jobs, folder)
-    files = ", ".join(["sweep.csv", *([] if picture is None else [picture.name])])
-    print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: {files}", flush=True)
+    print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
 
 
 def read_jobs(folder: Path) -> list[SweptJob]:
@@ -162,7 +150,8 @@ def describe_sweep(jobs: Sequence[SweptJob]) -> str:
       0  gpipe         0.25      9.5
       1  none                    0.5  ValueError: unknown
     """
-    varied, shared = varied_overrides(jobs), shared_overrides(jobs)
+    varied = varied_overrides(jobs)
+    shared = " ".join(f"{n}={value}" for n, value in jobs[0].overrides.items() if n not in varied)
     metrics = dict.fromkeys(name for job in jobs for name in job.metrics)
     columns: dict[str, Cell] = {"job": cell("job")}
     columns |= {name: cell(name) for name in ("job=" if n == "job" else n for n in varied)}
@@ -175,33 +164,3 @@ def describe_sweep(jobs: Sequence[SweptJob]) -> str:
     left = {*varied, "job=", "error"}
     rows, width = [job.row for job in jobs], console_width()
     return f"{title}\n{describe_rows(rows, columns, left=left, flexible='error', max_width=width)}"
-
-
-def write_sweep_picture(jobs: Sequence[SweptJob], folder: Path) -> Path | None:
-    """Writes a bar for every job that says how long a step takes; None where fewer than two do.
-
-    Made without pyplot and in matplotlib's default style, so that the user's figures, backend and
-    style stay as they are.
-    """
-    timed = [job for job in jobs if job.metrics.keys() >= COLOURS.keys()]
-    if len(timed) < 2:
-        return None
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    varied = varied_overrides(timed)
-    names = [", ".join(f"{n}={job.overrides.get(n, '')}" for n in varied) for job in timed]
-    with matplotlib.style.context("default"):
-        figure = Figure((11.0, 1.4 + 0.3 * len(timed)), layout="constrained")
-        figure.suptitle(shared_overrides(timed), size=10, color="#444444")
-        for axes, (metric, colour) in zip(figure.subplots(1, 2, sharey=True), COLOURS.items()):
-            numbers = [job.metrics[metric] for job in timed]
-            bars = axes.barh(range(len(timed)), numbers, color=colour)
-            axes.bar_label(bars, fmt="%.4g", padding=3)
-            axes.set_xlabel({"step_s": "step, seconds"}.get(metric, "samples per second"))
-            axes.set_yticks(range(len(timed)), names)
-            axes.margins(x=0.15)
-            axes.spines[["top", "right"]].set_visible(False)
-        axes.invert_yaxis()
-        figure.savefig(folder / PICTURE, dpi=130)
-    return folder / PICTURE

@@ -1,44 +1,29 @@
-"""A program as a person reads it: what lies where, what moves where and why, who does how much."""
+"""A program as a person reads it: who does how much, and what moves where and why."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from lightning_gpp.common.text_table import text_table, wrapped
-from lightning_gpp.common.units_of_measure import (
-    bytes_text,
-    indices_text,
-    percent_text,
-    seconds_text,
-)
+from lightning_gpp.common.units_of_measure import bytes_text, indices_text, seconds_text
 from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
-from lightning_gpp.spmd.placement import PARTIAL, Placement
+from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import SpmdPlan
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
     bytes_in_bucket,
 )
-from lightning_gpp.spmd.rules.theory import Theory
-
-MOST_ALTERNATIVES = 5
-
-METHODS = {
-    Method.PADDED: ", padded",
-    Method.GROUPED: ", each part by itself",
-}
 
 LEGEND = (
     "R=: whole on every device. R: the same, but of its gradient each device has a summand. "
-    "S0/64: dimension 0, dealt to the devices in 64 equal units. P: a summand on every device. "
-    "Padded: shards are sent at the size of the largest."
+    "S0/64: dimension 0, dealt to the devices in 64 equal units. P: a summand on every device."
 )
 
 
@@ -47,27 +32,28 @@ def explain_plan(
     graph: SpmdGraph,
     machine: Machine,
     *,
-    kinds: Sequence[str] = (),
+    kinds: Sequence[str],
     max_width: int = 100,
 ) -> str:
-    """All tables of a plan.
+    """What a plan takes, the devices, and the collectives.
 
     Args:
         plan: the plan.
         graph: the model.
         machine: the devices that it is for.
-        kinds: of the devices, one each; not said if not given.
+        kinds: of the devices, one each.
         max_width: columns of the terminal.
     """
-    program = plan.program
+    stored = plan.program.storage.values()
+    kept = (
+        f"{sum(placement.is_shard for placement in stored)} of {len(stored)} parameters and "
+        "buffers are kept in shards, the others whole on every device."
+    )
     parts = [
-        wrapped(_head(plan), max_width),
+        wrapped([*_head(plan), kept], max_width),
         "Devices\n" + device_table(plan, kinds),
-        "Parameters and buffers\n" + storage_table(program, graph),
-        "What the devices compute\n" + computation_table(program, graph, machine, max_width),
-        "What moves between devices\n" + move_table(program, graph, machine, max_width),
+        "What moves between devices\n" + move_table(plan.program, graph, machine, max_width),
         wrapped([LEGEND], max_width),
-        "Next best programs (the first one is this)\n" + next_best_table(plan),
     ]
     return "\n\n".join(parts)
 
@@ -86,55 +72,15 @@ def _head(plan: SpmdPlan) -> list[str]:
     return [f"{takes}, {seconds_text(found.move_s)} exchanges; {rest}.", bound]
 
 
-def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
+def device_table(plan: SpmdPlan, kinds: Sequence[str]) -> str:
     """What every device does: its share, its computing, its memory; equal ones in one row."""
     found, shares = plan.evaluation, plan.program.shares
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):
         share = f"{100 * shares[device]:.2f} %"
-        what = (*kinds[device : device + 1], share, seconds_text(busy_s), bytes_text(memory))
-        rows[what].append(device)
-    header = ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"]
+        rows[kinds[device], share, seconds_text(busy_s), bytes_text(memory)].append(device)
+    header = ["devices", "kind", "share", "computes", "holds"]
     return text_table(header, [[indices_text(d), *row] for row, d in rows.items()], left=["kind"])
-
-
-def storage_table(program: SpmdProgram, graph: SpmdGraph) -> str:
-    """How parameters and buffers are kept."""
-    groups: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-    for name, place in program.storage.items():
-        words = f"in shards of dimension {place.dim}, {place.units} units"
-        kept = words if place.is_shard else "whole on every device"
-        groups[kept].append((graph.value_of[name].size_bytes, name))
-    rows = [
-        [kept, str(len(of)), bytes_text(sum(size for size, _ in of)), max(of)[1]]
-        for kept, of in groups.items()
-    ]
-    return text_table(["kept", "number", "bytes", "largest"], rows, left=["kept", "largest"])
-
-
-def computation_table(
-    program: SpmdProgram, graph: SpmdGraph, machine: Machine, max_width: int = 100
-) -> str:
-    """Operators by how they are divided, and what those cost that no rule divides."""
-    prices, theory = PriceList(graph, machine, program.shares), Theory(graph, machine.num_devices)
-    seconds, kinds = defaultdict[str, float](float), defaultdict[str, Counter[str]](Counter)
-    for each in program.instructions:
-        if isinstance(each, Computation):
-            operator, how = graph.operator_of[each.operator], "whole on every device"
-            dims = [placement.dim for placement in each.outputs if placement.is_shard]
-            if dims or PARTIAL in each.outputs:
-                how = f"shards of dimension {dims[0]}" if dims else "summands"
-            rules = theory.rules(operator)
-            if all(p.is_replicated for rule in rules for p in (*rule.inputs, *rule.outputs)):
-                how += ": no rule divides it"
-            seconds[how] += prices.of(each).seconds
-            kinds[how][operator.kind] += 1
-    rows = []
-    for how in sorted(seconds, key=seconds.__getitem__, reverse=True):
-        which = ", ".join(f"{count} {kind}" for kind, count in kinds[how].most_common())
-        rows.append([how, str(kinds[how].total()), seconds_text(seconds[how]), which])
-    header, left = ["outputs", "operators", "takes", "which"], ["outputs", "which"]
-    return text_table(header, rows, left=left, flexible="which", max_width=max_width)
 
 
 def move_table(
@@ -168,35 +114,18 @@ def _move(
 ) -> tuple[str, str, str]:
     """Of what something moves, from where to where, and how forwards and backwards."""
     what = value.source.value.replace("operator", "activation")
-    if isinstance(each, ReceiveInput):
-        return what, f"rank 0 → {each.placement}", "the step runs at rank 0"
-    if isinstance(each, ReturnOutput):
-        return what, f"{each.placement} → rank 0", "the step runs at rank 0"
+    if not isinstance(each, Conversion):
+        ends = ("rank 0", str(each.placement))[:: 1 if isinstance(each, ReceiveInput) else -1]
+        return what, " → ".join(ends), "the step runs at rank 0"
     source, target, backward = each.source, each.target, "nothing"
     if value.requires_grad:
-        backward = _done(target.dual, source.dual, each.backward_method)
+        backward = _done(target.dual, source.dual)
     buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
-    how = f"forward {_done(source, target, each.method)}, backward {backward}{buckets}"
+    how = f"forward {_done(source, target)}, backward {backward}{buckets}"
     return what, f"{source} → {target}", how
 
 
-def _done(source: Placement, target: Placement, method: Method) -> str:
+def _done(source: Placement, target: Placement) -> str:
     """What is done to change a placement."""
-    if name := FORWARD.get((source.kind, target.kind)):
-        return name + METHODS.get(method, "")
-    return "own part" if target.is_shard else "nothing"
-
-
-def next_best_table(plan: SpmdPlan) -> str:
-    """What the other programs that were met lost by; those that read alike once."""
-    best_s = plan.evaluation.step_s
-    rows: dict[tuple[str, ...], None] = {}
-    for program, found in plan.tried:
-        more = f"+{percent_text(found.step_s - best_s, best_s)}"
-        shares = f"{100 * min(program.shares):.2f} to {100 * max(program.shares):.2f} %"
-        sharded = sum(placement.is_shard for placement in program.storage.values())
-        kept = f"{sharded} of {len(program.storage)}"
-        times = (seconds_text(s) for s in (found.step_s, found.compute_s, found.move_s))
-        rows[(*times, more, shares, kept)] = None
-    header = ["takes", "computing", "exchanges", "more", "shares", "in shards"]
-    return text_table(header, [*rows][: 1 + MOST_ALTERNATIVES])
+    own = "own part" if target.is_shard else "nothing"
+    return FORWARD.get((source.kind, target.kind), own)

@@ -36,14 +36,12 @@ class SpmdPlan:
     Attributes:
         program: with its shares.
         evaluation: what it takes.
-        tried: all programs with shares that were met on the way and what they take, cheapest first.
         least_s: no program has a smaller price with these shares. None where the program was found
             with other shares.
     """
 
     program: SpmdProgram
     evaluation: ProgramEvaluation
-    tried: tuple[tuple[SpmdProgram, ProgramEvaluation], ...]
     least_s: float | None
 
     @property
@@ -105,10 +103,8 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
     for name in BASELINES:
         add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
     # Of equal ones those that were searched with their shares.
-    tried.sort(key=lambda pair: (pair[1].step_s, pair[2] is None))
-    program, evaluation, least_s = tried[0]
-    pairs = tuple((program, evaluation) for program, evaluation, _ in tried)
-    return SpmdPlan(program, evaluation, pairs, least_s)
+    best = min(tried, key=lambda each: (each[1].step_s, each[2] is None))
+    return SpmdPlan(*best)
 
 
 def plan_baseline(
@@ -134,7 +130,7 @@ def plan_baseline(
     allowed = limits(graph, theory)
     found = find_program(graph, machine, shares, theory, allowed=allowed, name=name)
     evaluation = evaluate_program(found.program, graph, machine)
-    return SpmdPlan(found.program, evaluation, ((found.program, evaluation),), found.least_s)
+    return SpmdPlan(found.program, evaluation, found.least_s)
 
 
 BASELINES: dict[str, tuple[Callable[[SpmdGraph, Theory], Allowed], bool]] = {

@@ -24,25 +24,7 @@ from lightning_gpp.common.strict_json import JsonFormat, to_data
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement, check_shares
 
-FORMAT = JsonFormat("lightning_gpp.spmd_program", version=4)
-
-
-class Method(Enum):
-    """How a conversion moves data.
-
-    Attributes:
-        NONE: nothing is moved: cutting one's own part, or keeping a summand on device 0.
-        PADDED: one collective with equal parts, every shard padded to the largest.
-        GROUPED: as many broadcasts (of a reduce-scatter: reductions) as there are devices, each of
-            a shard's own size.
-        DIRECT: one collective that needs no padding: all-reduce, broadcast; an all-to-all, scatter
-            or gather of messages of their own sizes.
-    """
-
-    NONE = "none"
-    PADDED = "padded"
-    GROUPED = "grouped"
-    DIRECT = "direct"
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=5)
 
 
 class Option(Enum):
@@ -107,15 +89,11 @@ class Conversion:
         value: its name.
         source: a placement in which it is there.
         target: the placement that it is wanted in.
-        method: how it is done forwards.
-        backward_method: how its gradient is converted; ``NONE`` where it has no gradient.
     """
 
     value: str
     source: Placement
     target: Placement
-    method: Method = Method.NONE
-    backward_method: Method = Method.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +105,12 @@ class Computation:
         inputs: placement of each of its inputs, in their order; all are there.
         outputs: placement of each of its outputs.
         option: what it does beyond the plain call.
-        note: what the rule is, for people (``"column-parallel"``).
     """
 
     operator: str
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     option: Option = Option.PLAIN
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

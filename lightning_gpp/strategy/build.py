@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from lightning_gpp.capture import (
     placed,
     profile_costs,
 )
-from lightning_gpp.capture.values.structure import received, sendable
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation, begin_emulation
-from lightning_gpp.gnn import ChunkedModel, chunk_costs, without_caches
+from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
@@ -113,7 +114,7 @@ class PipelineBuild:
         else:
             call = GraphCall.of(run.target, args, kwargs)
             with without_caches(run.target):
-                self.capture(call.args, call.kwargs)
+                self.capture(call.args, call.kwargs, mixing_methods(run.target))
             flags = self._train_modes()
             with waiting_for("Dividing the graph into chunks", run.module):
                 chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
@@ -156,16 +157,21 @@ class PipelineBuild:
         if example is not None:
             given = tuple(example.args), dict(example.kwargs)
             staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-            told = sendable(placed(given, in_messages)), run.device.type, staying
+            told = placed(given, in_messages), run.device.type, staying
         given, leader_type, staying = self.control.share(told, "waiting for the first micro-batch")
         is_alike = run.device.type == leader_type and self.settings.full_graph is None
         device = run.device if is_alike else in_messages
         if run.device.type not in ("cpu", "meta"):
             tell_device(run.module, device)
-        args, kwargs = placed(received(given), device, staying)
+        args, kwargs = placed(given, device, staying)
         return tuple(args), dict(kwargs)
 
-    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def capture(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
+    ) -> None:
         """All ranks capture the model; the others what rank 0 has verified.
 
         Raises:
@@ -182,6 +188,7 @@ class PipelineBuild:
                 kwargs,
                 leaf_modules=settings.leaf_modules,
                 blocks=settings.blocks,
+                opened=opened,
                 train_modes=self._train_modes(),
                 verified=verified,
             )
@@ -241,7 +248,7 @@ class PipelineBuild:
                 args, kwargs = placed((args, kwargs), run.device)
             if self.chunked is not None:
                 costs = chunk_costs(self.chunked, captured.inputs(args, kwargs))
-                own = costs, (self.chunked.describe(),)
+                own = costs, (self.chunked.chunks.describe(),)
             else:
                 own = ProfileCache(self.settings.cache).costs(
                     captured, run.device, lambda: profile_costs(captured, args, kwargs)
@@ -286,7 +293,7 @@ class PipelineBuild:
             stages=codes,
             output_names=graph.outputs,
             cutter=Cutter(
-                graph.cut_dims, {name: value.variation for name, value in graph.values.items()}
+                graph.batch_dims, {name: value.variation for name, value in graph.values.items()}
             ),
             staying=StayingInputs(graph.staying),
             sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
@@ -333,7 +340,7 @@ class PipelineBuild:
             code: StageModule | ChunkStage
             function: StageFunction
             if self.chunked is not None:
-                code = self.chunked.stage(operators, inputs, outputs, runs=rank in homes)
+                code = self.chunked.stage(operators, inputs, outputs)
                 function = _of_chunks(code)
             else:
                 code = captured.stage(operators, inputs, outputs)

@@ -91,10 +91,10 @@ class HAPStrategy(GraphPipeStrategy):
 
     def _configure_launcher(self) -> None:
         accelerator = self.accelerator
-        if isinstance(accelerator, EmulatedAccelerator) and accelerator.tensors == "shape_only":
+        if isinstance(accelerator, EmulatedAccelerator):
             raise NotImplementedError(
-                'tensors="shape_only" is for pipelines; SPMD programs train on emulated devices '
-                'with tensors="real"'
+                "emulated devices run pipelines, not SPMD programs; graphpipe job=plan planner=hap "
+                "predicts a program on any cluster"
             )
         num_devices = self.num_nodes * self.num_processes
         if self.shares is not None and len(self.shares) != num_devices:

@@ -4,7 +4,10 @@ A release which moves one is noticed where this file is imported.
 """
 
 import copy
+import signal
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 
 import lightning.pytorch as pl
 import torch
@@ -24,6 +27,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcherWrapper as DataloaderIt
 from lightning.pytorch.overrides.distributed import (
     _IndexBatchSamplerWrapper as IndexBatchSampler,
 )
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies.launchers import (
     _MultiProcessingLauncher as MultiProcessingLauncher,
 )
@@ -84,18 +88,55 @@ def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
     return list(monitor._throughputs.values())
 
 
-def answer_sigterm(trainer: pl.Trainer, answer: Callable[[], None] | None) -> None:
-    """What a Trainer does at SIGTERM instead of waiting for all ranks to get one; None: that."""
-    own, loop = trainer._signal_connector.__dict__, trainer.fit_loop.epoch_loop.__dict__
-    own.pop("_sigterm_notifier_fn", None)
-    loop.pop("_broadcast_sigterm_tensor", None)
-    if answer is not None:
-        own["_sigterm_notifier_fn"] = lambda signum, frame: answer()
-        loop["_broadcast_sigterm_tensor"] = _nothing  # a collective before every step
+def answer_signals(trainer: pl.Trainer, terminate: Callable[[], None]) -> Callable[[], None]:
+    """Has signals that come to single ranks answered by all of them; to be called to undo it.
+
+    Args:
+        trainer: which would answer each signal on the rank that it comes to, where it comes.
+        terminate: answers SIGTERM.
+    """
+    connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    environment = trainer._accelerator_connector.cluster_environment
+    requeue: Callable[[], None] = _nothing
+    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+        requeue = _Requeue(trainer, environment.requeue_signal or signal.SIGUSR1)
+        connector.__dict__["_slurm_sigusr_handler_fn"] = requeue.receive
+    connector.__dict__["_sigterm_notifier_fn"] = lambda signum, frame: terminate()
+    loop.__dict__["_broadcast_sigterm_tensor"] = requeue  # called before every training step
+
+    def undo() -> None:
+        for name in ("_slurm_sigusr_handler_fn", "_sigterm_notifier_fn"):
+            connector.__dict__.pop(name, None)
+        loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+
+    return undo
 
 
 def _nothing() -> None:
     """In the place of what the strategy does otherwise."""
+
+
+class _Requeue:
+    """Has all ranks save, and rank 0 requeue a SLURM job, before the same training step.
+
+    SLURM sends its signal to every process, which gets it at a place of its own: the n-th signals
+    of all ranks are one request.
+    """
+
+    def __init__(self, trainer: pl.Trainer, signum: signal.Signals) -> None:
+        self._trainer, self._signum = trainer, signum
+        self._save_and_requeue = trainer._signal_connector._slurm_sigusr_handler_fn
+        self._received = self._served = 0
+
+    def receive(self, signum: int, frame: FrameType) -> None:
+        """In the midst of anything: as little as possible."""
+        self._received += 1
+
+    def __call__(self) -> None:
+        strategy, is_asked = self._trainer.strategy, self._received > self._served
+        if strategy.reduce_boolean_decision(is_asked, all=False):
+            self._served += 1
+            self._save_and_requeue(self._signum, sys._getframe())
 
 
 def receive_sigterm(trainer: pl.Trainer) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.emulation.real_time import RealTime, Resumption
+from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.boundary import Boundary
@@ -73,7 +73,7 @@ class Pipeline:
     executor: Executor
     module: pl.LightningModule
     recorder: StepRecorder
-    time: RealTime[Program] = field(default_factory=RealTime)
+    time: RealTime = field(default_factory=RealTime)
     chunked: ChunkedModel | None = None
     optimizers: Sequence[PartialOptimizer] = ()
     before_call: BeforeBackward = lambda run, stash: None
@@ -154,23 +154,19 @@ class Pipeline:
         units = [1] * program.num_microbatches
         return Run(self.executor, program, units, training, boundary, state=state, shift=shift)
 
-    def window(
-        self, run: Run, number: int, record: WindowRecord, resumption: Resumption | None
-    ) -> GradientStash:
+    def window(self, run: Run, number: int, record: WindowRecord) -> GradientStash:
         """Runs the window of a mini-batch; its gradients are in what is returned.
 
         Args:
             run: made by :meth:`in_window`.
             number: of the mini-batch.
             record: where the pipeline is.
-            resumption: how emulated time goes on before it, if it stood still.
         """
         stash = self._stash()
         self.last_trained = run.program
         with (
             stash,
             self._both_ways(),
-            self.time.window(record.since, resumption),
             self.recorder.window(run, number, record),
         ):
             run.window(number)
@@ -194,7 +190,6 @@ class Pipeline:
             errors: gets those of this rank's stages, if they are to be found out.
             as_trained: whether the batch is cut as a mini-batch that trains.
         """
-        self.time.leave()
         key = (len(units), "trial" if as_trained else FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             make = self.placed.trial_program if as_trained else self.placed.forward_program

@@ -370,7 +370,6 @@ class PipelinedRun:
 
     def use_form(self, number: int) -> None:
         """All ranks: what follows is of this form of call."""
-        self.built.time.leave()
         self.model = self.forms[number]
 
     @contextmanager

@@ -96,8 +96,6 @@ class Session:
                 f"{name} takes `dataloader_iter` and reads batches by itself, which other ranks "
                 "cannot follow; let it take `batch`"
             )
-        if not is_training and run.model is not None:
-            run.model.time.leave()
         steps: AsyncSteps | MicrobatchSteps | ForwardCalls = self.forward
         if is_training and run.settings.is_asynchronous:
             steps = self._async_steps

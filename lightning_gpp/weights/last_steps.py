@@ -1,4 +1,4 @@
-r"""What the last update of an optimizer did to its parameters, from a copy or from its state.
+r"""What the last update of an optimizer did to its parameters.
 
 PipeOptim (arXiv 2312.00839, section 3) predicts the weights of ``s`` updates ahead as
 
@@ -9,24 +9,22 @@ So :math:`\mathit{lr} \cdot \Delta W_t = W_{t-1} - W_t`, whatever the optimizer,
 parameter groups and clipping: the parameters before every update are kept, and the prediction is
 written over them, in one pass over the memory and with one copy of the parameters for both.
 
-Whoever resumes does not know the parameters before the last update. They follow from the state of
-Adam, AdamW, and SGD and RMSprop with momentum; with other optimizers nothing is predicted until the
-next update.
+Whoever resumes does not know the parameters before the last update: nothing is predicted until the
+next one.
 The paper leaves AdamW's decay out of the prediction; here it is in it, as it is in the update.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import Optimizer
 
-from lightning_gpp.common.host_copies import KnownNumbers, to_host
+from lightning_gpp.common.host_copies import KnownNumbers
 
 Group = Mapping[str, Any]
 
@@ -80,64 +78,25 @@ class LastSteps:
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
-            own = [parameter for parameter in group["params"] if parameter in wanted]
-            found |= self._of_group(own, group, ahead, anew=anew)
-        return found
-
-    def _of_group(
-        self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
-    ) -> dict[Tensor, Tensor]:
-        """From the parameters before the last update, or their last prediction.
-
-        What is kept is ``W + a Δ``; ``W + b Δ`` lies ``1 - b / a`` of the way from there to ``W``.
-        """
-        found, lr = dict[Tensor, Tensor](), self._rate(group)
-        self._recall([p for p in own if not self._of(p).ahead], group)
-        alike: dict[float, list[Tensor]] = {}
-        for parameter in own:
-            kept = self._of(parameter)
-            further = ahead * (lr / kept.lr if kept.lr else 1.0)
-            if kept.ahead and (further or anew):
-                alike.setdefault(1 - further / kept.ahead, []).append(parameter)
-                if not anew:
+            lr = self._rate(group)
+            for parameter in wanted.intersection(group["params"]):
+                kept = self._of(parameter)
+                further = ahead * (lr / kept.lr if kept.lr else 1.0)
+                if not kept.ahead or not (further or anew):
+                    continue
+                # kept is W + a Δ; W + b Δ lies 1 - b / a of the way from there to W
+                way = 1 - further / kept.ahead
+                if anew:
+                    found[parameter] = torch.lerp(kept.values, parameter.detach(), way)
+                else:
+                    found[parameter] = kept.values.lerp_(parameter.detach(), way)
                     kept.ahead = further
-        for way, parameters in alike.items():
-            values = [parameter.detach() for parameter in parameters]
-            copies = [self._kept[parameter].values for parameter in parameters]
-            if anew:
-                copies = list(torch._foreach_lerp(copies, values, way))
-            elif way:
-                torch._foreach_lerp_(copies, values, way)
-            found |= zip(parameters, copies, strict=True)
         return found
 
     def _rate(self, group: Group) -> float:
         """The learning rate; that of a capturable optimizer may be on a device."""
         lr = group["lr"]
         return self._rates.of(id(group), lr) if isinstance(lr, Tensor) else float(lr)
-
-    def _recall(self, parameters: Sequence[Tensor], group: Group) -> None:
-        """Parameters before their last update, where that follows from the optimizer's state.
-
-        Sub-classes may step otherwise, so only the classes themselves are known.
-        """
-        kind, lr = type(self._optimizer), self._rate(group)
-        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
-        is_known = [kind in (Adam, AdamW) and "exp_avg" in state for state in states]
-        counts = iter(
-            to_host(torch.as_tensor(s["step"]) for s in itertools.compress(states, is_known))
-        )
-        for parameter, state, has_counted in zip(parameters, states, is_known, strict=True):
-            value = parameter.detach()
-            if has_counted:
-                before = _before_adam(value, group, state, float(next(counts)), lr)
-            elif _has_heavy_ball(kind, group) and state.get("momentum_buffer") is not None:
-                before = torch.add(value, state["momentum_buffer"], alpha=lr)
-            else:
-                continue
-            kept = self._of(parameter)
-            kept.values.copy_(before)
-            kept.ahead, kept.lr = -1.0, lr
 
     def _of(self, parameter: Tensor) -> _AsKept:
         if parameter not in self._kept:
@@ -175,34 +134,8 @@ class LastSteps:
         for notify in self.before_update:
             notify()
         for group in self._optimizer.param_groups:
-            updated = [p for p in group["params"] if p in self._kept and p.grad is not None]
-            if updated:
-                copies = [self._kept[p].values for p in updated]
-                torch._foreach_copy_(copies, [p.detach() for p in updated])
-            for parameter in updated:
-                kept = self._kept[parameter]
-                kept.ahead, kept.lr = -1.0, self._rate(group)
-
-
-def _has_heavy_ball(kind: type[Optimizer], group: Group) -> bool:
-    """Whether the last update is the momentum buffer times the learning rate."""
-    if kind is SGD:
-        return bool(group["momentum"]) and not group["nesterov"]
-    return kind is RMSprop and bool(group["momentum"])
-
-
-def _before_adam(
-    value: Tensor, group: Group, state: Mapping[str, Any], count: float, lr: float
-) -> Tensor:
-    r"""A parameter before the update of Adam, or of AdamW, that made it this value.
-
-    That subtracted :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`
-    times the learning rate.
-    """
-    first_decay, second_decay = group["betas"]
-    squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
-    rate = lr / (1 - first_decay**count)
-    before = torch.addcdiv(value, state["exp_avg"], roots, value=rate)
-    is_apart = group.get("decoupled_weight_decay", False)
-    return before / (1 - lr * group["weight_decay"]) if is_apart else before
+            for parameter in group["params"]:
+                kept = self._kept.get(parameter)
+                if kept is not None and parameter.grad is not None:
+                    kept.values.copy_(parameter.detach())
+                    kept.ahead, kept.lr = -1.0, self._rate(group)

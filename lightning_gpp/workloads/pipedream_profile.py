@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_gpp.common.checks import LARGEST, check_whole, short_list, short_repr
+from lightning_gpp.common.checks import LARGEST, check_whole, short_repr
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter
@@ -156,13 +156,6 @@ def parse_profile(text: str, *, source: str) -> dict[str, ProfiledNode]:
             nodes[node.name] = node
     if all(node.is_input for node in nodes.values()):
         raise ValueError(f"{source}: no operator; expected {EXPECTED}")
-    ends = {name for edge in edges for name in edge}
-    alone = [name for name in nodes if name not in ends]
-    if len(nodes) > 1 and alone:  # profilers write none without an edge
-        raise ValueError(
-            f"{source}: no edge names {short_list(alone)}; "
-            "expected a line '<tab>nodeA -- nodeB' for every edge: the file may be cut off"
-        )
     for (name, reader), where in edges.items():
         for end in (name, reader):
             if end not in nodes:
@@ -183,35 +176,23 @@ def _edge(line: str, where: str) -> tuple[str, str]:
 def _node(line: str, where: str) -> ProfiledNode:
     name, _, rest = line.partition(" -- ")
     description, _, numbers = rest.rpartition(" -- ")
-    if not (description and name.isidentifier()):
+    found = dict(re.findall(r"(\w+)=\s*(\[[^]]*\]|[^,]*)", numbers))
+    if not (description and name.isidentifier() and {*QUANTITIES} <= found.keys()):
         raise ValueError(
             f"{where}: expected 'node -- description -- {'=…, '.join(QUANTITIES)}=…', "
             f"got {short_repr(line.strip())}"
         )
-    found: dict[str, str] = {}
-    for item in numbers.split(","):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"{where}: expected 'quantity=number', got {short_repr(item.strip())}")
-        if key.strip() in found:
-            raise ValueError(f"{where}: {key.strip()} is there twice; keep one")
-        found[key.strip()] = value
-    if missing := [key for key in QUANTITIES if key not in found]:
-        raise ValueError(f"{where}: {missing[0]} is missing; expected {', '.join(QUANTITIES)}")
-    several = re.fullmatch(r"\s*\[(.*)\]\s*", found["activation_size"])
-    texts = {key: [found[key]] for key in QUANTITIES}
-    texts["activation_size"] = several[1].split(";") if several else [found["activation_size"]]
-    numbers_of = {
-        key: tuple(_quantity(text, f"{where}: {key}") for text in texts[key]) for key in QUANTITIES
-    }
-    (forward_ms,), (backward_ms,), output_bytes, (parameter_bytes,) = numbers_of.values()
+    forward_ms, backward_ms, output_bytes, parameter_bytes = (
+        [_quantity(text, f"{where}: {key}") for text in found[key].strip(" []").split(";")]
+        for key in QUANTITIES
+    )
     return ProfiledNode(
         name,
         description,
-        forward_ms * SECONDS_PER_MILLISECOND,
-        backward_ms * SECONDS_PER_MILLISECOND,
-        output_bytes,
-        round(parameter_bytes),
+        forward_ms[0] * SECONDS_PER_MILLISECOND,
+        backward_ms[0] * SECONDS_PER_MILLISECOND,
+        tuple(output_bytes),
+        round(parameter_bytes[0]),
         [],
     )
 

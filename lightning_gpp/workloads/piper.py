@@ -13,11 +13,10 @@ what memory can do (:data:`PLAUSIBLE_BYTES_PER_S`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning_gpp.common.checks import LARGEST, check_whole, is_number, short_repr
 from lightning_gpp.common.data_file import read_text
@@ -26,8 +25,6 @@ from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.workloads.fields import batch_value, execution_order, scope_of
 from lightning_gpp.workloads.workload import Workload
-
-T = TypeVar("T")
 
 SOURCE = "Piper (NeurIPS 2021), github msr-fiddle/piper"
 
@@ -48,26 +45,19 @@ PLAUSIBLE_BYTES_PER_S = (2e8, 5e12)
 
 @dataclass(frozen=True, slots=True)
 class Tmpc:
-    """One way to run an operator; Piper's symbols in brackets.
+    """One way to run an operator on one device; Piper's symbols in brackets.
 
     Attributes:
-        name: ``"vanilla"``, ``"activation recomp"``, …
         seconds_per_sample: forward and backward [p].
         parameter_bytes: weights to synchronise between data-parallel copies [w].
         memory_bytes_in_flight: memory for every sample in flight [a].
         memory_bytes_fixed: memory beside that [b].
-        sync_forward_bytes: operator that it reads from -> extra bytes when that one is in another
-            stage [c^fw].
-        sync_backward_bytes: operator that reads from it -> extra bytes likewise [c^bw].
     """
 
-    name: str
     seconds_per_sample: float
     parameter_bytes: float
     memory_bytes_in_flight: float
     memory_bytes_fixed: float
-    sync_forward_bytes: Mapping[int, float]
-    sync_backward_bytes: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +67,12 @@ class PiperOperator:
     Attributes:
         id: its number in the file.
         name: for people.
-        ways: tensor-parallel degree -> ways to run it on so many devices.
+        ways: to run it, the fastest first.
     """
 
     id: int
     name: str
-    ways: Mapping[int, tuple[Tmpc, ...]]
+    ways: tuple[Tmpc, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,39 +111,14 @@ class PiperInstance:
     num_samples: int
 
 
-def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -> PiperInstance:
-    """Piper's own problem, for :func:`lightning_gpp.planner.baselines.piper_search.search`.
-
-    Args:
-        path: the file.
-        time_unit_s: as in :func:`read_piper_workload`.
-
-    Raises:
-        ValueError: the file is missing or broken; the text names the key and what was expected.
-    """
-    if time_unit_s is not None and not (is_number(time_unit_s) and time_unit_s > 0):
-        raise ValueError(f"time_unit_s must be a number above 0 seconds, got {time_unit_s!r}")
-    source = Path(path).name
-    data = parse_json(read_text(path, EXPECTED), source)
-    _check_amounts(data, source)
-    document = from_data(_File, data, where=source, may_have_more=True)
-    instance = _instance(document, time_unit_s or DEFAULT_TIME_UNIT_S, source)
-    if time_unit_s is None:
-        _check_unit(instance, source)
-    return instance
-
-
 @dataclass(frozen=True)
 class _FileWay:
     """A TMPC as the file has it."""
 
-    id: str
     timePerSample: float
     parameterSize: float
     memoryUsageA: float
     memoryUsageB: float
-    syncTimeFw: Mapping[str, float]
-    syncTimeBw: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -181,6 +146,58 @@ class _File:
     mbsInBatch: int | None = None
 
 
+def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -> PiperInstance:
+    """Piper's own problem, for :func:`lightning_gpp.planner.baselines.piper_search.search`.
+
+    Args:
+        path: the file.
+        time_unit_s: as in :func:`read_piper_workload`.
+
+    Raises:
+        ValueError: the file is missing or broken (the text names the key and what was expected), or
+            an operator cannot run on one device.
+    """
+    if time_unit_s is not None and not (is_number(time_unit_s) and time_unit_s > 0):
+        raise ValueError(f"time_unit_s must be a number above 0 seconds, got {time_unit_s!r}")
+    source = Path(path).name
+    data = parse_json(read_text(path, EXPECTED), source)
+    _check_amounts(data, source)
+    file = from_data(_File, data, where=source, may_have_more=True)
+    samples = file.mbsInBatch if file.maxBatchSize is None else file.maxBatchSize
+    needed = {"nodes": file.nodes, "maxDevices": file.maxDevices, "bandwidth": file.bandwidth}
+    needed |= {"maxMemoryPerDevice": file.maxMemoryPerDevice, "mbsInBatch": samples}
+    for key, value in needed.items():
+        if not value:
+            raise ValueError(f"{source}: {key}: expected a number above 0, got {value or 0}")
+    unit_s = time_unit_s or DEFAULT_TIME_UNIT_S
+    operators = {node.id: _operator(node, unit_s, source) for node in file.nodes}
+    edges = {(e.sourceId, e.destId): PiperEdge(*_fields(e)) for e in file.edges}
+    if len(operators) < len(file.nodes) or len(edges) < len(file.edges):
+        raise ValueError(f"{source}: a node's id or an edge is there twice; keep one")
+    names = _names([*operators.values()])
+    readers: dict[str, list[str]] = {name: [] for name in names.values()}
+    for pair in edges:
+        if unknown := [number for number in pair if number not in operators]:
+            raise ValueError(f"{source}: edge {pair[0]}->{pair[1]}: no node has id {unknown[0]}")
+        readers[names[pair[0]]].append(names[pair[1]])
+    order = execution_order(readers, source)
+    place = {number: order.index(name) for number, name in names.items()}
+    if time_unit_s is None:
+        _check_unit([operator.ways[0] for operator in operators.values()], source)
+    return PiperInstance(
+        operators=tuple(sorted(operators.values(), key=lambda found: place[found.id])),
+        edges=tuple(sorted(edges.values(), key=lambda e: (place[e.source], place[e.target]))),
+        num_devices=file.maxDevices,
+        memory_bytes=file.maxMemoryPerDevice,
+        bandwidth_bytes_per_s=file.bandwidth,
+        num_samples=samples or 0,
+    )
+
+
+def _fields(edge: _FileEdge) -> tuple[int, int, float]:
+    return edge.sourceId, edge.destId, edge.communicationCost
+
+
 def _check_amounts(data: Any, where: str) -> None:
     """Refuses negative and implausible numbers, wherever they are; the rest is the form's."""
     if isinstance(data, (list, Mapping)):
@@ -190,76 +207,23 @@ def _check_amounts(data: Any, where: str) -> None:
         raise ValueError(f"{where}: expected a number of at least 0, got {short_repr(data)}")
 
 
-def _instance(document: _File, time_unit_s: float, source: str) -> PiperInstance:
-    if not document.nodes:
-        raise ValueError(f"{source}: nodes: expected at least one, got none")
-    operators: dict[int, PiperOperator] = {}
-    for index, node in enumerate(document.nodes):
-        where = f"{source}: nodes[{index}]"
-        if node.id in operators:
-            raise ValueError(f"{where}: id {node.id} is there twice; ids are unique")
-        ways = {
-            degree: tuple(_tmpc(way, time_unit_s, where) for way in found)
-            for degree, found in _numbered(node.TMPCs, f"{where}: TMPCs").items()
-        }
-        if not any(ways.values()):
-            raise ValueError(f"{where}: TMPCs: expected at least one way to run the operator")
-        operators[node.id] = PiperOperator(node.id, node.name or str(node.id), ways)
-    names = unique_names(operators.values())
-    readers: dict[str, list[str]] = {name: [] for name in names.values()}
-    edges: dict[tuple[int, int], PiperEdge] = {}
-    for index, edge in enumerate(document.edges):
-        ends, where = (edge.sourceId, edge.destId), f"{source}: edges[{index}]"
-        if unknown := [number for number in ends if number not in operators]:
-            raise ValueError(f"{where}: no node has the id {unknown[0]}")
-        if ends in edges:
-            raise ValueError(f"{where}: the edge {ends[0]}->{ends[1]} is there twice")
-        edges[ends] = PiperEdge(*ends, edge.communicationCost)
-        readers[names[ends[0]]].append(names[ends[1]])
-    samples = document.mbsInBatch if document.maxBatchSize is None else document.maxBatchSize
-    for key, value in (
-        ("maxDevices", document.maxDevices),
-        ("maxMemoryPerDevice", document.maxMemoryPerDevice),
-        ("bandwidth", document.bandwidth),
-        ("mbsInBatch", samples),
-    ):
-        if not value:
-            raise ValueError(f"{source}: {key}: expected a number above 0, got {value}")
-    place = {name: i for i, name in enumerate(execution_order(readers, source))}
-    return PiperInstance(
-        operators=tuple(sorted(operators.values(), key=lambda found: place[names[found.id]])),
-        edges=tuple(
-            sorted(edges.values(), key=lambda e: (place[names[e.source]], place[names[e.target]]))
-        ),
-        num_devices=document.maxDevices,
-        memory_bytes=document.maxMemoryPerDevice,
-        bandwidth_bytes_per_s=document.bandwidth,
-        num_samples=samples or 0,
-    )
+def _operator(node: _FileNode, time_unit_s: float, source: str) -> PiperOperator:
+    """An operator with its ways to run on one device; plans have no tensor parallelism."""
+    ways = [
+        Tmpc(w.timePerSample * time_unit_s, w.parameterSize, w.memoryUsageA, w.memoryUsageB)
+        for w in node.TMPCs.get("1", ())
+    ]
+    name = node.name or str(node.id)
+    if not ways:
+        raise ValueError(
+            f"{source}: operator {name!r} needs tensor parallelism (TMPCs of degrees "
+            f"{', '.join(node.TMPCs) or 'none'}), which plans of a model graph do not have"
+        )
+    return PiperOperator(node.id, name, tuple(sorted(ways, key=lambda w: w.seconds_per_sample)))
 
 
-def _tmpc(way: _FileWay, time_unit_s: float, where: str) -> Tmpc:
-    return Tmpc(
-        name=way.id,
-        seconds_per_sample=way.timePerSample * time_unit_s,
-        parameter_bytes=way.parameterSize,
-        memory_bytes_in_flight=way.memoryUsageA,
-        memory_bytes_fixed=way.memoryUsageB,
-        sync_forward_bytes=_numbered(way.syncTimeFw, f"{where}: syncTimeFw"),
-        sync_backward_bytes=_numbered(way.syncTimeBw, f"{where}: syncTimeBw"),
-    )
-
-
-def _numbered(items: Mapping[str, T], where: str) -> dict[int, T]:
-    """By the whole numbers that the keys spell."""
-    if wrong := [key for key in items if not key.isdecimal()]:
-        raise ValueError(f"{where}: expected whole numbers as keys, got {wrong[0]!r}")
-    return {int(key): item for key, item in items.items()}
-
-
-def _check_unit(instance: PiperInstance, source: str) -> None:
+def _check_unit(ways: Sequence[Tmpc], source: str) -> None:
     """Refuses the default unit where memory would be implausibly fast or slow."""
-    ways = [tmpc[0] for operator in instance.operators for tmpc in operator.ways.values() if tmpc]
     seconds = sum(way.seconds_per_sample for way in ways)
     size_bytes = sum(way.memory_bytes_in_flight for way in ways)
     low, high = PLAUSIBLE_BYTES_PER_S
@@ -272,20 +236,12 @@ def _check_unit(instance: PiperInstance, source: str) -> None:
         )
 
 
-def unique_names(operators: Iterable[PiperOperator]) -> dict[int, str]:
-    """Names of operators as identifiers; the id makes repeated ones different."""
-    operators = list(operators)
-    times = Counter(operator.name for operator in operators)
-    own = {o.id: o.name for o in operators if o.name.isidentifier() and times[o.name] == 1}
-    taken = set(own.values())
-    for operator in operators:
-        if operator.id not in own:
-            name = f"node{operator.id}"
-            while name in taken:
-                name += "_"
-            own[operator.id] = name
-            taken.add(name)
-    return {operator.id: own[operator.id] for operator in operators}
+def _names(operators: Sequence[PiperOperator]) -> dict[int, str]:
+    """Names of operators as identifiers: their own where all are such, and different."""
+    own = {operator.id: operator.name for operator in operators}
+    if all(map(str.isidentifier, own.values())) and len({*own.values()}) == len(own):
+        return own
+    return {number: f"node{number}" for number in own}
 
 
 def read_piper_workload(
@@ -307,7 +263,7 @@ def read_piper_workload(
     """
     check_whole("samples", samples)
     instance = read_piper_instance(path, time_unit_s=time_unit_s)
-    names = unique_names(instance.operators)
+    names = _names(instance.operators)
     first = Value("samples", (TensorSpec((samples, 0), "int64", batch_dim=0),))
     made: dict[int, dict[float, str]] = {number: {} for number in names}
     reads: dict[int, list[str]] = {number: [] for number in names}
@@ -318,7 +274,7 @@ def read_piper_workload(
         )
     costs, operators, parameters = {}, [], []
     for operator in instance.operators:
-        name, ways = names[operator.id], _plain_ways(operator, Path(path).name)
+        name, ways = names[operator.id], operator.ways
         costs[name] = _op_profile(ways)
         weight = Parameter(f"{name}.weight", round(ways[0].parameter_bytes))
         parameters += [weight] if weight.size_bytes else []
@@ -343,17 +299,6 @@ def read_piper_workload(
     per_device = -(-instance.num_samples // instance.num_devices)
     most = samples * min(MAX_SAMPLES_PER_DEVICE, per_device)
     return Workload(Path(path).stem, graph, Costs((profile,)), most, SOURCE)
-
-
-def _plain_ways(operator: PiperOperator, source: str) -> tuple[Tmpc, ...]:
-    """The ways to run an operator on one device, the fastest first."""
-    ways = operator.ways.get(1, ())
-    if not ways:
-        raise ValueError(
-            f"{source}: operator {operator.name!r} needs tensor parallelism (TMPCs of degrees "
-            f"{sorted(operator.ways)}), which plans of a model graph do not have"
-        )
-    return tuple(sorted(ways, key=lambda way: way.seconds_per_sample))
 
 
 def _op_profile(ways: tuple[Tmpc, ...]) -> OpProfile:

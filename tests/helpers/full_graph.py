@@ -59,40 +59,6 @@ class NodeClassifier(lp.LightningModule):
         return torch.optim.SGD(self.parameters(), self.lr, momentum=0.5)
 
 
-class OfAdjacency(NodeClassifier):
-    """Takes the edges as a sparse matrix: without loops or repetitions, weighted or not."""
-
-    def __init__(self, kind: str, weighted: bool, layout: torch.layout) -> None:
-        super().__init__(kind)
-        self.weighted, self.layout = weighted, layout
-
-    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
-        return super().training_step(self._with_matrix(batch), batch_idx)
-
-    def validation_step(self, batch: Data, batch_idx: int) -> None:
-        super().validation_step(self._with_matrix(batch), batch_idx)
-
-    def _with_matrix(self, batch: Data) -> Data:
-        size = len(batch.x)
-        targets, sources = batch.edge_index[1], batch.edge_index[0]
-        matrix = torch.zeros(size, size, dtype=batch.x.dtype)
-        matrix[targets, sources] = 1 + sources.to(matrix) / 7 if self.weighted else 1.0
-        matrix.fill_diagonal_(0)
-        sparse = matrix.to_sparse_csr() if self.layout is torch.sparse_csr else matrix.to_sparse()
-        found = batch.clone()
-        found.edge_index = sparse
-        return found
-
-
-class MultipliesBy(OfAdjacency):
-    """Propagates by itself, without a layer."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Scores of the rows and of their neighbours."""
-        scores: Tensor = self.net(x, edge_index)
-        return scores + edge_index @ scores
-
-
 @dataclass(frozen=True)
 class FullGraphJob:
     """What is trained, and how long; picklable.

@@ -71,15 +71,6 @@ class Sleeping(ChainModel):
         return loss
 
 
-class SleepingData(pl.LightningDataModule):
-    """Few batches for it."""
-
-    def train_dataloader(self) -> Any:
-        return DataSpec().loader()
-
-    val_dataloader = train_dataloader
-
-
 class _Times(pl.Callback):
     found: tuple[bool, BatchTimes | None] | None = None
 

@@ -12,23 +12,11 @@ from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Rule, Theory
-
-
-def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
-    """How a tensor can be moved from one placement to another, the usual way first."""
-    if source == target or source.is_replicated:
-        return (Method.NONE,)
-    if source.is_shard and target.is_shard:
-        return (Method.DIRECT,)
-    if (source.is_shard and target.is_replicated) or target.is_shard:
-        return (Method.PADDED, Method.GROUPED)
-    return (Method.NONE,) if source.is_shard else (Method.DIRECT,)
 
 
 class _Drawing:
@@ -84,10 +72,7 @@ class _Drawing:
         if placement in self.there[name]:
             return
         source = self.draw.choice(self.there[name])
-        forward, backward = self.draw.choice(methods(source, placement)), Method.NONE
-        if self.graph.value_of[name].requires_grad:
-            backward = self.draw.choice(methods(placement.dual, source.dual))
-        self.instructions.append(Conversion(name, source, placement, forward, backward))
+        self.instructions.append(Conversion(name, source, placement))
         self.there[name].append(placement)
 
     def rule(self, operator_name: str) -> Rule:
@@ -108,7 +93,7 @@ class _Drawing:
             )
         ]
         can = fitting if fitting and self.draw.random() < self.stay else rules
-        sharded = [rule for rule in can if rule.note.startswith(("divided", "sum", "samples"))]
+        sharded = [r for r in can if any(p.is_shard for p in (*r.inputs, *r.outputs))]
         return self.draw.choice(sharded if sharded and self.draw.random() < 0.7 else can)
 
     def run(self) -> SpmdProgram:
@@ -117,7 +102,7 @@ class _Drawing:
             rule = self.rule(operator.name)
             for name, placement in zip(operator.inputs, rule.inputs, strict=True):
                 self.want(name, placement)
-            made = rule.inputs, rule.outputs, rule.option, rule.note
+            made = rule.inputs, rule.outputs, rule.option
             self.instructions.append(Computation(operator.name, *made))
             for name, placement in zip(operator.outputs, rule.outputs, strict=True):
                 self.there[name] = [placement]

@@ -12,7 +12,7 @@ from helpers.small_requests import HOLDING_ALL, SETTINGS, Setting, random_reques
 ALL_SETTINGS = SETTINGS | HOLDING_ALL
 
 SAMPLE = 6
-"""Models of each size and setting that are tried; all of them are in benchmarks/brute_force.py."""
+"""Models of each size and setting that are tried."""
 
 WORST_LOSS = 1.6
 """How much longer the bottleneck may be than the best of divisions of any shape, in any model."""

@@ -83,7 +83,6 @@ class TestSimulate:
             ["what_if.compute=0.5"],
             ["what_if.bandwidth=1e-6"],
             ["links.host.bandwidth_bytes_per_s=1e4"],
-            ["step.data_s=0.01"],
             ["num_microbatches=1"],
         ):
             graphpipe(*two, *change)
@@ -99,14 +98,6 @@ class TestSimulate:
         assert "Schedule: 1f1b, as the activations of all micro-batches do not fit" in tight
         levers = simulation(run_folder)["levers"]["What would speed up this plan"]
         assert {lever["name"]: lever["note"] for lever in levers}["twice the devices"] == ""
-
-    def test_the_planner_may_be_asked_again(self, graphpipe: Run, run_folder: Path) -> None:
-        """Links of next to no bandwidth: the same plan crawls, a new one stays on one device."""
-        slow = ["what_if.bandwidth=1e-7", "cluster.num_devices=2", "planner=graphpipe"]
-        graphpipe(*SIMULATE, *QUICK, *slow)
-        same_s = simulation(run_folder)["step"]["step_s"]
-        graphpipe(*SIMULATE, *QUICK, *slow, "job.replan=true")
-        assert simulation(run_folder)["step"]["step_s"] < same_s / 10
 
     @pytest.mark.parametrize(
         ("overrides", "message"),
@@ -134,7 +125,7 @@ class TestSimulate:
         assert "Traceback" not in printed.err
         assert printed.out == ""
 
-    def test_a_sweep_has_a_table_and_a_picture(self, graphpipe: Run, run_folder: Path) -> None:
+    def test_a_sweep_has_a_table(self, graphpipe: Run, run_folder: Path) -> None:
         printed = graphpipe(
             "-m", "job=simulate", *FIXED, "hydra.sweep.dir=sweep", *QUICK,
             "cluster.num_devices=1,2,4",
@@ -143,8 +134,7 @@ class TestSimulate:
             rows = list(csv.DictReader(file))
         assert [row["cluster.num_devices"] for row in rows] == ["1", "2", "4"]
         assert float(rows[2]["samples_per_s"]) > float(rows[0]["samples_per_s"])
-        assert "sweep of 3 jobs" in printed and "sweep.csv, sweep.png" in printed
-        assert (run_folder / "sweep" / "sweep.png").exists()
+        assert "sweep of 3 jobs" in printed and "sweep.csv" in printed
 
 
 def test_simulating_a_published_workload_imports_neither_torch_nor_lightning(

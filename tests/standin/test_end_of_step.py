@@ -20,7 +20,6 @@ from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.precision import AgreedScaler
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
-from lightning_gpp.weights.last_steps import LastSteps
 
 
 def on_gpu(*values: float) -> list[torch.Tensor]:
@@ -132,22 +131,11 @@ def batches_of_graphs() -> Piece:
     return prepare, run, check
 
 
-def recalled_updates() -> Piece:
-    parameters = trained(1, 2, 3)
-    optimizer = torch.optim.Adam(parameters, lr=0.5, capturable=True)
-    optimizer.step()
-
-    def run(_: Any) -> list[torch.Tensor]:
-        return list(LastSteps(optimizer).predicted(parameters, 1).values())
-
-    return lambda: None, run, expect(-1, -1, -1)
-
-
 PIECES: dict[str, Callable[[], Piece]] = {
     piece.__name__: piece
     for piece in (
         *(loss_scale, summed_buckets, staying_inputs, results_of_microbatches),
-        *(batches_of_graphs, recalled_updates),
+        batches_of_graphs,
     )
 }
 NO_WAIT = {"summed_buckets", "results_of_microbatches"}

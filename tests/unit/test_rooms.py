@@ -34,7 +34,7 @@ ALLOWED = {
     "reports": {*PLANS, "simulate"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
-    "emulation": {*PLANS, "simulate", "runtime", "spmd"},
+    "emulation": {*PLANS, "simulate", "runtime"},
     "weights": set(),
     "gnn": {"graph", "cost", "capture"},
     "spmd": DATA,

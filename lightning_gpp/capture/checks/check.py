@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture.checks.tape import Tape
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import types_in_use, widened
 
@@ -36,12 +33,10 @@ class Result:
     Attributes:
         output: of forward.
         gradients: by parameter or input name; None where there is none. Empty without a backward.
-            Of a parameter that lies in a file weighted sums of it.
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.
         draws: whether forward drew random numbers from torch.
-        tape: what forward called, if it was the module's own and could be taped.
     """
 
     output: Any
@@ -50,7 +45,6 @@ class Result:
     changed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     draws: bool = False
-    tape: Tape | None = None
 
 
 class ValuesDifferError(CaptureError):
@@ -81,13 +75,17 @@ def compare(expected: Result, got: Result, what: str) -> None:
     for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
         place = f" {[step.key for step in path]}" if path else ""
         _compare_leaf(leaf, got_leaf, f"{what}: output{place}")
-    for name, gradient in expected.gradients.items():
-        _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
+    gradients = expected.gradients
+    for name, gradient in gradients.items():
+        # Large terms may cancel into a small gradient, of which few digits are left.
+        text = f"{what}: the gradient of {name!r}"
+        _compare_leaf(gradient, got.gradients[name], text, tuple(gradients.values()))
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 
 
-def _compare_leaf(expected: Any, got: Any, what: str) -> None:
+def _compare_leaf(expected: Any, got: Any, what: str, beside: Sequence[Any] = ()) -> None:
+    """Compares two values; rounding is relative to the largest of them and of others."""
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         is_alike = expected.shape == got.shape and expected.dtype == got.dtype
     else:
@@ -96,20 +94,21 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
         raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
     if not isinstance(expected, Tensor) or expected.is_meta:
         return  # of meta tensors shapes are all there is; ``capture`` says so
-    if expected.layout is not torch.strided:
-        expected, got = expected.to_dense(), got.to_dense()
+    expected, got = _dense(expected), _dense(got)
     if torch.equal(expected, got):  # as it is nearly always
         return
     if not (expected.is_floating_point() or expected.is_complex()):
         raise CaptureError(f"{what} differs")
-    tolerance = relative_tolerance(expected.dtype, of_float32=_OF_FLOAT32)
-    scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
-    if not torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
-        error = (expected - got).abs().max().item()
+    if (excess := _excess(expected, got, _OF_FLOAT32, beside)) is not None:
+        error, scale = excess
         raise ValuesDifferError(
             f"{what} differs by {error:.3g} (its values go up to {scale:.3g})",
             is_large=not error <= COARSE * scale,
         )
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _short(value: Any) -> str:
@@ -118,31 +117,31 @@ def _short(value: Any) -> str:
     return repr(value)
 
 
-@contextmanager
-def in_float64(module: nn.Module) -> Iterator[None]:
-    """The module computes in float64 as far as its own tensors decide that."""
-    values = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
-    try:
-        for tensor, value in values:
-            tensor.data = _as_float64(value)
-        yield
-    finally:
-        for tensor, value in values:
-            tensor.data = value
+def is_close(got: Any, want: Any) -> bool:
+    """Whether a value is what it should be, but for rounding in a batch of another size."""
+    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
+        is_alike = type(got) is type(want) and not isinstance(want, Tensor)
+        return got is want or (is_alike and bool(got == want))
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if got.is_meta:  # of shapes no value differs
+        return True
+    if not (want.is_floating_point() or want.is_complex()):
+        return torch.equal(got, want)
+    return _excess(want, got, of_other_sizes(want.device)) is None
 
 
-def sample_in_float64(sample: Sample) -> Sample:
-    """The same inputs in float64."""
-    tensors = {
-        name: _as_float64(tensor.detach()).requires_grad_(tensor.requires_grad)
-        for name, tensor in sample.tensors.items()
-    }
-    return replace(sample, tensors=tensors)
-
-
-def _as_float64(tensor: Tensor) -> Tensor:
-    double = tensor.double() if tensor.is_floating_point() else tensor
-    return mapped(double) if is_mapped(tensor) else double
+def _excess(
+    expected: Tensor, got: Tensor, of_float32: float, beside: Sequence[Any] = ()
+) -> tuple[float, float] | None:
+    """By how much tensors differ, and how large their values are; None if it is rounding."""
+    tolerance = relative_tolerance(expected.dtype, of_float32=of_float32)
+    tensors = (each for each in (expected, *beside) if isinstance(each, Tensor) and each.numel())
+    largest = (_dense(each).abs().nan_to_num(0, 0, 0).max().item() for each in tensors)
+    scale = max(largest, default=0.0)
+    if torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+        return None
+    return (expected - got).abs().max().item(), scale
 
 
 # Rounding: how far results may be apart that are the same otherwise ------------------------------
@@ -222,12 +221,8 @@ def _total(tensor: Tensor) -> float:
 
 
 @contextmanager
-def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> Iterator[None]:
+def unchanged_parameters(module: nn.Module) -> Iterator[None]:
     """Checks that the body leaves all parameters of a module as they are.
-
-    Args:
-        module: whose.
-        changed_copies: names of those of which the body changed a copy on a device.
 
     Raises:
         CaptureError: the body changed or replaced one.
@@ -235,11 +230,18 @@ def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> 
     before = {name: parameter_state(item) for name, item in module.named_parameters()}
     yield
     after = {name: parameter_state(item) for name, item in module.named_parameters()}
-    changed = {name for name in before | after if before.get(name) != after.get(name)}
-    changed |= set(changed_copies)
-    if changed:
+    check_unchanged(n for n in before | after if before.get(n) != after.get(n))
+
+
+def check_unchanged(changed: Iterable[str]) -> None:
+    """Checks that there are no parameters that a forward changed.
+
+    Raises:
+        CaptureError: there are.
+    """
+    if names := ", ".join(map(repr, sorted(changed))):
         raise CaptureError(
-            f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: every stage and "
+            f"forward changes or replaces {names}: every stage and "
             "micro-batch would do so anew. Make what forward updates a buffer (register_buffer), "
             "and bound parameters (clamp, normalize, max_norm) where every rank does: in "
             "on_train_batch_start of a callback, or in optimizer_step after the step"

@@ -1,16 +1,16 @@
 """Runs of a module, and of captured graphs of it, that leave no trace.
 
-A graph is compared with its module on every sample, in train and in eval mode, gradients on the
-smallest sample only: the operators of a graph are the same for all samples, autograd derives the
-backward from them, and a detached or doubled path shows at any size. Whatever the module computes,
-it computes once.
+A graph is compared with its module on every sample, in train and in eval mode, gradients in train
+mode on the smallest sample only: the operators of a graph are the same for all samples and modes,
+autograd derives the backward from them, and a detached or doubled path shows at any size. Whatever
+the module computes, it computes once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.checks.check import Result, unchanged_parameters
-from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
 from lightning_gpp.capture.checks.rollback import (
     Changes,
     Generators,
@@ -26,7 +25,6 @@ from lightning_gpp.capture.checks.rollback import (
     seed_all,
     training_flags,
 )
-from lightning_gpp.capture.checks.tape import Tape, can_be_taped
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
@@ -36,7 +34,7 @@ from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
-from lightning_gpp.common.mapped_tensor import is_mapped
+from lightning_gpp.common.mapped_tensor import is_mapped, mapped
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +42,6 @@ MODES = (True, False)
 """Training flags."""
 
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
-_NUM_SUMS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,7 @@ class Rehearsal:
         others: candidates for inputs of another size, from :meth:`begin` on.
         reads: plain attributes that forward reads; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
+        withheld: outputs of forward that are not handed out; likewise.
 
     Raises:
         CaptureError: there are no samples.
@@ -94,6 +92,7 @@ class Rehearsal:
     others: list[Sample]
     reads: list[Read]
     given: Result
+    withheld: list[str]
 
     def __init__(
         self,
@@ -122,10 +121,6 @@ class Rehearsal:
         if count != self.sample.num_samples:
             self._take(few_samples(self.sample, count))
 
-    def close(self) -> None:
-        """Forgets all values: errors that were kept on the way refer to it from their frames."""
-        vars(self).clear()
-
     def begin(self) -> None:
         """Finds out what the module computes; with one sample twice if it does not train on one."""
         sample = self.sample
@@ -134,8 +129,8 @@ class Rehearsal:
         try:
             with watched_reads(self.module) as self.reads:
                 self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
-            if is_smallest or not self._is_there(self._unrecorded):
-                self.of(CheckedPass(sample, False, backward=is_smallest))
+            if not self._is_there(self._unrecorded):
+                self.of(CheckedPass(sample, False))
         except Exception as error:  # of the user's code
             if sample.num_samples > 1 or sample.graphs is not None:
                 raise
@@ -157,12 +152,7 @@ class Rehearsal:
     ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
         with self.in_mode(training), self.weights.visiting():
-            observer = observer or self.observer()
-            return observe(trace.graph, sample.fresh(), observer)
-
-    def observer(self) -> Observer:
-        """Watches calls of the module and of its traces."""
-        return Observer(self.module, self.weights.source)
+            return observe(trace.graph, sample.fresh(), observer or Observer(self.module))
 
     def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
@@ -175,21 +165,14 @@ class Rehearsal:
         return found
 
     def again(self, run: CheckedPass) -> Result:
-        """What the module computes, computed once more; without gradients where it has none.
-
-        In evaluation mode a forward that takes a gradient inside frees the graph, for example.
-        """
+        """What the module computes, computed once more."""
 
         def forward(tensors: dict[str, Tensor]) -> Any:
             args, kwargs = self.arguments.rebuild(tensors)
-            return withhold(self.module.forward(*args, **kwargs))
+            output, self.withheld = withhold(self.module.forward(*args, **kwargs))
+            return output
 
-        try:
-            return self._result(run, forward, is_module=True)
-        except RuntimeError:
-            if run.training or not run.backward:
-                raise
-            return self._result(replace(run, backward=False), forward, is_module=True)
+        return self._result(run, forward, watched=True)
 
     def replayed(self, captured: CapturedModel, run: CheckedPass) -> Result:
         """What a captured graph computes, run as one stage."""
@@ -201,12 +184,13 @@ class Rehearsal:
             values = stage([tensors[name] for name in names], training=training)
             return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
-        return self._result(run, forward, is_module=False)
+        return self._result(run, forward)
 
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""
         # The other way round than with the given ones: what goes by the number of calls shows.
-        return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
+        evaluated = self._is_there(CheckedPass(sample, False))
+        return evaluated and self._is_there(CheckedPass(sample, True, backward))
 
     def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
         """All that a graph is checked with.
@@ -220,31 +204,10 @@ class Rehearsal:
         unrecorded = self._is_there(self._unrecorded)
         for mode in MODES:
             for sample in samples:
-                run = CheckedPass(sample, mode, backward=sample is smallest)
-                if not unrecorded or run.backward or mode or sample is not self.sample:
-                    yield run
+                if mode or not unrecorded or sample is not self.sample:
+                    yield CheckedPass(sample, mode, backward=mode and sample is smallest)
         if unrecorded:
             yield self._unrecorded
-
-    def meetings(self) -> dict[bool, SampleMeeting]:
-        """Where samples meet in each mode, or in the other where only that was seen."""
-        num, found = self.sample.num_samples, dict[bool, SampleMeeting]()
-        is_of_graphs = self.sample.graphs is not None
-        for mode in MODES:
-            tapes = [
-                (run.sample, result.tape)
-                for run, result in self._results.items()
-                if result is not None and result.tape is not None and run.training is mode
-            ]
-            met = [
-                meeting(one, other, num, sample.num_samples, of_graphs=is_of_graphs)
-                for sample, other in tapes
-                for given, one in tapes
-                if sample.num_samples != num and given is self.sample
-            ]
-            if met:
-                found[mode] = next((each for each in met if each.outputs), met[-1])
-        return {mode: found.get(mode) or found[not mode] for mode in MODES if found}
 
     def _is_there(self, run: CheckedPass) -> bool:
         """Whether the module itself makes a pass; it need not take each size and mode."""
@@ -259,52 +222,47 @@ class Rehearsal:
         return True
 
     def _result(
-        self, run: CheckedPass, forward: Callable[[dict[str, Tensor]], Any], *, is_module: bool
+        self,
+        run: CheckedPass,
+        forward: Callable[[dict[str, Tensor]], Any],
+        *,
+        watched: bool = False,
     ) -> Result:
         module, weights = self.module, self.weights
-        weights.changed.clear()
         with (
             torch.set_grad_enabled(run.is_recorded),
             self.in_mode(run.training, _SEED) as changes,
-            unchanged_parameters(module, weights.changed),
-            self._backward_in_eval_mode(run),
+            unchanged_parameters(module),
         ):
-            can_tape = is_module and can_be_taped(module, self._flags[run.training])
-            tape = Tape() if can_tape else None
             inputs = run.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
             generators = Generators(run.sample.device)
-            with weights.visiting(watched=is_module):
-                output = forward(views) if tape is None else tape.record(forward, views)
+            with weights.visiting(watched=watched):
+                output = forward(views)
             draws = generators.have_drawn()
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
         attributes, kept = tuple(changes.attributes), tuple(changes.kept)
-        return Result(output, gradients, buffers, attributes, kept, draws, tape)
+        return Result(output, gradients, buffers, attributes, kept, draws)
 
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.
 
-        Of the gradients of parameters in files, weighted sums are given and they themselves go: a
-        check of a large model has no room for several of its gradients.
+        Those of parameters in files go to files, too, one by one.
         """
-        sums: dict[Tensor, Tensor] = {}
 
-        def condense(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                found = _weighted_sums(gradient)
-                sums[parameter] = sums[parameter] + found if parameter in sums else found
-                parameter.grad = None
+        def move(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                parameter.grad = mapped(parameter.grad)
 
         handles = []
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
             if parameter.requires_grad and is_mapped(parameter):
                 hook: Any = parameter.register_post_accumulate_grad_hook
-                handles.append(hook(condense))
+                handles.append(hook(move))
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():
@@ -314,15 +272,7 @@ class Rehearsal:
             for handle in handles:
                 handle.remove()
         sources = dict(self.module.named_parameters()) | dict(inputs)
-        return {
-            name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
-        }
-
-    def _backward_in_eval_mode(self, run: CheckedPass) -> AbstractContextManager[None]:
-        """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
-        layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
-        is_needed = run.backward and not all(layer.training for layer in layers)
-        return torch.backends.cudnn.flags(enabled=False) if is_needed else nullcontext()
+        return {name: item.grad for name, item in sources.items() if item.requires_grad}
 
 
 def _any_loss(output: Any) -> Tensor | None:
@@ -338,14 +288,3 @@ def _any_loss(output: Any) -> Tensor | None:
             term = term.abs() if term.is_complex() else term
             loss = term if loss is None else loss + term.to(loss)
     return loss
-
-
-def _weighted_sums(tensor: Tensor) -> Tensor:
-    """Sums of pieces of a tensor, in which every element of a piece counts differently."""
-    flat = tensor.reshape(-1)
-    generator = torch.Generator().manual_seed(0)
-    length = -(-len(flat) // _NUM_SUMS)
-    weights = (torch.rand(length, generator=generator) + 0.5).to(flat)
-    cut = len(flat) // length * length
-    rest = flat[cut:] @ weights[: len(flat) - cut]
-    return torch.cat([flat[:cut].view(-1, length) @ weights, rest.reshape(1)])

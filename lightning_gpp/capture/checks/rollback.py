@@ -66,8 +66,13 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = [_Part(name, part) for name, part in module.named_modules()]
-        self._random = _RandomStates()
+        self._parts = [
+            (name and f"{name}.", part, part.training, dict(vars(part)), list(_held(part)))
+            for name, part in module.named_modules()
+        ]
+        self._torch, self._python = torch.random.get_rng_state(), random.getstate()
+        self._accelerators, self._numpy = accelerator_random_states(), sys.modules.get("numpy")
+        self._numpy_state = self._numpy.random.get_state() if self._numpy else None
 
     def restore(self, changes: Changes | None = None) -> None:
         """Puts everything back.
@@ -76,9 +81,25 @@ class ModuleState:
             changes: gets what had changed.
         """
         changes = changes or Changes()
-        for part in self._parts:
-            part.restore(changes)
-        self._random.restore()
+        for prefix, part, training, before, held in self._parts:
+            _set_flag(part, training)
+            now = vars(part)
+            changed = [
+                k for k in now | before if now.get(k, _MISSING) is not before.get(k, _MISSING)
+            ]
+            for key in changed:
+                value = now.pop(key, None)
+                if isinstance(value, Tensor) and value.requires_grad:
+                    changes.kept.append(f"{prefix}{key}")
+            now.update({key: before[key] for key in changed if key in before})
+            changed += [key for key, thing, content in held if _put_back(thing, content)]
+            plain = (key for key in dict.fromkeys(changed) if key not in _OWN)
+            changes.attributes += [f"{prefix}{key}" for key in plain]
+        torch.random.set_rng_state(self._torch)
+        random.setstate(self._python)
+        set_accelerator_random_states(self._accelerators)
+        if self._numpy:
+            self._numpy.random.set_state(self._numpy_state)
 
 
 class Generators:
@@ -101,23 +122,6 @@ class Generators:
         if self._device.type not in ("cpu", "meta"):
             states.append(torch.get_device_module(self._device).get_rng_state(self._device))
         return states
-
-
-class _RandomStates:
-    """The states of all random generators (torch, numpy, random) at one moment."""
-
-    def __init__(self) -> None:
-        self._numpy = sys.modules.get("numpy")
-        self._torch, self._python = torch.random.get_rng_state(), random.getstate()
-        self._accelerators = accelerator_random_states()
-        self._numpy_state = self._numpy.random.get_state() if self._numpy else None
-
-    def restore(self) -> None:
-        torch.random.set_rng_state(self._torch)
-        random.setstate(self._python)
-        set_accelerator_random_states(self._accelerators)
-        if self._numpy:
-            self._numpy.random.set_state(self._numpy_state)
 
 
 def seed_all(seed: int) -> None:
@@ -147,34 +151,12 @@ def _set_flag(module: nn.Module, training: bool) -> None:
         module.training = training
 
 
-class _Part:
-    """The changeable attributes of one module (not of its sub-modules)."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self._prefix, self._module, self._training = name and f"{name}.", module, module.training
-        self._attributes = dict(vars(module))
-        values = [
-            *self._attributes.items(),
-            *(("_buffers", each) for each in module.buffers(False)),
-        ]
-        self._held = [
-            (key, thing, content)
-            for key, value in values
-            for thing, content in _contents(value, set())
-        ]
-
-    def restore(self, changes: Changes) -> None:
-        _set_flag(self._module, self._training)
-        now, before = vars(self._module), self._attributes
-        changed = [k for k in now | before if now.get(k, _MISSING) is not before.get(k, _MISSING)]
-        for key in changed:
-            value = now.pop(key, None)
-            if isinstance(value, Tensor) and value.requires_grad:
-                changes.kept.append(f"{self._prefix}{key}")
-        now.update({key: before[key] for key in changed if key in before})
-        changed += [key for key, thing, content in self._held if _put_back(thing, content)]
-        plain = (key for key in dict.fromkeys(changed) if key not in _OWN)
-        changes.attributes += [f"{self._prefix}{key}" for key in plain]
+def _held(part: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """What a module holds that may change, without its sub-modules: names, things, contents."""
+    values = [*vars(part).items(), *(("_buffers", each) for each in part.buffers(False))]
+    for key, value in values:
+        for thing, content in _contents(value, set()):
+            yield key, thing, content
 
 
 def _contents(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any]]:

@@ -8,60 +8,31 @@ through one (ModernBERT computes a table per kind of attention so) calls the sam
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from types import CodeType
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.operators.observe import function_name
-from lightning_gpp.capture.tracing.trace import Call, Trace
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
 
-
-def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
-    """Hash of the traces and of ``rest``; weights do not count, constants do."""
-    contents = [(node_contents(trace), str(trace.output)) for trace in traces]
-    return hashlib.sha256(f"{contents} {constant_text(rest)}".encode()).hexdigest()[:16]
+NodeContents = tuple[tuple[str, str], ...]
+"""The names of nodes, each with a hash of all that its value is computed from."""
 
 
-class NodeContent(NamedTuple):
-    """What tells a node from others of the same trace, in whatever order they are.
-
-    Attributes:
-        name: of the node.
-        content: a hash of all that its value is computed from.
-        reads: names of the nodes among its arguments.
-        calls: of modules that were running.
-    """
-
-    name: str
-    content: str
-    reads: tuple[str, ...]
-    calls: tuple[Call, ...]
-
-
-def node_contents(trace: Trace) -> tuple[NodeContent, ...]:
+def node_contents(trace: Trace) -> NodeContents:
     """Of all nodes, the output included."""
-    contents: dict[str, NodeContent] = {}
+    contents: dict[str, str] = {}
     for node in trace.graph.nodes:
-        reads = list[str]()
-
-        def read(arg: fx.Node, reads: list[str] = reads) -> str:
-            reads.append(arg.name)
-            return f"%{contents[arg.name].content}"
-
-        given = fx.node.map_arg([node.args, node.kwargs], read)
+        given = fx.node.map_arg([node.args, node.kwargs], lambda arg: f"%{contents[arg.name]}")
         text = f"{node.op} {function_name(node)} {constant_text(given)}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        calls = node.meta.get("calls", ())
-        contents[node.name] = NodeContent(node.name, digest, tuple(reads), calls)
-    return tuple(contents.values())
+        contents[node.name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return tuple(contents.items())
 
 
 def constant_text(value: Any) -> str:
@@ -87,10 +58,8 @@ def constant_text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict[bool, Trace]:
+def in_order(traces: Mapping[bool, Trace], nodes: NodeContents) -> dict[bool, Trace]:
     """The traces of both modes with the order and the names of the nodes of another process.
-
-    What nodes did is not known of them: nodes that are alike change memory of their own.
 
     Args:
         traces: normalized; are left as they are.
@@ -100,30 +69,30 @@ def in_order(traces: Mapping[bool, Trace], nodes: Sequence[NodeContent]) -> dict
         CaptureError: it has other nodes.
     """
     own = node_contents(traces[True])
-    if own == tuple(nodes):
+    if own == nodes:
         return dict(traces)
-    if Counter(node.content for node in own) != Counter(node.content for node in nodes):
+    places: dict[str, list[int]] = {}
+    for place, (_, content) in reversed(list(enumerate(nodes))):
+        places.setdefault(content, []).append(place)
+    try:
+        place_of = {name: places[content].pop() for name, content in own}
+        return {mode: _reordered(trace, place_of, nodes) for mode, trace in traces.items()}
+    except (KeyError, IndexError):
         raise CaptureError(
             "this process captured another model than the one that was checked: all must "
             "build the same model and take the same path through its forward (a set of strings has "
             "another order in every process: go through it sorted)"
-        )
-    alike = {node.content: node.name for node in own}
-    ordered = {}
-    for mode, trace in traces.items():
-        found = {node.name: node for node in trace.graph.nodes}
-        graph, copied = fx.Graph(), dict[str, fx.Node]()
-        for node in nodes:
-            like, reads = found[alike[node.content]], map(copied.__getitem__, node.reads)
-            given = fx.node.map_arg((like.args, like.kwargs), partial(_next, reads))
-            copied[node.name] = graph.create_node(like.op, like.target, *given, name=node.name)
-            copied[node.name].meta.update(like.meta, calls=node.calls)
-        ordered[mode] = Trace(graph, trace.output, trace.calls)
-    return ordered
+        ) from None
 
 
-def _next(reads: Iterator[fx.Node], _: fx.Node) -> fx.Node:
-    return next(reads)
+def _reordered(trace: Trace, place_of: Mapping[str, int], nodes: NodeContents) -> Trace:
+    graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in sorted(trace.graph.nodes, key=lambda each: place_of[each.name]):
+        given = fx.node.map_arg((node.args, node.kwargs), copied.__getitem__)
+        name = nodes[place_of[node.name]][0]
+        copied[node] = graph.create_node(node.op, node.target, *given, name=name)
+        copied[node].meta.update(node.meta)
+    return Trace(graph, trace.output, trace.calls)
 
 
 # Modules: the fingerprint of a captured model is that of its graph, in which leaf modules are names
@@ -132,13 +101,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def module_content(module: nn.Module) -> str:
-    """Equal in every process for modules of equal types, code, settings and training flags.
+    """Equal in every process for modules of equal types, forwards, settings and training flags.
 
     Settings are the plain attributes (numbers, texts, and tuples and lists of them) and what a
-    module's ``repr`` shows. Functions that methods call are not looked into.
+    module's ``repr`` shows. Functions that forwards call are not looked into.
     """
     digest = hashlib.sha256()
-    code = {kind: _code_of(kind) for kind in {type(part) for part in module.modules()}}
     for name, part in module.named_modules():
         kind, text = type(part), re.sub(r" at 0x[0-9a-f]+", "", part.extra_repr())
         settings = sorted(
@@ -146,8 +114,11 @@ def module_content(module: nn.Module) -> str:
             for key, value in vars(part).items()
             if not key.startswith("_") and key != "training" and _is_plain(value)
         )
-        digest.update(f"{name} {kind.__module__}.{kind.__qualname__} {part.training}\n".encode())
-        digest.update(f"{text} {settings}\n{code[kind]}".encode())
+        forward = inspect.getattr_static(kind, "forward", None)  # a script has none
+        code: Any = getattr(getattr(forward, "__wrapped__", forward), "__code__", None)
+        does = code and (code.co_code, code.co_names, [*filter(_is_plain, code.co_consts)])
+        named = f"{name} {kind.__module__}.{kind.__qualname__} {part.training}"
+        digest.update(f"{named}\n{text} {settings}\n{does}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -155,27 +126,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return type(value) in _PLAIN
-
-
-def _code_of(kind: type) -> str:
-    """Hash of the functions of a module type and its bases, torch's own left out."""
-    digest = hashlib.sha256()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for name, member in sorted(vars(base).items()):
-                code = getattr(getattr(member, "__func__", member), "__code__", None)
-                if isinstance(code, CodeType):
-                    digest.update(f"{name} {' '.join(_texts(code))}\n".encode())
-    return digest.hexdigest()
-
-
-def _texts(code: CodeType) -> Iterator[str]:
-    """What a function does; line numbers and file names play no part."""
-    yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames}"
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _texts(constant)
-        elif isinstance(constant, frozenset):  # in an order that changes from process to process
-            yield f"{sorted(map(repr, constant))}"
-        else:
-            yield repr(constant)

@@ -17,6 +17,7 @@ Joining can close a cycle over nodes in between; then these join too.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
@@ -217,9 +218,11 @@ def coarsen(groups: Sequence[tuple[fx.Node, ...]], module: nn.Module) -> list[Gr
         module: the captured module.
     """
     result: list[Group] = [(nodes, None) for nodes in groups]
-    if len(groups) <= FEW:
-        return result
     graph = _Graph(groups, module)
+    if any(graph.layers):
+        result = _joined(graph, graph.units(None))
+    if len(result) <= FEW:
+        return result
     for level in range(max(map(len, graph.blocks)) + 1, 0, -1):
         result = _joined(graph, graph.units(level))
         if len(result) <= MANY:
@@ -233,7 +236,8 @@ class _Graph:
     Attributes:
         groups: their nodes.
         reads: the operators that each reads.
-        calls: the calls of modules around each, outermost first.
+        layers: the call of an opened layer that each belongs to.
+        calls: the calls of modules around each, or around its layer, outermost first.
         blocks: positions in these of the calls of repeated modules.
     """
 
@@ -259,24 +263,27 @@ class _Graph:
         for others in self.reads:
             for other in others:
                 self._num_readers[other] += 1
-        producers = [_producer(nodes) for nodes in groups]
+        # the first node that makes a tensor; look-ups on it may run in later calls
+        producers = [next((n for n in g if observation(n).has_tensors), g[0]) for g in groups]
+        self.layers: list[Call | None] = [node.meta.get("layer") for node in producers]
         self._is_module = [node.op == "call_module" for node in producers]
         self.calls = [_stack(node) for node in producers]
         self.blocks = [
             [i for i, call in enumerate(calls) if call.name in repeated] for calls in self.calls
         ]
 
-    def units(self, level: int) -> _Units:
+    def units(self, level: int | None) -> _Units:
         """What runs together.
 
         Args:
-            level: repeated modules inside of ``level - 1`` others become units as a whole.
+            level: repeated modules inside of ``level - 1`` others become units as a whole; None
+                joins opened layers only.
         """
         units: _Units = {}
         unit_of: list[Call | int] = []
-        for i in range(len(self.groups)):
-            key: Call | int | None = self._unit(i, level)
-            if key is None and not self._is_module[i]:
+        for i, layer in enumerate(self.layers):
+            key: Call | int | None = layer if level is None else self._unit(i, level) or layer
+            if key is None and level is not None and not self._is_module[i]:
                 key = self._followed(i, unit_of, units)
             unit_of.append(i if key is None else key)
             units.setdefault(unit_of[i], []).append(i)
@@ -310,18 +317,10 @@ class _Graph:
         return self.calls[i][self.blocks[i][-1]] if self.blocks[i] else None
 
 
-def _producer(nodes: Sequence[fx.Node]) -> fx.Node:
-    """The first node that makes a tensor; look-ups on it may run in later calls."""
-    return next((node for node in nodes if observation(node).has_tensors), nodes[0])
-
-
 def _stack(node: fx.Node) -> tuple[Call, ...]:
-    """The calls around a node, without those of modules that were made on the spot."""
-    calls: list[Call] = []
-    for call in node.meta.get("calls", ()):
-        if not calls or calls[-1].name != call.name:
-            calls.append(call)
-    return tuple(calls)
+    """The calls around a node, or around its layer."""
+    calls, layer = node.meta.get("calls", ()), node.meta.get("layer")
+    return tuple(itertools.takewhile(lambda call: call != layer, calls))
 
 
 def _joined(graph: _Graph, units: _Units) -> list[Group]:
@@ -343,6 +342,7 @@ def _joined(graph: _Graph, units: _Units) -> list[Group]:
     result: list[Group] = []
     for nodes in partition.ordered():
         key = by_root[partition.find(nodes[0])]
-        call = key if isinstance(key, Call) and len(units[key]) > 1 else None
+        is_joined = len(units[key]) > 1 or key in graph.layers
+        call = key if isinstance(key, Call) and is_joined else None
         result.append((nodes, call))
     return result

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.capture.tracing.trace import (
     Names,
     Trace,
@@ -22,7 +23,9 @@ from lightning_gpp.capture.tracing.trace import (
     context_of,
     guard,
     identity,
+    run_call,
 )
+from lightning_gpp.capture.values.placed import source
 from lightning_gpp.capture.values.structure import LOOK_UPS, flatten, tensors_of
 
 
@@ -61,21 +64,19 @@ class Observer:
 
     Args:
         module: the captured module; its buffers change as its forward changes them.
-        source: gives the parameter whose copy a tensor is or looks into, else the tensor.
 
     Attributes:
         module: likewise.
         observations: of the nodes that ran.
+        values: likewise.
     """
 
-    def __init__(
-        self, module: nn.Module, source: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    ) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.observations: dict[fx.Node, Observation] = {}
-        self.module, self._names, self._source = module, Names.of(module), source
+        self.module, self._names = module, Names.of(module)
         self._storages: dict[Any, int] = {}
         self._buffer_of = {self._storage(item): name for name, item in module.named_buffers()}
-        self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
+        self.values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
 
     def watch(
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
@@ -90,7 +91,7 @@ class Observer:
         # whoever called may change the container
         kept = value if structure.container is None else structure.unflatten(leaves)
         if node.op != "get_attr":  # a parameter, which does not stay on the device
-            self._values[node] = kept
+            self.values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
         changed_names = assigned_buffers(node, self._names)
@@ -123,7 +124,7 @@ class Observer:
 
         A copy of a parameter on the device has the storage of the parameter.
         """
-        tensor = self._source(tensor)
+        tensor = source(tensor)
         is_plain = tensor.layout is torch.strided
         key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
         return self._storages.setdefault(key, len(self._storages))
@@ -132,7 +133,7 @@ class Observer:
         """The value of a node that ran."""
         if node.op == "get_attr":
             return attrgetter(str(node.target))(self.module)
-        return self._values[node]
+        return self.values[node]
 
 
 def observe(
@@ -181,10 +182,7 @@ def run_node(
             return attrgetter(str(node.target))(module)
         if node.op == "call_module":
             return module.get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        return target(*args, **kwargs)
+        return run_call(node.op, node.target, *args, **kwargs)
 
 
 def assigned_buffers(node: fx.Node, names: Names) -> frozenset[str]:
@@ -200,6 +198,8 @@ def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
     if node.op == "call_module":
         target = str(node.target)
         return dict(module.get_submodule(target).named_buffers(prefix=target))
+    if isinstance(node.target, WholeMethod):
+        return dict(node.target.layer.named_buffers(prefix=node.meta["layer"].name))
     found = (str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr")
     buffers = {name: _buffer(module, name) for name in found}
     return {name: buffer for name, buffer in buffers.items() if buffer is not None}

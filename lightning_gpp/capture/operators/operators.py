@@ -15,6 +15,7 @@ from lightning_gpp.capture.operators.observe import (
     observation,
 )
 from lightning_gpp.capture.operators.variation import Cuts
+from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.structure import LOOK_UPS
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
@@ -61,7 +62,12 @@ def model_graph(
     read = frozenset().union(*(operator.parameters for operator in operators))
     outputs = (leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
     graph = ModelGraph(
-        inputs=tuple(_graph_input(node, cuts) for node in nodes if node.op == "placeholder"),
+        inputs=tuple(
+            GraphInput(_value(node, cuts), needs, cuts.stays(node.name, needs))
+            for node in nodes
+            if node.op == "placeholder"
+            for needs in [observation(node).requires_grad]
+        ),
         operators=tuple(operators),
         outputs=tuple(dict.fromkeys(outputs)),
         parameters=tuple(
@@ -81,8 +87,9 @@ def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
         canonical: by every name.
     """
     found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
-    if node.op == "call_module":
-        prefix = f"{node.target}."
+    if node.op == "call_module" or isinstance(node.target, WholeMethod):
+        name = node.target if node.op == "call_module" else node.meta["layer"].name
+        prefix = f"{name}." if name else ""
         found |= {name for full, name in canonical.items() if full.startswith(prefix)}
     return frozenset(found)
 
@@ -98,19 +105,14 @@ def _principal(group: Sequence[fx.Node]) -> fx.Node:
     return next(itertools.chain(modules, computations, group))
 
 
-def _graph_input(node: fx.Node, cuts: Cuts) -> GraphInput:
-    requires_grad = observation(node).requires_grad
-    return GraphInput(_value(node, cuts), requires_grad, cuts.stays(node.name, requires_grad))
-
-
 def _value(node: fx.Node, cuts: Cuts) -> Value:
     seen = observation(node)
-    dims = cuts.batch_dims[node.name], cuts.vertex_dims[node.name]
+    columns = zip(seen.shapes, seen.dtypes, cuts.batch_dims[node.name], strict=True)
     return Value(
         node.name,
         tuple(
-            TensorSpec(shape, str(dtype).removeprefix("torch."), *dim)
-            for shape, dtype, *dim in zip(seen.shapes, seen.dtypes, *dims, strict=True)
+            TensorSpec(shape, str(dtype).removeprefix("torch."), dim)
+            for shape, dtype, dim in columns
         ),
         cuts.variations[node.name],
     )

@@ -1,19 +1,23 @@
-"""How every value of a traced graph goes with the samples of a micro-batch, or with vertices.
-
-Both are told from what a value is at two numbers of samples.
+"""How every value of a traced graph goes with the samples of a micro-batch, and where these meet.
 
 Where stages take micro-batches of different sizes, values are cut and joined between them. Shapes
 alone do not tell how: ``arange(batch_size)`` grows with the samples, but its second half is not
 what the second half of the samples would make of it. So what a value *depends on* is followed
-through the graph, and numbers are compared at two numbers of samples. A model that is called with
-one graph has vertices in the place of samples: there rows of a value are told by their number, as
-each may depend on all vertices anyway.
+through the graph, and numbers are compared at two numbers of samples.
+
+Likewise whether samples meet. To run a few samples and to compare tells less: that a batch has no
+padding, or only samples of one length, hides what the next one shows. A tensor without a dimension
+that grows with the samples, computed from one that has such, holds all of them (a sum, the longest
+length); so does all that is computed from it. Samples meet in all pairs of them, too, and in
+functions that look along their dimension. And where a number is read out of the data, nobody knows
+what Python does with it. Whether samples that are put into another order meet there is not known
+here, nor what extensions and modules that stay whole do: that has to be tried.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +25,16 @@ import torch
 from torch import fx
 
 from lightning_gpp.capture.operators.observe import Observation
-from lightning_gpp.capture.values.samples import GraphInputs, Sample
-from lightning_gpp.capture.values.structure import LOOK_UPS
+from lightning_gpp.capture.tracing.keep_whole import is_of_library, only_raises
+from lightning_gpp.capture.tracing.trace import SELECTORS, SIZES, closure, rebuild
+from lightning_gpp.capture.values.samples import Sample
+from lightning_gpp.capture.values.structure import LOOK_UPS, leaves_of
 from lightning_gpp.graph import Variation
 
 _SAMPLES, _SAME = Variation.SAMPLES, Variation.SAME
 _COUNT, _WHOLE = Variation.COUNT, Variation.WHOLE
 
-_SHAPES = frozenset({"size", "dim", "numel", "ndimension", "__len__", "shape", "ndim", "dtype"})
+_SHAPES = SIZES | {"dim", "ndimension", "ndim", "dtype"}
 """Methods and attributes that tell of a tensor's shape and not of its contents."""
 
 _FILLED = frozenset(
@@ -39,12 +45,49 @@ _FILLED = frozenset(
 _ORDERS = frozenset({"argsort", "sort", "msort"})
 """Functions that return places among the entries of a dimension."""
 
-_SELECT = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
+_SELECT = SELECTORS | {"_pack_padded_sequence"}
 """Functions that return as many rows as the data say."""
+
+_READ = frozenset({"item", "tolist", "bincount", "unique", "unique_consecutive", "_unique2"})
+"""Functions that give Python a number out of the data, or as many entries as they say."""
+
+_BY_SHAPE = frozenset(
+    {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
+    | {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
+)
+"""Functions that look at the shape and the type of their first argument only."""
+
+_BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
+"""Those that look at shapes and types only, but of the first argument."""
+
+_ALONG = frozenset({"roll", "flip", "diff", "softmax", "log_softmax", "logcumsumexp"}) | {
+    *("cumsum", "cumprod", "cummax", "cummin")
+}
+"""Functions whose entries look at others along the dimensions that they are given."""
 
 _LINEAR: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv}
 )
+
+_Dims = tuple[int | None, ...]
+_Rows = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What is known of a value's tensors.
+
+    Attributes:
+        has_samples: whether their entries are of samples.
+        met: where samples met that all of it depends on.
+        rows: lengths of dimensions that the data decide, with both numbers of samples.
+        is_per_sample: whether each has a dimension of the samples.
+    """
+
+    has_samples: bool = False
+    met: str | None = None
+    rows: _Rows = frozenset()
+    is_per_sample: bool = False
 
 
 @dataclass(slots=True)
@@ -54,22 +97,33 @@ class _Walk:
     Attributes:
         seen: what every node did with the first sample.
         others: with a second one; None where there is none of another size.
-        ratio: samples of the second over samples of the first.
-        batched: whether all tensors of a value have a dimension of the samples.
-        by_vertex: whether all have one of the vertices of the one graph that is given.
-        ways: what was found so far.
+        num: samples of the first.
+        other_num: samples of the second.
+        of_graphs: whether samples are graphs, which have any number of nodes.
+        batch_dims: of what was found so far, the dimension of the samples of every tensor.
+        ways: likewise how it goes with the samples.
         shapes: nodes that are tuples of sizes, of which single ones may be looked up.
+        followed: likewise where samples met.
+        decision: why nobody knows what is computed from them; None where nothing is read.
     """
 
     seen: Mapping[fx.Node, Observation]
     others: Mapping[fx.Node, Observation] | None
-    ratio: float
-    batched: Mapping[str, bool]
-    by_vertex: Mapping[str, bool]
+    num: int
+    other_num: int
+    of_graphs: bool
+    batch_dims: dict[fx.Node, _Dims] = field(default_factory=dict)
     ways: dict[fx.Node, Variation] = field(default_factory=dict)
     shapes: set[fx.Node] = field(default_factory=set)
+    followed: dict[fx.Node, _Followed] = field(default_factory=dict)
+    decision: str | None = None
 
     def visit(self, node: fx.Node) -> None:
+        shapes = self._shapes(node)
+        self.batch_dims[node] = tuple(
+            next((dim for dim, pair in enumerate(pairs) if self._grows(*pair)), None)
+            for pairs in shapes
+        )
         reads = [self.ways[arg] for arg in node.all_input_nodes]
         if node.op == "placeholder":
             way = self._of_argument(node)
@@ -78,57 +132,76 @@ class _Walk:
         else:
             has_tensors = self.seen[node].has_tensors
             way = (self._of_tensors if has_tensors else self._of_plain)(node, reads)
-        self.ways[node] = way
-        if not self.seen[node].changed or way is _SAME:
+        self.ways[node], self.followed[node] = way, self._follow(node, shapes)
+        if not self.seen[node].changed:
             return
-        for (
-            earlier
-        ) in self.ways:  # what it changes in place depends on all that it reads from now on
+        for earlier in self.ways:  # what it changes depends on all that it reads from now on
             if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
-                whole = not self.batched[earlier.name]
-                self.ways[earlier] = self._otherwise(earlier) if whole else way
+                if way is not _SAME:
+                    self.ways[earlier] = way if self._is_batched(earlier) else _WHOLE
+                if self.followed[node].has_samples:
+                    known, met = self.followed[earlier], self.followed[node].met
+                    self.followed[earlier] = _Followed(
+                        True, known.met or met, known.rows, known.is_per_sample
+                    )
+
+    def _shapes(self, node: fx.Node) -> list[list[tuple[int, int]]]:
+        """Of every tensor in a value the sizes of each dimension with both numbers of samples."""
+        shapes = self.seen[node].shapes
+        twins = shapes if self.others is None else self.others[node].shapes
+        if len(twins) != len(shapes):  # at random
+            twins = shapes
+        return [list(zip(*both)) for both in zip(shapes, twins)]
+
+    def _grows(self, size: int, twin: int) -> bool:
+        return size != twin and size * self.other_num == twin * self.num
+
+    def _goes(self, size: int, twin: int) -> bool:
+        return size != twin if self.of_graphs else self._grows(size, twin)
+
+    def _is_batched(self, node: fx.Node) -> bool:
+        """Whether all tensors of a value have a dimension of the samples."""
+        dims = self.batch_dims[node]
+        return bool(dims) and None not in dims
 
     def _of_argument(self, node: fx.Node) -> Variation:
-        if self.batched[node.name]:
+        if self._is_batched(node):
             return _SAMPLES
         # Without a second number of samples nobody knows: they may be in another dimension. One
         # that changed with them otherwise (the nodes of a batch of graphs) holds all of them.
         if self.others is None or self.others[node].shapes != self.seen[node].shapes:
-            return self._otherwise(node)
+            return _WHOLE
         return _SAME
 
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
-        name = getattr(node.target, "__name__", str(node.target))
-        if self._selects(node, name) or self._is_among_samples(node, name):
+        if self._selects(node) or self._is_among_samples(node):
             return _WHOLE
         if _SAMPLES in reads:
             return _SAMPLES
-        filled = name in _FILLED
-        return _SAMPLES if filled and self.batched[node.name] else self._otherwise(node)
+        return _SAMPLES if _name(node) in _FILLED and self._is_batched(node) else _WHOLE
 
-    def _is_among_samples(self, node: fx.Node, name: str) -> bool:
+    def _is_among_samples(self, node: fx.Node) -> bool:
         """Whether entries are places among the samples, or of pairs of them."""
-        if self.others is None or not self.batched[node.name]:
+        if self.others is None or not self._is_batched(node):
             return False
         (shape, *_), (other, *_) = self.seen[node].shapes, self.others[node].shapes
-        grown = [size != twin and size * self.ratio == twin for size, twin in zip(shape, other)]
+        grown, name = list(map(self._grows, shape, other)), _name(node)
         if name in _ORDERS:
             given = dict(enumerate(node.args)) | node.kwargs
             dim = given.get("dim", given.get(1, 0 if name == "msort" else -1))
             return isinstance(dim, int) and grown[dim]
         return sum(grown) > 1
 
-    def _selects(self, node: fx.Node, name: str) -> bool:
+    def _selects(self, node: fx.Node) -> bool:
         """Whether there are as many rows as the data say, though maybe not with these data."""
-        if name == "repeat_interleave":
-            return len(node.all_input_nodes) > 1
+        name, num_read = _name(node), len(node.all_input_nodes)
         by_mask = name in ("getitem", "__getitem__") and any(
             torch.bool in self.seen[arg].dtypes for arg in node.all_input_nodes[1:]
         )
-        return by_mask or name in _SELECT
-
-    def _otherwise(self, node: fx.Node) -> Variation:
-        return Variation.VERTICES if self.by_vertex[node.name] else _WHOLE
+        by_number = (name == "repeat_interleave" and num_read > 1) or (
+            name == "where" and num_read == 1
+        )
+        return by_mask or by_number or name in _SELECT
 
     def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if tells_shape(node):
@@ -146,32 +219,92 @@ class _Walk:
         if type(first) is type(second) and first == second:
             return equal
         is_number = isinstance(first, int | float) and not isinstance(first, bool)
-        return _COUNT if is_number and first * self.ratio == second else _WHOLE
+        return _COUNT if is_number and first * self.other_num == second * self.num else _WHOLE
+
+    # Where samples meet ----------------------------------------------------------------------
+
+    def _follow(self, node: fx.Node, shapes: Sequence[Sequence[tuple[int, int]]]) -> _Followed:
+        name = _name(node)
+        grown = [any(self._goes(*pair) for pair in pairs) for pairs in shapes]
+        if node.op == "placeholder" or self.others is None:
+            return _Followed(any(grown), is_per_sample=all(grown))
+        read = [arg for arg in node.all_input_nodes if self.seen[arg].has_tensors]
+        read = read[:1] if name in _BY_FIRST else read[1:] if name in _BY_SHAPE else read
+        operands = [self.followed[arg] for arg in read]
+        if not any(item.has_samples for item in operands):
+            operands = []
+        elif self.decision is None and self._is_read(node, operands):
+            self.decision = f"{node.meta['location']} reads a number out of the data ({name})"
+        met = next((item.met for item in operands if item.met), None)
+        rows = _Rows().union(*(item.rows for item in operands))
+        of_data = bool(operands) and self._selects(node)
+        if of_data:
+            rows |= {pair for pairs in shapes for pair in pairs if pair[0] != pair[1]}
+        is_only_handed_on = node.target is rebuild or (
+            node.target in LOOK_UPS and not self.seen[node.args[0]].is_tensor  # type: ignore[index]
+        )
+        for pairs, has_grown, dtype in zip(shapes, grown, self.seen[node].dtypes):
+            if name == "randperm" and has_grown:
+                met = f"{node.meta['location']} draws an order of the samples (randperm)"
+            if not operands or is_only_handed_on or of_data:
+                continue
+            is_part = node.op == "call_module" and not self.seen[node].is_tensor
+            if is_part and not dtype.is_floating_point:  # lengths of a packed sequence
+                continue
+            if not (has_grown or rows.intersection(pairs)) or self._mixes(node, pairs):
+                met = met or f"{node.meta['location']} brings samples together ({name})"
+        rows &= {pair for pairs in shapes for pair in pairs}
+        is_number = not shapes and not self.seen[node].changed  # of sizes, or a decision
+        return _Followed(bool(operands) and not is_number, met, rows, all(grown))
+
+    def _mixes(self, node: fx.Node, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Whether a result that keeps the dimension of the samples has entries of several."""
+        dims = [dim for dim, pair in enumerate(pairs) if self._goes(*pair)]
+        if self.of_graphs or len(dims) > 1:  # pairs of samples
+            return not self.of_graphs
+        name = _name(node)
+        numbers = [each for each in leaves_of([node.args, node.kwargs]) if type(each) is int]
+        along = numbers[name == "roll" : None if name in ("roll", "flip") else 1]
+        return name in _ALONG and any(dim % len(pairs) in dims for dim in along or numbers or (-1,))
+
+    def _is_read(self, node: fx.Node, operands: Sequence[_Followed]) -> bool:
+        """Whether Python knows something of the data from then on."""
+        name = _name(node)
+        if _is_in_vain(node):
+            return False
+        if name in _READ or (name in SIZES and operands[0].rows):
+            return True
+        given = leaves_of([node.args[1:], node.kwargs])
+        bounds = (part for s in given if isinstance(s, slice) for part in (s.start, s.stop, s.step))
+        if any(isinstance(b, fx.Node) and self.followed[b].has_samples for b in bounds):
+            return True
+        if name == "_pad_packed_sequence":  # to the longest, or to a length that is given
+            lengths, longest = node.args[1], node.args[4]
+            start = [longest] if isinstance(longest, fx.Node) else []
+            return lengths in closure(start, lambda each: each.all_input_nodes)
+        numbers = (isinstance(each, fx.Node) or each > 0 for each in given)
+        return name == "one_hot" and not any(numbers)
 
 
-def variations(
-    nodes: Sequence[fx.Node],
-    seen: Mapping[fx.Node, Observation],
-    others: Mapping[fx.Node, Observation] | None,
-    ratio: float,
-    batch_dims: Mapping[str, tuple[int | None, ...]],
-    vertex_dims: Mapping[str, tuple[int | None, ...]],
-) -> dict[str, Variation]:
-    """How the value of every node goes with the samples.
+def reads_data(node: fx.Node) -> bool:
+    """Whether a node gives Python a number out of the arguments, as far as its name tells."""
+    if _name(node) not in _READ or _is_in_vain(node):
+        return False
+    return any(each.op == "placeholder" for each in closure([node], lambda n: n.all_input_nodes))
 
-    Args:
-        nodes: in the order in which they run, the output left out.
-        seen: what every node did.
-        others: what they did with another number of samples; None where there was none.
-        ratio: of these numbers, the other's over the first's.
-        batch_dims: value name -> dimension of the samples for each of its tensors.
-        vertex_dims: value name -> dimension of the vertices for each.
-    """
-    others = others if ratio != 1 else None
-    walk = _Walk(seen, others, ratio, _all_have(batch_dims), _all_have(vertex_dims))
-    for node in nodes:
-        walk.visit(node)
-    return {node.name: way for node, way in walk.ways.items()}
+
+def _is_in_vain(node: fx.Node) -> bool:
+    """Whether what Python learns from a node is not what a result is computed from."""
+    location = node.meta["location"]
+    return only_raises(location) or is_of_library(location)
+
+
+def _name(node: fx.Node) -> str:
+    """Of the function, method or attribute that a node calls."""
+    if node.op == "call_module":
+        return f"module {node.target}"
+    name = node.args[1] if node.target is getattr else getattr(node.target, "__name__", None)
+    return str(name or node.target)
 
 
 def tells_shape(node: fx.Node) -> bool:
@@ -181,27 +314,22 @@ def tells_shape(node: fx.Node) -> bool:
     return (node.target is getattr and node.args[1] in _SHAPES) or node.target is len
 
 
-def _all_have(dims: Mapping[str, tuple[int | None, ...]]) -> dict[str, bool]:
-    return {name: bool(found) and None not in found for name, found in dims.items()}
-
-
-_Dims = tuple[int | None, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How values can be cut, all by the name of the value.
 
     Attributes:
         batch_dims: dimension of the samples of each tensor in a value.
-        vertex_dims: dimension of the vertices of each, where the model is called with one graph.
-        variations: how a value goes with the samples or vertices.
+        variations: how a value goes with the samples.
+        met: where samples met that a value depends on, and whether it has entries of each.
+        decision: why nobody knows what is computed from them; None where nothing is read.
         one_graph: whether the model is called with one graph, and not with a batch of them.
     """
 
     batch_dims: Mapping[str, _Dims] = field(default_factory=dict)
-    vertex_dims: Mapping[str, _Dims] = field(default_factory=dict)
     variations: Mapping[str, Variation] = field(default_factory=dict)
+    met: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    decision: str | None = None
     one_graph: bool = False
 
     @classmethod
@@ -220,32 +348,20 @@ class Cuts:
             others: what they did with a second one; None where there is none.
             second: the second one.
         """
-        graphs, num = sample.graphs, sample.num_samples
-        other_num, vertices = second.num_samples if second else num, None
-        one_graph = graphs is not None and not graphs.is_batch
-        if graphs is not None and one_graph and second is not None:
-            found = GraphInputs.find(second.tensors)
-            vertices = None if found is None else (graphs.num_nodes, found.num_nodes)
-        batch_dims, vertex_dims = dict[str, _Dims](), dict[str, _Dims]()
-        for node, one in seen.items():
-            shapes, others_shapes = one.shapes, (others or seen)[node].shapes
-            if len(shapes) != len(others_shapes):  # at random
-                others_shapes = shapes
-            pairs = [list(zip(*each)) for each in zip(shapes, others_shapes, strict=True)]
-            batch_dims[node.name] = tuple(
-                _first(size != twin and size * other_num == twin * num for size, twin in pair)
-                for pair in pairs
-            )
-            vertex_dims[node.name] = tuple(_first(sizes == vertices for sizes in p) for p in pairs)
-        ways = variations(list(seen), seen, others, other_num / num, batch_dims, vertex_dims)
-        return cls(batch_dims, vertex_dims, ways, one_graph)
+        num, other_num = sample.num_samples, (second or sample).num_samples
+        others, graphs = others if num != other_num else None, sample.graphs
+        walk = _Walk(seen, others, num, other_num, graphs is not None)
+        for node in seen:
+            walk.visit(node)
+        return cls(
+            {node.name: dims for node, dims in walk.batch_dims.items()},
+            {node.name: way for node, way in walk.ways.items()},
+            {n.name: (f.met, f.is_per_sample) for n, f in walk.followed.items() if f.met},
+            walk.decision,
+            graphs is not None and not graphs.is_batch,
+        )
 
     def stays(self, name: str, requires_grad: bool) -> bool:
         """Whether all calls are expected to bring the same for an input."""
         same = self.one_graph or self.variations[name] is Variation.SAME
         return same and not requires_grad
-
-
-def _first(holds: Iterable[bool]) -> int | None:
-    """The first dimension for which something holds."""
-    return next((dim for dim, found in enumerate(holds) if found), None)

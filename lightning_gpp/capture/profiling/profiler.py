@@ -5,34 +5,32 @@ layers seem to differ by what the machine did meanwhile, and a planner would cut
 differences tell it to. Every operator runs once, forward and untimed, since what a module computes
 is not all in its settings: operators that make the same calls, but keep other numbers of bytes or
 need other numbers of floating-point operations, do not do the same work. Of those that do, the
-first few are timed. At other micro-batch sizes the rest do not run at all: values of the same
-shapes stand in for theirs.
+first is timed. At other micro-batch sizes the rest do not run at all: values of the same shapes
+stand in for theirs.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text, module_content
 from lightning_gpp.capture.operators.observe import function_name
-from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.values.placed import on_device
-from lightning_gpp.capture.values.samples import Sample, first_sample, resized
-from lightning_gpp.capture.values.structure import leaves_of
-from lightning_gpp.common.torch_device import device_name
+from lightning_gpp.capture.values.samples import Sample, first_sample
+from lightning_gpp.capture.values.structure import leaves_of, map_tensors, tensors_of
+from lightning_gpp.common.torch_device import device_name, synchronize
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import OpNode
 
@@ -44,6 +42,15 @@ NUM_SIZES = 3
 
 REPEATS = 3
 """Measured runs of an operator, at least."""
+
+MOST_REPEATS = 9
+"""Measured runs of an operator whose times do not settle (a loaded machine)."""
+
+STABLE_SPREAD = 0.2
+"""Times have settled when their middle half lies within this part of their median."""
+
+LEAST_PART = 0.1
+"""Of the time of a backward at least this part is the operator's own."""
 
 _logger = logging.getLogger(__name__)
 
@@ -65,8 +72,7 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
-    Operators that do the same work share the repeats: at most ``repeats`` of
-    them are timed, and the median of theirs is what all of them cost. When all sizes are done, each
+    Of operators that do the same work the first is timed. When all sizes are done, each
     is measured again, since what else ran on the machine may have slowed many operators of one; the
     quicker time counts.
     Saved activations are counted by storage, parameters left out; floating-point operations by
@@ -89,8 +95,11 @@ def profile_costs(
     work = _SharedWork(probes, deadline_s)
 
     def profile(other: int, repeats: int) -> Profile:
-        inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
-        return work.profile(inputs, other, repeats)
+        of_size = sample
+        if other != size:
+            rows = torch.arange(other) % size
+            of_size = sample.of(rows) if sample.graphs is None else sample.twice()
+        return work.profile(of_size.tensors, other, repeats)
 
     profiles: list[Profile] = []
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
@@ -153,12 +162,8 @@ def _quicker(one: Profile, other: Profile) -> Profile:
     return replace(one, operators=operators)
 
 
-_Timed = list[tuple[OpProfile, list[Any]]]
-"""The costs of operators that do the same work, and the values that they made."""
-
-
 class _SharedWork:
-    """Measures operators as often as it is asked to.
+    """Measures operators as often as it is asked to; those that do the same work once for all.
 
     Args:
         probes: of all operators of a model, in the order in which they run.
@@ -168,7 +173,6 @@ class _SharedWork:
     def __init__(self, probes: Sequence[OperatorProbe], deadline_s: float) -> None:
         self._probes, self._deadline_s = probes, deadline_s
         self._works = {each.name: work_of(each.operator, each.captured) for each in probes}
-        self._num_alike = Counter(self._works.values())
         # by the name of an operator: equal for those that do the same work, found when they ran
         self._groups: dict[str, Hashable] = {}
 
@@ -178,46 +182,42 @@ class _SharedWork:
         Args:
             tensors: the inputs of the model.
             size: samples that they stand for.
-            repeats: least measured runs of an operator, which those that do the same work share.
+            repeats: least measured runs of an operator.
         """
         values: dict[str, Any] = {}
         for name, tensor in tensors.items():
             values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        timed: dict[Hashable, _Timed] = {}
+        timed: dict[Hashable, tuple[OpProfile, Sequence[Any]]] = {}
         for probe in self._probes:
-            buffers = map(probe.captured.module.get_buffer, probe.stage.buffer_names)
-            with on_device([*probe.parameters, *buffers], probe.device):
-                results = self._run(probe, values, timed, repeats)
+            results = timed.get(self._groups.get(probe.name), (None, [None]))[1]
+            if not all(map(_may_stand_in, leaves_of(results))):
+                buffers = map(probe.captured.module.get_buffer, probe.stage.buffer_names)
+                with on_device([*probe.parameters, *buffers], probe.device):
+                    results = self._run(probe, values, timed, repeats)
             values |= zip(probe.outputs, results, strict=True)
-        found = {group: _middle([cost for cost, _ in timed[group]]) for group in timed}
-        costs = {probe.name: found[self._groups[probe.name]] for probe in self._probes}
+        costs = {probe.name: timed[self._groups[probe.name]][0] for probe in self._probes}
         return Profile(costs, float(size), device_name(next(iter(tensors.values())).device))
 
     def _run(
         self,
         probe: OperatorProbe,
         values: Mapping[str, Any],
-        timed: dict[Hashable, _Timed],
+        timed: dict[Hashable, tuple[OpProfile, Sequence[Any]]],
         repeats: int,
     ) -> Sequence[Any]:
-        """Times an operator, or not; returns the values that it makes."""
-        group, work = self._groups.get(probe.name), self._works[probe.name]
-        members = timed.get(group, [])
-        if len(members) >= repeats and all(map(_may_stand_in, leaves_of(members[0][1]))):
-            return members[0][1]
-        seen = members[0][0] if 0 < len(members) < repeats else probe.look(values)
-        if group is None:
-            read = [values[name] for name in probe.stage.inputs]
-            forms = tuple(map(_form, leaves_of([read, list(probe.results.values())])))
-            group = work, seen.activation_bytes, seen.forward_flops, forms
-            self._groups[probe.name] = group
-        members = timed.setdefault(group, [])
-        if len(members) < repeats:
-            least = math.ceil(repeats / self._num_alike[work])
-            cost = probe.measure(values, least, self._deadline_s)
+        """Times an operator that is the first of its group; returns the values that it makes."""
+        seen = probe.look(values)
+        results = list(probe.results.values())
+        read = [values[name] for name in probe.stage.inputs]
+        forms = tuple(map(_form, leaves_of([read, results])))
+        works = self._works[probe.name], seen.activation_bytes, seen.forward_flops, forms
+        group = self._groups.setdefault(probe.name, works)
+        if group not in timed:
+            cost = probe.measure(values, repeats, self._deadline_s)
             cost = replace(seen, forward_s=cost.forward_s, backward_s=cost.backward_s)
-            members.append((cost, list(probe.results.values())))
-        return list(probe.results.values())
+            results = list(probe.results.values())
+            timed[group] = cost, results
+        return results
 
 
 def _form(leaf: Any) -> Hashable:
@@ -231,33 +231,173 @@ def _may_stand_in(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
 
 
-def _middle(costs: Sequence[OpProfile]) -> OpProfile:
-    """The costs of operators that do the same work: the median of theirs."""
-    return replace(
-        costs[0],
-        forward_s=statistics.median(each.forward_s for each in costs),
-        backward_s=statistics.median(each.backward_s for each in costs),
-    )
-
-
 def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
-    """Equal for operators that do the same work.
-
-    They make the same calls with the same settings, on inputs and parameters of the same shapes.
-    """
-    graph, module = captured.graph, captured.module
-    given = {item.value.name: item.requires_grad for item in graph.inputs}
-    read = tuple((graph.values[name].tensors, given.get(name)) for name in operator.inputs)
-    parameters = [module.get_parameter(name) for name in operator.parameters]
+    """Equal for operators that make the same calls with the same settings."""
+    parameters = [captured.module.get_parameter(name) for name in operator.parameters]
     held = tuple((tuple(p.shape), str(p.dtype), p.requires_grad) for p in parameters)
-    calls, numbers = list[str](), dict[str, int]()
+    calls, numbers = list[str](), dict[fx.Node, int]()
+
+    def numbered(node: fx.Node) -> str:
+        return f"%{numbers.setdefault(node, len(numbers))}"
+
     for node in captured.nodes(operator.name):
-        called = f"{node.op} {function_name(node)}"
+        called = function_name(node)
         if node.op == "call_module":
-            called = module_content(module.get_submodule(str(node.target)))
-        calls.append(f"{called} %{node.name} {constant_text([node.args, node.kwargs])}")
+            called = module_content(captured.module.get_submodule(str(node.target)))
+        given = fx.node.map_arg([node, node.args, node.kwargs], numbered)
+        calls.append(f"{called} {constant_text(given)}")
+    return tuple(calls), held
 
-    def numbered(match: re.Match[str]) -> str:
-        return f"%{numbers.setdefault(match[0], len(numbers))}"
 
-    return re.sub(r"%\w+", numbered, "\n".join(calls)), read, held
+# One operator ------------------------------------------------------------------------------------
+
+
+class OperatorProbe:
+    """Runs one operator on given values, as often as its times need to settle.
+
+    Args:
+        captured: the model.
+        operator: the operator.
+        device: where its values are.
+        stage: what runs it as a :class:`~lightning_gpp.capture.StageModule` does; by default the
+            operator on a whole micro-batch.
+
+    Attributes:
+        results: the values that it made in its last run.
+    """
+
+    def __init__(
+        self, captured: CapturedModel, operator: OpNode, device: torch.device, stage: Any = None
+    ) -> None:
+        self.captured, self.operator, self.device = captured, operator, device
+        self.name, self.training = operator.name, captured.module.training
+        self.outputs = tuple(value.name for value in operator.outputs)
+        self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
+        self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
+        self.results: dict[str, Any] = {}
+
+    def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
+        """Seconds of the operator; what :meth:`look` tells is not in the profile.
+
+        The run that warms up leaves gradients of the parameters, to which the others add theirs, as
+        every micro-batch but the first does: with small ones that is a good part of a backward.
+
+        Args:
+            values: value name -> value; has its inputs.
+            repeats: least measured runs.
+            deadline_s: on the monotonic clock; past it a single run has to do.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None  # rollback puts it back
+        runs = [self._run(values)]
+        if time.monotonic() < deadline_s:
+            runs = [self._run(values)]  # the first one warmed up
+        while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
+            if time.monotonic() > deadline_s:
+                break
+            runs.append(self._run(values))
+        for parameter in self.parameters:
+            parameter.grad = None  # those of all operators together are the whole model's
+        return OpProfile(
+            statistics.median(run.forward_s for run in runs),
+            statistics.median(run.backward_s for run in runs),
+        )
+
+    def look(self, values: Mapping[str, Any]) -> OpProfile:
+        """Runs the forward once, untimed; of the profile only bytes and operations are known.
+
+        Args:
+            values: value name -> value; has its inputs.
+        """
+        own = {_stored(parameter)[0] for parameter in self.parameters}
+        saved: dict[Any, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            key, size_bytes = _stored(tensor)
+            if key not in own:
+                saved[key] = size_bytes
+            return tensor.detach()  # an output that is saved would keep its own graph
+
+        counter, flops = FlopCounterMode(display=False), 0.0
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        try:
+            with counter, hooks:
+                self._forward(values)
+            flops = float(counter.get_total_flops())
+        except Exception as error:  # the counter looks into every call, and may not know one
+            saved.clear()
+            with hooks:
+                self._forward(values)
+            _logger.info("the flops of %s cannot be counted: %s", self.name, error)
+        return OpProfile(0.0, activation_bytes=sum(saved.values()), forward_flops=flops)
+
+    def _forward(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], float]:
+        """What the operator makes, and seconds; its results are kept without their graph."""
+        inputs = map_tensors([values[name] for name in self.stage.inputs], _detached_copy)
+        start_s = self._now_s()
+        outputs = self.stage(inputs, training=self.training)
+        forward_s = self._now_s() - start_s
+        free = map_tensors(list(outputs), lambda t: t.detach().requires_grad_(t.requires_grad))
+        self.results = dict(zip(self.outputs, free, strict=True))
+        return outputs, forward_s
+
+    def _run(self, values: Mapping[str, Any]) -> OpProfile:
+        outputs, forward_s = self._forward(values)
+        roots = [tensor for tensor in tensors_of(outputs) if tensor.requires_grad]
+        if not roots:
+            return OpProfile(forward_s)
+        seeds = [torch.ones_like(root) for root in roots]
+        start_s = self._now_s()
+        try:
+            torch.autograd.backward(roots, seeds)
+        except RuntimeError as error:  # a gradient inside of the forward freed the graph
+            if self.training:
+                raise
+            _logger.info("%s has no backward in evaluation mode: %s", self.name, error)
+            return OpProfile(forward_s)
+        taken_s = self._now_s() - start_s
+        # A stage starts the engine once for all of its operators.
+        own_s = max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
+        return OpProfile(forward_s, own_s)
+
+    def _now_s(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+@cache
+def _engine_start_s(device: torch.device) -> float:
+    """Seconds of a backward through nothing but a view: what starting autograd's engine takes."""
+    times_s = []
+    for _ in range(20):
+        leaf = torch.zeros(1, device=device, requires_grad=True)
+        view, seed = leaf.view_as(leaf), torch.ones(1, device=device)
+        synchronize(device)
+        start_s = time.perf_counter()
+        torch.autograd.backward([view], [seed])
+        synchronize(device)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)
+
+
+def _has_settled(runs: Sequence[OpProfile]) -> bool:
+    """Whether the middle half of the times lies within a part of their median."""
+    times_s = [run.forward_s + run.backward_s for run in runs]
+    if len(times_s) < 2:
+        return True
+    low, median, high = statistics.quantiles(times_s, n=4, method="inclusive")
+    return high - low <= STABLE_SPREAD * median
+
+
+def _detached_copy(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    # a view of a leaf, so that the operator may change it in place
+    return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
+
+
+def _stored(tensor: Tensor) -> tuple[Any, int]:
+    """What tells the memory of a tensor from others', and its bytes."""
+    if tensor.layout is not torch.strided:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes()

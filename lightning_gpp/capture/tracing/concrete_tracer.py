@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from lightning_gpp.capture.tracing.recording import Recording, run_plain
 from lightning_gpp.capture.tracing.sizes import recorded, stand_ins
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
 from lightning_gpp.capture.values.arguments import Arguments, withhold
-from lightning_gpp.capture.values.structure import in_edges
 from lightning_gpp.common.instance_attribute import replaced
 
 # fmt: off
@@ -51,7 +49,6 @@ def trace_concretely(
     tensors: Mapping[str, Tensor],
     *,
     observer: Observer | None = None,
-    whole_methods: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Trace:
     """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
 
@@ -61,7 +58,6 @@ def trace_concretely(
         policy: which sub-modules stay whole.
         tensors: its inputs.
         observer: watches the calls of the forward.
-        whole_methods: methods of the module that stay one node each, and what such a node calls.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
@@ -69,6 +65,7 @@ def trace_concretely(
     """
     recording = Recording(module, observer or Observer(module))
     recorder = recording.recorder
+    recorder.opened = policy.opened
     inputs = {}
     for name, tensor in tensors.items():
         inputs[name] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -77,7 +74,7 @@ def trace_concretely(
         recording.add_input(name, inputs[name])
     args, kwargs = arguments.rebuild(inputs)
     try:
-        with _switched(), _CallTracer(module, policy, recording).patches(whole_methods):
+        with _switched(), _CallTracer(module, policy, recording).patches():
             result = module.forward(*args, **kwargs)
             recording.assigned_buffers(module)
         recorder.check_draws()
@@ -90,7 +87,7 @@ def trace_concretely(
             f"{describe(error)}, while it is traced with numbers that stand for those of any call"
         )
         raise KeepWholeError(f"{text}: {REMEDY}", scope) from error
-    return recording.finish(withhold(result))
+    return recording.finish(withhold(result)[0])
 
 
 class _CallTracer(TorchFunctionMode):
@@ -140,24 +137,23 @@ class _CallTracer(TorchFunctionMode):
             recorder.location = user_location()
             recorder.check_draws()
             recorder.enter(name)
-            with torch._C.DisableTorchFunction():
-                args, kwargs = in_edges(module, args, kwargs)
             result = self.recording.record("call_module", name, args, kwargs, run=module)
             recorder.allow_draws()
             return result
-        padding = _padding_of(module, args, kwargs)
-        with recorder.inside(recorder.scope if name is None else name):
-            if padding is None:
-                return original(module, *args, **kwargs)
-            encoder: Any = module
-            training = encoder.layers[0].training
-            with replaced([(encoder._modules, "norm", None)]):
-                output = original(encoder, *args, **kwargs)
-            cleared = self.recording.call(clear_padding, output, padding, training)
-            return cleared if encoder.norm is None else encoder.norm(cleared)
+        if name is None:  # it was made on the spot
+            return original(module, *args, **kwargs)
+        if _leaves_padding_away(module, args, kwargs):
+            raise KeepWholeError(
+                f"{user_location()} gives an nn.TransformerEncoder a padding mask, which does "
+                "something else with padding in evaluation: enable_nested_tensor=False makes its "
+                "layers operators of their own",
+                name,
+            )
+        with recorder.inside(name):
+            return original(module, *args, **kwargs)
 
     @contextmanager
-    def patches(self, whole_methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    def patches(self) -> Iterator[None]:
         """Calls are recorded while the body runs."""
         tracer, record = self, self.recording.call
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
@@ -166,17 +162,6 @@ class _CallTracer(TorchFunctionMode):
             if not is_recording():
                 return call(module, *args, **kwargs)
             return tracer._module_call(call, module, args, kwargs)
-
-        def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
-            """A leaf module whose class calls it in its own way is recorded with what that does."""
-
-            def leaf_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                name = tracer.recording.names.modules.get(id(module), "")
-                if name and is_recording() and tracer.policy.is_leaf(module, name):
-                    return tracer._module_call(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
-
-            return leaf_call
 
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
@@ -187,26 +172,20 @@ class _CallTracer(TorchFunctionMode):
             called = (function, *args)
             return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
-        kinds = {
-            kind
-            for module in self.module.modules()
-            for kind in type(module).__mro__
-            if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
-        }
-        own, script_call = vars(self.module), torch._C.ScriptFunction.__call__
+        script_call = torch._C.ScriptFunction.__call__
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             return (record if is_recording() else script_call)(function, *args, **kwargs)
 
         places: list[tuple[Any, str, Any]] = [
-            *((kind, "__call__", own_call(vars(kind)["__call__"])) for kind in kinds),
             (nn.Module, "__call__", module_call),
             (torch._C.ScriptFunction, "__call__", scripted),
             (torch.autograd.Function, "apply", classmethod(function_apply)),
             *stand_ins(self.module, record, is_recording),
             *(
-                (own, name, recorded(run, record, is_recording))
-                for name, run in whole_methods.items()
+                (vars(each.layer), each.method, recorded(each, record, is_recording))
+                for methods in self.policy.opened.values()
+                for each in methods
             ),
         ]
         with replaced(places), self:
@@ -260,42 +239,13 @@ def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     )
 
 
-# ``nn.TransformerEncoder`` without gradients ----------------------------------------------------
-#
 # With a padding mask, in eval mode and without gradients, torch's encoder goes over to nested
-# tensors, which leave padding away, and fills it with zeros after its last layer. With gradients
-# padded positions are computed like others. The captured layers are called one by one, so what the
-# detour does to the result is done by a node of its own; everything else about it is only faster.
-# Source: ``TransformerEncoder.forward`` of torch 2.13 (its conditions are repeated here).
+# tensors, which leave padding away, and fills it with zeros after its last layer.
 
 
-def clear_padding(output: Tensor, padding: Tensor, training: bool) -> Tensor:
-    """Node function: zeros at padded positions where torch's encoder would use nested tensors.
-
-    Args:
-        output: of the encoder's last layer.
-        padding: the key padding mask: ``True`` or ``-inf`` where a position is padding.
-        training: whether the layers are in training mode.
-
-    Shapes:
-        - output: ``(batch, length, features)``
-        - padding: ``(batch, length)``
-    """
-    is_slow = training or output.requires_grad or torch.is_autocast_enabled()
-    if is_slow or not torch.backends.mha.get_fastpath_enabled():
-        return output
-    is_padding = padding.bool()
-    if not torch._nested_tensor_from_mask_left_aligned(output, ~is_padding):
-        return output
-    return output.masked_fill(is_padding.unsqueeze(-1), 0.0)
-
-
-def _padding_of(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The padding mask of a call of an encoder that may use nested tensors; else None."""
+def _leaves_padding_away(encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
-        return None
+        return False
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
     given = dict(zip(names, args, strict=False)) | kwargs
-    if given.get("mask") is not None or given["src"].dim() != 3:
-        return None
-    return given.get("src_key_padding_mask")
+    return given.get("src_key_padding_mask") is not None

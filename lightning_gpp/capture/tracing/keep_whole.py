@@ -14,8 +14,8 @@ import functools
 import linecache
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,22 @@ _OPENED: tuple[type[nn.Module], ...] = (
 _SHOW = frozenset({"print", "debug", "info", "warning", "warning_once", "error", "warn"})
 
 
+class WholeMethod:
+    """Node function: a method of a module, which is not looked into while its caller is.
+
+    Args:
+        layer: the module.
+        method: name of the method.
+    """
+
+    def __init__(self, layer: nn.Module, method: str) -> None:
+        self.layer, self.method, self.__name__ = layer, method, method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method of the layer's class."""
+        return getattr(type(self.layer), self.method)(self.layer, *args, **kwargs)
+
+
 @dataclass(frozen=True, slots=True)
 class LeafPolicy:
     """Decides whether a module is a leaf.
@@ -45,10 +61,12 @@ class LeafPolicy:
     Attributes:
         types: further leaf types.
         names: further leaves by qualified name.
+        opened: modules that are none, by qualified name, and what stays whole in each.
     """
 
     types: tuple[type, ...] = ()
     names: frozenset[str] = frozenset()
+    opened: Mapping[str, Sequence[WholeMethod]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: nn.Module, leaf_modules: Sequence[type | str]) -> LeafPolicy:
@@ -75,7 +93,7 @@ class LeafPolicy:
             return True
         if module._compiled_call_impl is not None:  # so does ``module.compile()``
             return True
-        if isinstance(module, _OPENED):
+        if isinstance(module, _OPENED) or name in self.opened:
             return False
         package = f"{type(module).__module__}."
         if package.startswith(_GRAPH_LAYERS):
@@ -105,6 +123,14 @@ def host_state() -> Any:
         return random.getstate()
     kind, keys, *rest = numpy.random.get_state()
     return random.getstate(), kind, keys.tobytes(), tuple(rest)
+
+
+def is_of_library(location: str) -> bool:
+    """Whether ``file:line`` is of a library that decides by the data for purposes of its own.
+
+    Whether a mask masks anything, how many graphs there are: that changes nothing for a sample.
+    """
+    return any(f"/{package}/" in location for package in ("torch_geometric", "transformers"))
 
 
 @functools.cache

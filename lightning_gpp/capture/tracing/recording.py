@@ -18,9 +18,16 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.rollback import Generators
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises, only_shows
+from lightning_gpp.capture.tracing.keep_whole import (
+    KeepWholeError,
+    is_of_library,
+    only_raises,
+    only_shows,
+)
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
+    SELECTORS,
+    SIZES,
     Names,
     Recorder,
     Trace,
@@ -28,6 +35,7 @@ from lightning_gpp.capture.tracing.trace import (
     closure,
     guard,
     rebuild,
+    run_call,
 )
 from lightning_gpp.capture.values.placed import original
 from lightning_gpp.capture.values.structure import (
@@ -36,10 +44,8 @@ from lightning_gpp.capture.values.structure import (
     flatten,
     leaves_of,
     map_leaves,
-    refuse_matrix,
 )
 
-_SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _READS = frozenset({"item", "tolist"})
 _PIECES = frozenset(
@@ -47,12 +53,7 @@ _PIECES = frozenset(
     | {"unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "dsplit"}
 )
 """Calls whose result Python may take apart into as many pieces as there happen to be."""
-_SELECTORS = frozenset(
-    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
-    | {"repeat_interleave"}
-)
-"""Calls that return as much as the data say."""
-
+_SELECTORS = SELECTORS | {"bincount", "repeat_interleave"}
 
 _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 """Calls whose result computes out of sight."""
@@ -110,12 +111,12 @@ class Recording:
                 raise self._decides(node)
             self._node("call_function", guard, (node, value, on_data, location), {})
 
-    def _decides(self, node: fx.Node) -> KeepWholeError:
+    def _decides(self, node: fx.Node, what: str = "decides by {}") -> KeepWholeError:
         kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}
-        on_data = "placeholder" in kinds
+        on_data, location = "placeholder" in kinds, user_location()
         by_weights = bool(kinds & {"get_attr", "call_module"})
         by = "what is in the data" if on_data else "weights" if by_weights else "a random number"
-        text = f"{user_location()} decides by {by}: {REMEDY}"
+        text = f"{location} {what.format(by)}: {REMEDY}"
         return KeepWholeError(text, self.recorder.scope, on_data=on_data)
 
     def may_show(self, node: fx.Node) -> bool:
@@ -160,19 +161,17 @@ class Recording:
         is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
-            generators = Generators(self._device) if is_constant else None
+            generators = Generators(self._device)
             if run is None:  # a module may be false
-                run = functools.partial(_run, op, target)
+                run = functools.partial(run_call, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
-            if generators is not None:
-                is_constant = not generators.have_drawn()
+            draws = generators.have_drawn()
         selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
         is_arithmetic = name is None and op == "call_function"
         of_sizes = is_arithmetic and all(arg.meta["of_sizes"] for arg in node.all_input_nodes)
-        of_sizes = of_sizes or name in _SIZES or name in _PIECES
-        node.meta.update(
-            is_constant=is_constant, selected=selected, of_sizes=of_sizes and not selected
-        )
+        of_sizes = of_sizes or name in SIZES or name in _PIECES
+        is_constant, of_sizes = is_constant and not draws, of_sizes and not selected
+        node.meta.update(is_constant=is_constant, selected=selected, of_sizes=of_sizes, draws=draws)
         has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(result))
         if not node.all_input_nodes and not has_tensors and op != "call_module":
             self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
@@ -184,7 +183,7 @@ class Recording:
 
     def _traced(self, result: Any, node: fx.Node, name: str | None) -> Any:
         """``result`` with its tensors known, and with sizes that remember ``node``."""
-        if isinstance(result, torch.Size) and name in _SIZES:
+        if isinstance(result, torch.Size) and name in SIZES:
             sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
             return torch.Size(sizes)
         if (name in _PIECES or name == "tolist") and not node.meta["is_constant"]:
@@ -209,22 +208,21 @@ class Recording:
             if (name in _DECISIONS and is_data) or (isinstance(leaf, bool) and is_read):
                 self.guard(self._node_at(origin), leaf)
             if name in _ARRAYS and is_data:
-                raise self._frozen(name)
+                raise self._frozen(origin.node, name)
             return leaf
         if not is_data:
             return leaf
-        is_number = name is None or name in _SIZES | _READS or origin.path
+        is_number = name is None or name in SIZES | _READS or origin.path
         kind = TracedInt if isinstance(leaf, int) else TracedFloat
         if is_number and isinstance(leaf, int | float):
             return kind(self, self._node_at(origin), leaf)
-        raise self._frozen(name)
+        raise self._frozen(origin.node, name)
 
-    def _frozen(self, name: str | None) -> KeepWholeError:
-        return KeepWholeError(
-            f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
-            f"into the graph: {REMEDY}",
-            self.recorder.scope,
-        )
+    def _frozen(self, node: fx.Node, name: str | None) -> KeepWholeError:
+        what = f"reads a number out of a tensor ({name}), which would be frozen into the graph"
+        error = self._decides(node, what)
+        error.on_data &= not is_of_library(user_location())
+        return error
 
     def know(self, tensor: Tensor, origin: Origin) -> None:
         """Notes where a tensor comes from."""
@@ -266,7 +264,6 @@ class Recording:
                 self._named[name] = self._node("get_attr", name, (), {})
             return self._named[name]
         with torch._C.DisableTorchFunction():
-            refuse_matrix(tensor, user_location())
             is_computed = tensor.grad_fn is not None
         if is_computed:
             raise CaptureError(
@@ -313,13 +310,7 @@ class Origin(NamedTuple):
 
 def run_plain(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call on the values that the traced ones stand for."""
-    return _run(op, target, *_plain(args), **_plain(kwargs))
-
-
-def _run(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if op == "call_method":
-        return getattr(args[0], target)(*args[1:], **kwargs)
-    return target(*args, **kwargs)
+    return run_call(op, target, *_plain(args), **_plain(kwargs))
 
 
 def _plain(value: Any) -> Any:

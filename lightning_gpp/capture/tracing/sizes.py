@@ -15,8 +15,7 @@ import builtins
 import math
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable
-from functools import lru_cache
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -176,21 +175,25 @@ def stand_ins(
 
     instead = {id(function): of_math(function) for function in _MATH}
     instead |= {id(f): recorded(f, record, is_recording) for f in _library_functions()}
-    tables: dict[int, dict[Any, Any]] = {}
-    places: list[Place] = []
-    for part in module.modules():
-        space = getattr(part.forward, "__globals__", None)
-        if space is not None and id(space) not in tables:
-            tables[id(space)] = space
-            if "len" not in space and not space.get("__name__", "torch.").startswith("torch."):
-                places.append((space, "len", traced_len))
+    parts, places = list(module.modules()), list[Place]()
+    packages = {type(part).__module__.partition(".")[0] for part in parts} - {"torch"}
+    packages |= {"math", "torch_geometric"}
+    loaded = [each for name, each in [*sys.modules.items()] if name.partition(".")[0] in packages]
+    tables = {id(vars(each)): vars(each) for each in loaded if hasattr(each, "__dict__")}
+    spaces = [getattr(part.forward, "__globals__", {}) for part in parts]
+    for space in {id(each): each for each in spaces}.values():
+        tables[id(space)] = space
+        if "len" not in space and not space.get("__name__", "torch.").startswith("torch."):
+            places.append((space, "len", traced_len))
+    for part in parts:
         own = (each for each in (vars(part), *vars(part).values()) if type(each) is dict)
         tables |= {id(each): each for each in own}
-    found = [
-        *(p for p in _in_modules(len(sys.modules), frozenset(instead)) if p[0].get(p[1]) is p[2]),
-        *_holding(tables.values(), instead.keys()),
+    return places + [
+        (table, name, instead[id(value)])
+        for table in tables.values()
+        for name, value in [*table.items()]
+        if id(value) in instead
     ]
-    return places + [(space, name, instead[id(value)]) for space, name, value in found]
 
 
 def recorded(
@@ -216,29 +219,3 @@ def _library_functions() -> list[Callable[..., Any]]:
         and f"{value.__module__}.".startswith(_OWN_PACKAGES)
         and value.__name__ not in _ABOUT_TYPES
     ]
-
-
-def _holding(tables: Iterable[dict[Any, Any]], functions: Collection[int]) -> list[Place]:
-    """Where tables hold one of some functions, given by their ids."""
-    return [
-        (table, name, value)
-        for table in tables
-        for name, value in list(table.items())
-        if id(value) in functions
-    ]
-
-
-@lru_cache(maxsize=1)
-def _in_modules(num_loaded: int, functions: frozenset[int]) -> list[Place]:
-    """In the namespaces of loaded modules: looked for anew when more modules are loaded.
-
-    That takes 50 ms, and every layer of a graph network is traced by itself. A name that is bound
-    later in a module which was there already is missed, and the number of graphs is frozen then,
-    as the comparison with a second batch tells.
-    """
-    tables = {
-        id(vars(loaded)): vars(loaded)
-        for name, loaded in list(sys.modules.items())
-        if not name.startswith(("torch.", "lightning_gpp.")) and hasattr(loaded, "__dict__")
-    }
-    return _holding(tables.values(), functions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +26,11 @@ from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.common.torch_device import types_in_use
 
 T = TypeVar("T")
+
+SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
+"""Calls that tell how large a tensor is."""
+SELECTORS = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
+"""Calls that return as much as the data say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +83,18 @@ class Recorder:
     (the user's line), ``calls`` (the calls of modules that were running, outermost first),
     ``switches`` (the context managers under which the forward makes the call, with arguments), and
     what a value is: ``is_constant`` (no tensor of the user plays a part), ``selected`` (the data
-    decide how large it is), ``of_sizes`` (it is a number of sizes only).
+    decide how large it is), ``of_sizes`` (it is a number of sizes only), ``draws`` (random numbers
+    of torch). ``layer`` is the call of an opened layer around it, if there is one.
     """
 
-    autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
+    autocast: _Autocast = field(default_factory=lambda: autocast_state())
     attention: list[SDPBackend] = field(default_factory=_cur_sdpa_kernel_backends)
     host_state: Any = field(default_factory=host_state)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
     entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
     location: str = field(default_factory=user_location)
+    opened: Collection[str] = ()
 
     @property
     def scope(self) -> str:
@@ -145,20 +152,21 @@ class Recorder:
         """Fills in the node's ``meta``."""
         self.location = user_location()
         is_module = node.op == "call_module"
-        is_own_call = is_module and self.scope == node.target
         states = [state for state in autocast_state() if state not in self.autocast]
         switches: list[Switch] = [] if torch.is_grad_enabled() else [(torch.no_grad, ())]
-        switches += [(torch.autocast, tuple(state)) for state in states]
+        switches += [(torch.autocast, state) for state in states]
         kernels = _cur_sdpa_kernel_backends()
         may_attend = is_module or "attention" in getattr(node.target, "__name__", "")
         if kernels != self.attention and may_attend:
             switches.append((sdpa_kernel, (kernels,)))
         node.meta.update(
             scope=str(node.target) if is_module else self.scope,
-            calls=tuple(self.calls[:-1] if is_own_call else self.calls),
+            calls=tuple(self.calls),
             location=self.location,
             switches=switches,
-            **dict.fromkeys(("is_constant", "selected", "of_sizes"), False),  # for all one knows
+            layer=next((call for call in self.calls if call.name in self.opened), None),
+            # for all one knows
+            **dict.fromkeys(("is_constant", "selected", "of_sizes", "draws"), False),
         )
         return node
 
@@ -174,20 +182,22 @@ class Call(NamedTuple):
     number: int
 
 
-class DeviceAutocast(NamedTuple):
-    """The state of autocast on one type of device."""
-
-    device_type: str
-    dtype: torch.dtype
-    enabled: bool
+_Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 
-def autocast_state() -> tuple[DeviceAutocast, ...]:
-    """The state of autocast now."""
+def autocast_state() -> _Autocast:
+    """Of every type of device the type that autocast casts to, and whether it does."""
     return tuple(
-        DeviceAutocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
+        (name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
         for name in types_in_use()
     )
+
+
+def run_call(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method by its name, or anything else."""
+    if op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
 
 
 @contextmanager

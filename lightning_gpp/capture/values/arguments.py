@@ -10,19 +10,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import (
-    Step,
     Structure,
     flatten,
     is_opaque_graph,
     path_text,
 )
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class OtherFormError(ValueError):
@@ -75,6 +76,11 @@ class Arguments:
         names, frozen, dtypes = list[str | None](), dict[int, Any](), dict[str, torch.dtype]()
         for position, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
             if isinstance(leaf, Tensor):
+                if leaf.is_sparse or leaf.layout in _COMPRESSED:
+                    raise CaptureError(
+                        f"argument {path!r} is a sparse tensor, which cannot be cut: pass its "
+                        "indices and values (of an adjacency edge_index and edge_weight)"
+                    )
                 name = namer.placeholder(path).name
                 names.append(name)
                 dtypes[name] = leaf.dtype
@@ -130,36 +136,6 @@ class Arguments:
         """The leaves of a call, one per entry of :attr:`names`, and their structure."""
         return _flat(self.signature, args, kwargs, self.fills_defaults)
 
-    def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checks that no list has strings, or tensors of several lengths, of single samples.
-
-        Their number changes with the batch, while the graph has as many inputs as at capture.
-
-        Args:
-            tensors: of a whole call, by input name.
-
-        Raises:
-            CaptureError: a list has as many of them as another argument has rows.
-        """
-        leaves = self._leaves(tensors)
-        lists: dict[tuple[Step, ...], list[int]] = {}
-        for i, path in enumerate(self.structure.paths()):
-            if isinstance(path[-1].key, int):
-                lists.setdefault(path[:-1], []).append(i)
-        for places in lists.values():
-            items = [leaves[i] for i in places]
-            others = [leaf for i, leaf in enumerate(leaves) if i not in places]
-            is_text = all(isinstance(item, str | bytes) for item in items)
-            is_per_sample = len(items) > 1 and len(items) in _lengths(others)
-            if is_per_sample and (is_text or len(_lengths(items)) > 1):
-                raise CaptureError(
-                    f"argument {self.paths[places[0]]!r} is in a list of {len(items)}, one for "
-                    "each sample, so it is another one in every batch and cannot be captured. Make "
-                    "tensors of the list before forward is called, in the collate function or the "
-                    "step: numbers instead of text, rows padded to one length "
-                    "(torch.nn.utils.rnn.pad_sequence) with their lengths"
-                )
-
     def rebuild(self, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` for the forward from one value per graph input."""
         leaves = self._leaves(tensors)
@@ -194,11 +170,6 @@ def _tells_form(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, bool | str | Tensor)
 
 
-def _lengths(leaves: Sequence[Any]) -> set[int]:
-    """First dimensions of the tensors among some leaves."""
-    return {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
-
-
 def _signature(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Signature:
@@ -228,7 +199,7 @@ def _flat(
     bound = signature.bind(*args, **kwargs)
     if fills_defaults:
         bound.apply_defaults()
-    return flatten(dict(bound.arguments), opens_sparse=True)
+    return flatten(dict(bound.arguments))
 
 
 def _same(expected: Any, got: Any) -> bool:
@@ -246,75 +217,35 @@ def _same(expected: Any, got: Any) -> bool:
 #
 # ``transformers`` models return a key-value cache of all their layers, as long as
 # ``config.use_cache`` is true. Training does not read it, and bringing the tensors of every layer
-# to the last stage would cost more than all else. So a stand-in takes the place of such an object
-# in what forward returns; whoever does read it gets an error that says what to do.
+# to the last stage would cost more than all else. So None takes its place in what forward returns.
 
 
 _DEPTH = 4  # EncoderDecoderCache -> cache -> list of layers -> layer -> tensor
 
 
-class Withheld:
-    """Stands for an output that stays in the pipeline; no dataclass, as that would be a container.
-
-    Any use raises a RuntimeError; comparing, printing, copying and pickling work.
-    """
-
-    def __init__(self, kind: str, path: str) -> None:
-        self.__dict__["kind"], self.__dict__["path"] = kind, path
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that Python looks for: copy, pickle, numpy
-            raise AttributeError(name)
-        return self._refuse()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Withheld) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.path))
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} {self.path!r}, not handed out by the pipeline>"
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise RuntimeError(
-            f"the pipelined forward does not hand out its output {self.path!r}, a {self.kind}: an "
-            "object with tensors inside that is no container. Return its tensors from forward, in "
-            "a tuple, dict or dataclass. (A key-value cache of transformers is not for training: "
-            "set config.use_cache=False.)"
-        )
-
-    __bool__ = __len__ = __iter__ = __getitem__ = __call__ = _refuse
-
-
-def withhold(output: Any) -> Any:
-    """``output`` with a stand-in for every object that hides tensors.
+def withhold(output: Any) -> tuple[Any, list[str]]:
+    """``output`` with None for every object that hides tensors, and what these are.
 
     >>> from types import SimpleNamespace
     >>> import torch
     >>> withhold({"y": 1, "cache": SimpleNamespace(keys=torch.ones(1))})
-    {'y': 1, 'cache': <SimpleNamespace 'cache', not handed out by the pipeline>}
+    ({'y': 1, 'cache': None}, ['cache (SimpleNamespace)'])
     """
     leaves, structure = flatten(output)
-    hidden = {i for i, leaf in enumerate(leaves) if hides_tensors(leaf)}
+    paths = list(structure.paths())
+    hidden = [i for i, leaf in enumerate(leaves) if hides_tensors(leaf)]
     if not hidden:
-        return output
-    for i, path in enumerate(structure.paths()):
-        leaves[i] = (
-            Withheld(type(leaves[i]).__name__, path_text(path)) if i in hidden else leaves[i]
-        )
-    return structure.unflatten(leaves)
-
-
-def withheld_outputs(output: Any) -> list[Withheld]:
-    """The stand-ins in an output."""
-    return [leaf for leaf in flatten(output)[0] if isinstance(leaf, Withheld)]
+        return output, []
+    names = [f"{path_text(paths[i])} ({type(leaves[i]).__name__})" for i in hidden]
+    for i in hidden:
+        leaves[i] = None
+    return structure.unflatten(leaves), names
 
 
 def hides_tensors(value: Any, depth: int = _DEPTH) -> bool:
     """Whether tensors are reached through attributes and containers of a leaf."""
     numbers = (torch.SymInt, torch.SymFloat)  # of a trace
-    if isinstance(value, (Tensor, nn.Module, type, Withheld, *numbers)) or not depth:
+    if isinstance(value, (Tensor, nn.Module, type, *numbers)) or not depth:
         return False
     inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())
     items = inside.values() if isinstance(inside, Mapping) else inside

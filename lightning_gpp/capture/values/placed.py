@@ -2,10 +2,8 @@
 
 A model is captured on the device that it will run on, since there may be no other kernels for it;
 but the whole of it need not fit there. So a parameter comes to the device when code reads it as an
-attribute of its module (or iterates over ``parameters()``), as a copy that gradients flow through,
-and goes when nothing refers to that any more. What autograd saves for the backward waits in host
-memory: of a weight only where it is, so that the device has the weights and activations of the
-module that runs, and not those of the model (as FSDP does with ``CPUOffload``).
+attribute of its module, as a copy that gradients flow through, and goes when nothing refers to that
+any more. What autograd saves for the backward waits in host memory, as with FSDP's ``CPUOffload``.
 
 Buffers, which a forward may change, are on the device all the time, as are parameters that code
 can reach in another way: the flat list of ``nn.LSTM``, a list of the user's, TorchScript.
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,12 +24,14 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from lightning_gpp.capture.checks.check import parameter_state
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.checks.check import check_unchanged, parameter_state
+from lightning_gpp.capture.values.structure import flatten, tensors_of
 from lightning_gpp.common.instance_attribute import replaced
 from lightning_gpp.common.tensor_places import tensor_places
 
 _ORIGINAL = "_lightning_gpp_original"
+_BY_STORAGE = weakref.WeakValueDictionary[int, Tensor]()
+"""Copies of weights on a device."""
 
 
 def placed(value: Any, device: torch.device, staying: Container[int] = ()) -> Any:
@@ -99,124 +99,116 @@ def original(tensor: Tensor) -> Tensor:
     return found
 
 
+def source(tensor: Tensor) -> Tensor:
+    """The parameter whose copy's memory a tensor uses; the tensor itself if it uses none."""
+    if not _BY_STORAGE or tensor.layout is not torch.strided:
+        return tensor
+    copy = _BY_STORAGE.get(_storage(tensor))
+    return tensor if copy is None else original(copy)
+
+
 class HostWeights:
     """The weights of a module that runs on a device which they are not on.
 
     Args:
         module: whose; nothing happens to what is on the device.
         device: of the arguments; nothing happens at all if it is the CPU or ``meta``.
-
-    Attributes:
-        changed: names of the parameters that a forward changed while that was looked for.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
-        self.changed: set[str] = set()
-        self._read: dict[int, str] = {}  # names by the id of what is not there all the time
-        self._resident: dict[int, Tensor] = {}
-        self._copies: dict[int, weakref.ref[Tensor]] = {}  # by the id of the original
-        self._origins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}  # by the copy's storage
-        self._calls: list[dict[int, tuple[Tensor, str]]] | None = None
-        if device.type in ("cpu", "meta"):
-            return
-        known = _known_otherwise(module)
-        for place in tensor_places(module):
-            tensor = place.tensor
-            if tensor.device == device:
-                continue
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in known:
-                self._read.setdefault(id(tensor), place.name)
-            else:
-                self._resident[id(tensor)] = tensor
+        places = () if device.type in ("cpu", "meta") else tensor_places(module)
+        away = [place for place in places if place.tensor.device != device]
+        otherwise = _known_otherwise(module) if away else ()
+        self._names = {
+            id(place.tensor): place.name
+            for place in away
+            if isinstance(place.tensor, nn.Parameter) and id(place.tensor) not in otherwise
+        }
+        self._resident = [place.tensor for place in away if id(place.tensor) not in self._names]
+        self._copies = weakref.WeakValueDictionary[int, Tensor]()  # by the id of the original
+        self._calls: list[dict[str, tuple[Tensor, str]]] = []
 
-    @contextmanager
-    def resident(self) -> Iterator[None]:
+    def resident(self) -> AbstractContextManager[None]:
         """What is on the device all the time is there while the body runs."""
-        with on_device(self._resident.values(), self._device):
-            yield
+        return on_device(self._resident, self._device)
 
     @contextmanager
     def visiting(self, *, watched: bool = False) -> Iterator[None]:
         """Parameters come to the device when code in the body reads them.
 
         Args:
-            watched: whether to look for changes of them, see :attr:`changed`. They are then on the
-                device as long as the module call runs that reads them.
+            watched: whether to look for changes of them. They are then on the device as long as
+                the module call runs that reads them.
+
+        Raises:
+            CaptureError: one was changed.
         """
-        if not self._read:
+        if not self._names:
             yield
             return
-        read_attribute, named_parameters = nn.Module.__getattr__, nn.Module.named_parameters
+        read, named = nn.Module.__getattr__, nn.Module.named_parameters
 
-        def read(module: nn.Module, name: str) -> Any:
-            value: Any = read_attribute(module, name)
-            return self._copy(value) if id(value) in self._read else value
+        def read_copy(module: nn.Module, name: str) -> Any:
+            return self._copy(read(module, name))
 
-        def named(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-            for name, value in named_parameters(module, *args, **kwargs):
-                yield name, self._copy(value) if id(value) in self._read else value
+        def named_copies(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+            return ((name, self._copy(value)) for name, value in named(module, *args, **kwargs))
 
         # Modules hand out copies in place of their parameters.
-        changes = [(nn.Module, "__getattr__", read), (nn.Module, "named_parameters", named)]
+        places = [
+            (nn.Module, "__getattr__", read_copy),
+            (nn.Module, "named_parameters", named_copies),
+        ]
         hooks = torch.autograd.graph.saved_tensors_hooks(self._packed, _unpacked)
-        with replaced(changes), hooks, self._watched() if watched else nullcontext():
-            try:
-                yield
-            finally:
-                self._copies.clear()
+        with replaced(places), hooks, self._watched() if watched else nullcontext():
+            yield
+        self._copies.clear()
 
-    def source(self, tensor: Tensor) -> Tensor:
-        """The parameter whose copy's memory a tensor uses; the tensor itself if it uses none."""
-        if not self._origins or tensor.layout is not torch.strided:
-            return tensor
-        parameter, copy = self._origins.get(_storage(tensor), (tensor, None))
-        return tensor if copy is None or copy() is None else parameter
-
-    def _copy(self, parameter: Tensor) -> Tensor:
-        known = self._copies.get(id(parameter))
-        copy = None if known is None else known()
+    def _copy(self, value: Any) -> Any:
+        if id(value) not in self._names:
+            return value
+        copy = self._copies.get(id(value))
         if copy is None:
             # Not recorded as a call of the forward, and what it is used for may want a gradient.
             with torch._C.DisableTorchFunction(), torch.enable_grad():
-                copy = parameter.to(self._device)
-            vars(copy).update(vars(parameter), _is_param=True, **{_ORIGINAL: parameter})
-            self._copies[id(parameter)] = weakref.ref(copy)
-            key = _storage(copy)
-            gone = weakref.ref(copy, lambda _: self._origins.pop(key, None))
-            self._origins[key] = parameter, gone
-            if self._calls is not None:
-                self._calls[-1][id(parameter)] = copy, parameter_state(copy)
+                copy = value.to(self._device)
+            vars(copy).update(vars(value), _is_param=True, **{_ORIGINAL: value})
+            self._copies[id(value)] = _BY_STORAGE[_storage(copy)] = copy
+            if self._calls:
+                self._calls[-1][self._names[id(value)]] = copy, parameter_state(copy)
         return copy
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Copies stay until the module call is over that read them, and are compared then."""
-        calls: list[dict[int, tuple[Tensor, str]]] = [{}]
-        self._calls = calls
+        changed = set[str]()
+
+        def begin(*_: Any) -> None:
+            self._calls.append({})
 
         def end(*_: Any) -> None:
-            for key, (copy, before) in calls.pop().items():
+            for name, (copy, before) in self._calls.pop().items():
                 if parameter_state(copy) != before:
-                    self.changed.add(self._read[key])
+                    changed.add(name)
 
+        begin()
         handles = [
-            register_module_forward_pre_hook(lambda *_: calls.append({})),
+            register_module_forward_pre_hook(begin),
             register_module_forward_hook(end, always_call=True),
         ]
         try:
             yield
             end()
+            check_unchanged(changed)
         finally:
-            self._calls = None
+            self._calls.clear()
             for handle in handles:
                 handle.remove()
 
-    # What autograd saves -----------------------------------------------------------------------
-
     def _packed(self, tensor: Tensor) -> Any:
-        """The tensor, or what makes it again."""
-        parameter = self.source(tensor)
+        """What autograd keeps: a tensor, or what makes it again."""
+        parameter = source(tensor)
         if parameter is not tensor and parameter.dtype == tensor.dtype:
             view = tensor.size(), tensor.stride(), tensor.storage_offset()
             return lambda: parameter.detach().to(self._device).as_strided(*view)
@@ -244,14 +236,10 @@ def _storage(tensor: Tensor) -> int:
 
 def _known_otherwise(module: nn.Module) -> set[int]:
     """Ids of tensors that code can have without asking a module for its parameters."""
-    found = set()
+    found: list[Tensor] = []
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
-            found |= {id(parameter) for parameter in part.parameters()}
-            continue
+            found += part.parameters()
         own = vars(part).keys() - {"_parameters", "_buffers", "_modules"}
-        for value in (vars(part)[name] for name in own):
-            items = value.values() if isinstance(value, dict) else value
-            items = items if isinstance(value, dict | list | tuple) else [value]
-            found |= {id(item) for item in items if isinstance(item, Tensor)}
-    return found
+        found += tensors_of([vars(part)[name] for name in own])
+    return set(map(id, found))

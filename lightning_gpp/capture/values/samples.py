@@ -18,10 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_gpp.graph import ModelGraph
-
 _EDGES = "edge_index"
-_VERTICES = "vertices"  # of a sparse adjacency
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class GraphInputs:
             return None
         prefix = names[0].removesuffix(_EDGES)
         batch, ptr = tensors.get(f"{prefix}batch"), tensors.get(f"{prefix}ptr")
-        candidates = (tensors.get(f"{prefix}{name}") for name in ("batch", "x", _VERTICES))
+        candidates = (tensors.get(f"{prefix}{name}") for name in ("batch", "x"))
         of_nodes = next((tensor for tensor in candidates if tensor is not None), None)
         if of_nodes is None or of_nodes.dim() == 0:
             return None
@@ -94,9 +91,8 @@ class GraphInputs:
         """What the first dimension of a tensor counts; None where it is nothing of the graphs."""
         if not tensor.dim():
             return None
-        is_vertices = name == f"{self.prefix}{_VERTICES}"
-        is_of_edges = "edge" in name and not is_vertices
-        if is_vertices or (len(tensor) == self.num_nodes and not is_of_edges):
+        is_of_edges = "edge" in name
+        if len(tensor) == self.num_nodes and not is_of_edges:
             return "nodes"
         if len(tensor) == self.num_graphs and not is_of_edges:
             return "graphs"
@@ -186,25 +182,6 @@ def other_content(sample: Sample) -> Sample:
         if tensor.is_floating_point() or tensor.is_complex()
     }
     return replace(other, tensors={**other.tensors, **_with_flags(sample.tensors, scaled)})
-
-
-def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
-    """The inputs of a micro-batch with ``factor`` times as many samples.
-
-    The first of them, or all of them over and over; inputs without samples stay as they are. A
-    batch of graphs can only be doubled (and a node).
-    """
-    if graphs := GraphInputs.find(tensors):
-        assert factor == 2
-        return _with_flags(tensors, graphs.twice_and_a_node(tensors))
-    made = dict(tensors)
-    for item in graph.inputs:
-        name, dim = item.value.name, item.value.tensors[0].batch_dim
-        if dim is not None:
-            length = tensors[name].shape[dim]
-            rows = torch.arange(round(length * factor), device=tensors[name].device) % length
-            made[name] = tensors[name].detach().index_select(dim, rows)
-    return _with_flags(tensors, made)
 
 
 def _with_flags(flagged: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,21 +8,16 @@ handled here, without registering anything globally.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.utils import _pytree
-from torch.utils.weak import WeakTensorKeyDictionary
-
-from lightning_gpp.capture.errors import CaptureError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +84,14 @@ class Structure:
 LEAF = Structure()
 
 
-def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Structure]:
+def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Leaves and structure of a nested container.
-
-    Args:
-        value: the container, or a leaf.
-        opens_sparse: whether sparse square matrices are containers: of their edges.
 
     >>> flatten({"a": (1, 2), "b": 3})[0]
     [1, 2, 3]
     """
-    if type(value) in _PLAIN_LEAVES and not opens_sparse:
+    if type(value) in _PLAIN_LEAVES:
         return [value], LEAF
-    if opens_sparse and is_adjacency(value):
-        steps = tuple(Step(getattr, part) for part in SparseParts._fields)
-        return [*SparseParts.of(value)], Structure(SparseParts, steps, (LEAF,) * len(steps))
     level = _one_level(value)
     if level is None:
         return [value], LEAF
@@ -111,7 +99,7 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     leaves: list[Any] = []
     structures = []
     for item in children:
-        item_leaves, structure = flatten(item, opens_sparse=opens_sparse)
+        item_leaves, structure = flatten(item)
         leaves += item_leaves
         structures.append(structure)
     return leaves, Structure(type(value), tuple(level_steps), tuple(structures), spec)
@@ -127,16 +115,6 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Likewise with other tensors."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
-
-
-def sendable(value: Any) -> Any:
-    """A nested container with the parts of sparse matrices, which messages can carry, for them."""
-    return map_leaves(value, lambda leaf: SparseParts.of(leaf) if is_adjacency(leaf) else leaf)
-
-
-def received(value: Any) -> Any:
-    """What :func:`sendable` was given."""
-    return map_leaves(value, lambda leaf: adjacency(leaf) if type(leaf) is SparseParts else leaf)
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -182,7 +160,7 @@ _PLAIN_LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)}
 
 def _one_level(value: Any) -> tuple[Sequence[Step], list[Any], Any] | None:
     kind, spec = type(value), None
-    if kind in _PLAIN_LEAVES or kind is SparseParts:
+    if kind in _PLAIN_LEAVES:
         return None
     if kind not in (list, tuple, dict) and (
         kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value)
@@ -213,8 +191,6 @@ def _positions(look_up: Callable[[Any, Any], Any], size: int) -> tuple[Step, ...
 
 
 def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -> Any:
-    if container is SparseParts:
-        return adjacency(SparseParts(*children))
     named = {step.key: value for step, value in zip(steps, children, strict=True)}
     if issubclass(container, dict):
         return container(**named) if dataclasses.is_dataclass(container) else container(named)
@@ -266,106 +242,3 @@ def _attributes_of(graph: Any) -> dict[str, Any]:
     if any(isinstance(found.get(key), Tensor) for key in ("x", "pos", "batch")):
         kept.pop("num_nodes", None)
     return kept
-
-
-# A sparse adjacency among the arguments of a forward: as edges, which travel, and as a matrix ----
-#
-# The matrix is torch_geometric's ``adj_t``: entry (i, j) is the edge from vertex j to vertex i. Its
-# layers take it in the place of ``edge_index`` and ``edge_weight``. Most operations that capture
-# and messages need do not exist for sparse tensors, so the edges are the inputs of the captured
-# graph; the module itself, run for comparison, is given the matrix.
-
-
-_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc})
-
-# The matrix -> its version, and its parts as of then.
-_known: Any = WeakTensorKeyDictionary()
-
-
-class SparseParts(NamedTuple):
-    """What a matrix is made of; to containers one leaf, or the type of a structure.
-
-    Attributes:
-        edge_index: sources and targets, of shape (2, edges).
-        edge_weight: the values, of shape (edges,).
-        vertices: of shape (vertices, 0), which takes no memory and tells how many there are.
-        layout: of the matrix.
-    """
-
-    edge_index: Tensor
-    edge_weight: Tensor
-    vertices: Tensor
-    layout: torch.layout
-
-    @classmethod
-    def of(cls, matrix: Tensor) -> SparseParts:
-        """Those of a matrix; the same objects every time while it does not change."""
-        known = _known.get(matrix)
-        if known is None or known[0] != matrix._version:
-            entries = matrix.to_sparse(layout=torch.sparse_coo).coalesce()
-            edges = entries.indices().flip(0).contiguous()
-            vertices = matrix.values().new_empty((len(matrix), 0))
-            parts = cls(edges, entries.values(), vertices, matrix.layout)
-            known = _known[matrix] = (matrix._version, parts)
-        found: SparseParts = known[1]
-        return found
-
-
-def is_adjacency(value: Any) -> bool:
-    """Whether a value is a sparse matrix with a row and a column per vertex."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout in _LAYOUTS
-        and value.dim() == 2
-        and value.shape[0] == value.shape[1]
-    )
-
-
-def adjacency(parts: SparseParts) -> Tensor:
-    """The matrix of some parts."""
-    size = (len(parts.vertices), len(parts.vertices))
-    with torch.sparse.check_sparse_tensor_invariants(enable=True):  # type: ignore[no-untyped-call]
-        indices = parts.edge_index.flip(0)
-        matrix = torch.sparse_coo_tensor(indices, parts.edge_weight, size).coalesce()
-        if parts.layout is not torch.sparse_coo:
-            matrix = matrix.to_sparse(layout=parts.layout)
-    _known[matrix] = (matrix._version, parts)
-    return matrix
-
-
-def in_edges(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a layer with the edges in the place of the matrix.
-
-    Its values are the ``edge_weight`` of a layer that takes one. Whether a layer that takes none
-    makes use of them is for a comparison of the results to tell.
-    """
-    if not any(map(_is_taken_apart, (*args, *kwargs.values()))):
-        return tuple(args), dict(kwargs)
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    for name, value in list(bound.arguments.items()):
-        if _is_taken_apart(value):
-            parts = SparseParts.of(value)
-            bound.arguments[name] = parts.edge_index
-            if "edge_weight" in bound.signature.parameters:
-                bound.arguments.setdefault("edge_weight", parts.edge_weight)
-    return bound.args, bound.kwargs
-
-
-def refuse_matrix(value: Any, location: str) -> None:
-    """Refuses a matrix that was taken apart where no layer takes edges in its place.
-
-    Raises:
-        CaptureError: the value is one.
-    """
-    if _is_taken_apart(value):
-        raise CaptureError(
-            f"{location} computes with the sparse adjacency itself; only layers of "
-            "torch_geometric can take it in a captured forward: give them the matrix, or pass "
-            "edge_index and edge_weight"
-        )
-
-
-def _is_taken_apart(value: Any) -> bool:
-    return is_adjacency(value) and value in _known

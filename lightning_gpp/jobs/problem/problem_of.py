@@ -5,11 +5,11 @@ Of a model on one graph the question is also into how many ways its vertices are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -17,6 +17,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import parse_json
+from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.cost import graph_work, load_costs, roofline_costs
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
@@ -64,21 +65,17 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     policy, per_update = policy_of(config), per_update_of(config)
     if policy is not None and (why := policy.why_not(per_update, most_ahead=0)):
         raise ValueError(why)
-    one_graph = full_graph_of(config, folder)
-    if one_graph is not None:
-        return best_ways(one_graph)
-    return with_policy(problem_without_policy(config, folder), policy, per_update)
-
-
-def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
-    """:func:`problem_of` with one version of the weights, whatever the policy."""
+    if is_on_one_graph(config):
+        return full_graph_problem(config, folder)
     cluster = cluster_of(config)
     if config.graph is not None:
-        return workload_problem(workload_of(config), cluster, config)
-    # Imports torch and Lightning, which graphs of files do not need.
-    from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
+        problem = workload_problem(workload_of(config), cluster, config)
+    else:
+        # Imports torch and Lightning, which graphs of files do not need.
+        from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
 
-    return recipe_problem(config, cluster, folder)
+        problem = recipe_problem(config, cluster, folder)
+    return with_policy(problem, policy, per_update)
 
 
 def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> PlanningProblem:
@@ -169,33 +166,8 @@ def read_graph_file(path: str | Path) -> Workload:
 # Models on one graph -----------------------------------------------------------------------------
 
 
-class FullGraphProblem(NamedTuple):
-    """A model on one graph, where it comes from, and the plan for every number of ways."""
-
-    name: str
-    source: str
-    answers: Sequence[WaysAnswer]
-
-
-def best_ways(problem: FullGraphProblem) -> PlanningProblem:
-    """The question for the best number of ways, with its answer."""
-    name, source, answers = problem
-    best = min(answers, key=lambda found: found.evaluation.step_s)
-    notes = best.notes
-    if len(answers) > 1:
-        others = ", ".join(str(each.model.num_ways) for each in answers)
-        ways = f"ways={best.model.num_ways} is the best of {others}"
-        notes += (f"{ways}; job=compare shows them all.",)
-    question = PlanQuestion(best.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
-    return PlanningProblem(name, source, question, notes)
-
-
-def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
-    """The problem of a model on one graph; None where it is none.
-
-    Args:
-        config: of the run.
-        folder: where the graph and the costs of a recipe's module are kept.
+def is_on_one_graph(config: DictConfig) -> bool:
+    """Whether the model is called with one graph.
 
     Raises:
         ValueError: an option of models on one graph is given for another one.
@@ -203,15 +175,25 @@ def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
     strategy = config.get("strategy", "")
     target = strategy if isinstance(strategy, str) else str(strategy.get("_target_", ""))
     trains_on_one = target == "gnnpipe" or target.endswith("GNNPipeStrategy")
-    if config.graph != full_graph.__name__ and (config.graph is not None or not trains_on_one):
-        for given, option in ((trains_on_one, "strategy=gnnpipe"), (config.get("ways"), "ways")):
-            if given:
-                what = "this recipe's strategy" if config.graph is None else f"graph={config.graph}"
-                raise ValueError(
-                    f"{option} is for models on one graph, which {what} is not: leave it out, or "
-                    "give graph=full_graph, or strategy=gnnpipe with a recipe"
-                )
-        return None
+    if config.graph == full_graph.__name__ or (config.graph is None and trains_on_one):
+        return True
+    for given, option in ((trains_on_one, "strategy=gnnpipe"), (config.get("ways"), "ways")):
+        if given:
+            what = "this recipe's strategy" if config.graph is None else f"graph={config.graph}"
+            raise ValueError(
+                f"{option} is for models on one graph, which {what} is not: leave it out, or "
+                "give graph=full_graph, or strategy=gnnpipe with a recipe"
+            )
+    return False
+
+
+def full_graph_problem(config: DictConfig, folder: Path) -> PlanningProblem:
+    """The question of a model on one graph for the best number of ways, with its answer.
+
+    Args:
+        config: of the run.
+        folder: where the graph and the costs of a recipe's module are kept.
+    """
     cluster = cluster_of(config)
     if config.graph is None:
         # Imports torch and Lightning, which graphs of files do not need.
@@ -225,6 +207,7 @@ def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
         divide = partial(_divided, workload, cluster)
     num_devices = cluster.num_devices
     exact = strategy_option(config, "mode") == "exact"
+    planner = chosen_planner(config, BALANCED)
 
     def answered(ways: int) -> WaysAnswer:
         if num_devices % ways:
@@ -246,9 +229,19 @@ def full_graph_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
         return answer_ways(request, model, planner, notes)
 
     divisors = [ways for ways in range(1, num_devices + 1) if num_devices % ways == 0]
-    planner = chosen_planner(config, BALANCED)
     answers = [answered(ways) for ways in ([config.ways] if config.ways else divisors)]
-    return FullGraphProblem(name, source, answers)
+    best = min(answers, key=lambda found: found.evaluation.step_s)
+    notes = best.notes
+    if len(answers) > 1:
+        each = (
+            f"ways={one.model.num_ways} {seconds_text(one.evaluation.step_s)}, "
+            f"{bytes_text(one.message_bytes)} of messages, "
+            f"{bytes_text(one.evaluation.peak_memory_bytes)} on the fullest device"
+            for one in answers
+        )
+        notes += (f"An epoch takes with {'; with '.join(each)}.",)
+    question = PlanQuestion(best.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
+    return PlanningProblem(name, source, question, notes)
 
 
 def _divided(workload: FullGraphWorkload, cluster: Cluster, ways: int, chunks: int) -> Divided:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -22,7 +21,7 @@ from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
-from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, partition
+from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, mixing_methods, partition
 from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
@@ -36,7 +35,6 @@ from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion
-from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,
@@ -47,12 +45,6 @@ from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.planning.example import GraphCall, the_graph
 from lightning_gpp.strategy.planning.planning import most_replicas
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
-from lightning_gpp.strategy.recording.batch_clock import (
-    ENOUGH_S,
-    FEWEST_COUNTED,
-    NUM_WARM_UP,
-    BatchClock,
-)
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
 
@@ -204,7 +196,8 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         call = GraphCall.of(target, args, kwargs) if num_microbatches is None else None
         args, kwargs = (args, kwargs) if call is None else (call.args, call.kwargs)
         with doing("Capturing the model", show):
-            captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+            opened = {} if call is None else mixing_methods(target)
+            captured = capture(target, args, kwargs, leaf_modules=leaf_modules, opened=opened)
         if call is not None:
             return Look(captured, call=call)
         tensors = captured.inputs(args, kwargs).values()
@@ -216,27 +209,6 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         return Look(captured, size, costs, notes)
 
     return until_first_call(config, watch, first_microbatch)
-
-
-def on_one_device(
-    config: DictConfig, **options: Any
-) -> tuple[Trainer, LightningModule, LightningDataModule, nn.Module]:
-    """A recipe's module and data, what of it is pipelined, a Trainer that leaves nothing behind.
-
-    Args:
-        config: of the run.
-        **options: further ones of the Trainer.
-    """
-    QuietConsole()
-    module, data = build_recipe(config)
-    alone = {"devices": 1, "strategy": "auto", "callbacks": [], "logger": False} | options
-    accelerator = config.trainer.get("accelerator")
-    if OmegaConf.is_config(accelerator) or accelerator in ("emulated", "pool"):
-        alone.setdefault("accelerator", "cpu")  # those that only pipelines run on
-    quiet = ("checkpointing", "model_summary", "progress_bar")
-    alone |= {f"enable_{name}": False for name in quiet}
-    trainer: Trainer = instantiate(config.trainer, num_sanity_val_steps=0, **alone)
-    return trainer, module, data, pipelined_module(module, strategy_option(config, "module"))
 
 
 def until_first_call(
@@ -257,7 +229,16 @@ def until_first_call(
     Raises:
         ValueError: the step never calls the forward.
     """
-    trainer, module, data, target = on_one_device(config)
+    QuietConsole()
+    module, data = build_recipe(config)
+    target = pipelined_module(module, strategy_option(config, "module"))
+    alone = {"devices": 1, "strategy": "auto", "callbacks": [], "logger": False}
+    accelerator = config.trainer.get("accelerator")
+    if OmegaConf.is_config(accelerator) or accelerator in ("emulated", "pool"):
+        alone["accelerator"] = "cpu"  # those that only pipelines run on
+    quiet = ("checkpointing", "model_summary", "progress_bar")
+    alone |= {f"enable_{name}": False for name in quiet}
+    trainer: Trainer = instantiate(config.trainer, num_sanity_val_steps=0, **alone)
     own_step, seen = module.training_step, list[Seen]()
 
     @functools.wraps(own_step)
@@ -281,65 +262,3 @@ def until_first_call(
             f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
         )
     return seen[0]
-
-
-def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> BatchTimes | None:
-    """Trains a recipe in one process for a second, and times its batches.
-
-    Args:
-        config: of the run.
-        cluster: processes of this machine, of which one trains.
-        one_device_s: predicted seconds of the operators of a batch.
-
-    Returns:
-        With the time beside the forward and its backward apart. None where batches are so long that
-        a few of them take more than the second: their operators are nearly all of them.
-    """
-    if (NUM_WARM_UP + FEWEST_COUNTED) * one_device_s > ENOUGH_S:
-        return None
-    timed = _Timed()
-    endless = {"max_epochs": -1, "max_steps": -1, "limit_val_batches": 0}
-    trainer, module, data, target = on_one_device(
-        config, callbacks=[timed], accelerator="cpu", **endless
-    )
-    forward = target.forward
-
-    def timed_forward(*args: Any, **kwargs: Any) -> Any:
-        timed.on_before_backward()
-        outputs = forward(*args, **kwargs)
-        timed.on_after_backward()
-        return outputs
-
-    with (
-        doing("Training in one process", show),
-        threads_of_one_of(cluster),
-        instance_attribute(target, "forward", timed_forward),
-        contextlib.suppress(SeenError),
-    ):
-        trainer.fit(module, datamodule=data)
-    return timed.clock.found
-
-
-class _Timed(Callback):
-    """Times batches, and the forwards and backwards in them; ends when there are enough."""
-
-    def __init__(self) -> None:
-        self.clock = BatchClock()
-        self.operators_s = self.began_s = 0.0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        """A batch begins.
-
-        Raises:
-            SeenError: there were enough.
-        """
-        if self.clock.begin(in_pipeline_s=self.operators_s):
-            raise SeenError
-
-    def on_before_backward(self, *_: Any) -> None:
-        """Operators begin."""
-        self.began_s = time.monotonic()
-
-    def on_after_backward(self, *_: Any) -> None:
-        """They are over."""
-        self.operators_s += time.monotonic() - self.began_s

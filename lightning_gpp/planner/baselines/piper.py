@@ -80,7 +80,7 @@ def instance_of(request: PlanRequest, units: UnitGraph, microbatch_size: float) 
     memories = [d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None]
     return PiperInstance(
         operators=tuple(
-            PiperOperator(unit, names[0], {1: _ways(request, names, microbatch_size)})
+            PiperOperator(unit, names[0], _ways(request, names, microbatch_size))
             for unit, names in enumerate(units.operators)
         ),
         edges=tuple(_edges(request.graph, units, microbatch_size)),
@@ -101,17 +101,13 @@ def _ways(
     forward_s = sum(cost.forward_s for cost in costs)
     parameter_bytes, trained_bytes = request.tables.parameter_bytes(operators)
     plain = Tmpc(
-        name="vanilla",
         seconds_per_sample=forward_s + sum(cost.backward_s for cost in costs),
         parameter_bytes=parameter_bytes,
         memory_bytes_in_flight=kept_bytes,
         memory_bytes_fixed=parameter_bytes + trained_bytes * (1 + request.optimizer_values),
-        sync_forward_bytes={},
-        sync_backward_bytes={},
     )
     again = replace(
         plain,
-        name="activation recomp",
         seconds_per_sample=plain.seconds_per_sample + forward_s,
         memory_bytes_in_flight=0.0,
         memory_bytes_fixed=plain.memory_bytes_fixed + kept_bytes,

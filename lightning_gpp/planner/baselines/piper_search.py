@@ -279,9 +279,9 @@ class _Ways:
         return np.asarray(self._each[:, None] * in_flight + self._fixed[:, None])
 
 
-def _ordered_ways(operator: PiperOperator) -> list[Tmpc]:
+def _ordered_ways(operator: PiperOperator) -> tuple[Tmpc, ...]:
     """The ways to run an operator on one device, the fastest first."""
-    ways = sorted(operator.ways.get(1, ()), key=lambda way: way.seconds_per_sample)
+    ways = tuple(sorted(operator.ways, key=lambda way: way.seconds_per_sample))
     if not 1 <= len(ways) <= MAX_WAYS:
         raise ValueError(
             f"operator {operator.name!r} has {len(ways)} ways to run on 1 devices; Piper's "

@@ -24,7 +24,7 @@ from lightning_gpp.common.units_of_measure import (
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
-from lightning_gpp.planner.base import ADAM_VALUES, HOLDS_ALL, HOLDS_FEW, PlanRequest
+from lightning_gpp.planner.base import HOLDS_ALL, HOLDS_FEW, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
@@ -35,9 +35,6 @@ from lightning_gpp.planner.step_time.evaluate import (
     plan_devices,
 )
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-
-LEAST_SHOWN = 0.01
-"""Smaller parts of a device's memory are not named."""
 
 
 def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
@@ -160,73 +157,48 @@ def shares_text(found: StageEvaluation) -> str:
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
     """The stage that sets the pace, what the pipeline's ends add, and how full the memory is."""
-    return wrapped([_pace(evaluation), _ends(evaluation), _memory(evaluation)], max_width)
-
-
-def _pace(evaluation: PlanEvaluation) -> str:
-    stage = evaluation.pacemaker
-    parts = [
-        f"compute {seconds_text(stage.compute_s)}",
-        f"messages {seconds_text(stage.communication_s)}",
-    ]
-    first, second = parts if stage.bound == "compute" else reversed(parts)
-    text = (
+    stage, step_s = evaluation.pacemaker, evaluation.step_s
+    pace = (
         f"Pace: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) sets it by "
-        f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
-        f"micro-batch of {samples_text(stage.microbatch_size)}, {second} meanwhile"
+        f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: compute "
+        f"{seconds_text(stage.compute_s)} per micro-batch of "
+        f"{samples_text(stage.microbatch_size)}, messages {seconds_text(stage.communication_s)} "
+        "meanwhile"
     )
     if stage.reduce_s:
-        share = percent_text(stage.reduce_s, evaluation.step_s)
-        text += f"; summing its gradients {seconds_text(stage.reduce_s)} ({share} of the step)"
+        pace += f"; summing its gradients {seconds_text(stage.reduce_s)}"
+    others = [found.stage.id for found in evaluation.bottlenecks if found is not stage]
     if evaluation.seconds_per_sample > stage.seconds_per_sample:
-        whole = seconds_text(evaluation.seconds_per_sample)
-        together = stages_text([found.stage.id for found in evaluation.bottlenecks])
-        text += f"; {together} together {whole} per sample"
-    elif others := [found.stage.id for found in evaluation.bottlenecks if found is not stage]:
-        text += f"; {stages_text(others)} likewise"
-    return f"{text}."
-
-
-def _ends(evaluation: PlanEvaluation) -> str:
+        whole, together = seconds_text(evaluation.seconds_per_sample), [*others, stage.stage.id]
+        pace += f"; {stages_text(together)} together {whole} per sample"
+    elif others:
+        pace += f"; {stages_text(others)} likewise"
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
-    rest_s = max(0.0, evaluation.step_s - steady_s)
-    step, steady = seconds_text(evaluation.step_s), seconds_text(steady_s)
-    if steady_s > evaluation.step_s and step != steady:
-        return (
-            f"Step: {step}, less than {steady} at that pace: messages and sums of gradients lie "
-            "beside the work of the device's other stages."
-        )
-    return (
-        f"Step: {steady} at that pace, and {seconds_text(rest_s)} "
-        f"({percent_text(rest_s, evaluation.step_s)}) to fill and to empty the pipeline."
+    step = (
+        f"Step: {seconds_text(steady_s)} at that pace, and "
+        f"{seconds_text(max(0.0, step_s - steady_s))} to fill and to empty the pipeline"
     )
-
-
-def _memory(evaluation: PlanEvaluation) -> str:
+    if steady_s > step_s:
+        step = f"Step: {seconds_text(step_s)}, as messages and sums lie beside other stages' work"
     fullest = max(evaluation.devices, key=lambda device: device.memory_bytes)
-    text = f"Memory: device {fullest.device} is the fullest, {bytes_text(fullest.memory_bytes)}"
-    if fullest.step_bytes > LEAST_SHOWN * fullest.memory_bytes:
-        text += f" ({bytes_text(fullest.step_bytes)} of it batch, outputs and their gradients)"
-    if fullest.limit_bytes is None:
-        return f"{text}; its limit is not known."
-    limit = bytes_text(fullest.limit_bytes)
-    share = percent_text(fullest.memory_bytes, fullest.limit_bytes)
-    if fullest.fits:
-        return f"{text} of {limit} ({share})."
-    return f"{text}, but has {limit} ({share}): the plan does not fit."
+    memory = f"Memory: device {fullest.device} is the fullest, {bytes_text(fullest.memory_bytes)}"
+    if (limit_bytes := fullest.limit_bytes) is None:
+        memory += "; its limit is not known"
+    else:
+        share = percent_text(fullest.memory_bytes, limit_bytes)
+        memory += f" of {bytes_text(limit_bytes)} ({share})"
+        memory += "" if fullest.fits else ": the plan does not fit"
+    return wrapped([f"{text}." for text in (pace, step, memory)], max_width)
 
 
 def _columns(request: PlanRequest) -> list[str]:
     """What the columns of the stages mean, and where the seconds are from."""
-    optimizer = count_text(request.optimizer_values, "value")
-    if request.optimizer_values == ADAM_VALUES:
-        optimizer = f"Adam: {optimizer}"
     return [
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
         "Messages: what a replica sends meanwhile.",
         "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
-        f"Memory: parameters, gradients, optimizer state ({optimizer} per parameter) and "
-        "activations in flight, on each device. r: activations are computed again.",
+        f"Memory: parameters, gradients, optimizer state ({request.optimizer_values} values per "
+        "parameter) and activations in flight, on each device. r: activations are computed again.",
         "Below, stages of one depth work side by side; bytes are of a message, of one micro-batch.",
     ]
 

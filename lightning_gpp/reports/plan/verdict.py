@@ -46,9 +46,8 @@ class PlanVerdict:
     """A plan beside one device of the same cluster that runs the whole model.
 
     Both are predicted from operators and messages alone: the user's step, the data, the optimizer
-    and Lightning's loop are in neither unless they were measured in one process, and what processes
-    do beside never is. Steps of some milliseconds consist of that, so :meth:`measured_text` has the
-    better verdict where batches could be timed.
+    and Lightning's loop are in neither. Steps of some milliseconds consist of that, so
+    :meth:`measured_text` has the better verdict where batches could be timed.
 
     Attributes:
         num_devices: that the plan uses.
@@ -66,8 +65,6 @@ class PlanVerdict:
             devices of its own.
         num_cores: cores that they share.
         on_processes: whether processes on CPUs run it, which lose most to what is in neither.
-        own_s: seconds of a batch outside of operators, measured in one process, which both have
-            beside; None where it was not measured.
     """
 
     num_devices: int
@@ -82,7 +79,6 @@ class PlanVerdict:
     num_sharing: int = 0
     num_cores: int = 0
     on_processes: bool = False
-    own_s: float | None = None
     one_device_pieces: int = 1
 
     @classmethod
@@ -130,32 +126,19 @@ class PlanVerdict:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as one device, with what both have outside of operators."""
-        own_s = self.own_s or 0.0
-        return (self.one_device_s + own_s) / (self.step_s + own_s)
-
-    @property
-    def most_here(self) -> float:
-        """The same at best where processes share cores, which compute no more than they can."""
-        if not self.num_sharing:
-            return self.speedup
-        least_s = max(self.step_s, self.compute_s / self.num_cores)
-        return replace(self, step_s=least_s, num_sharing=0).speedup
+        """How many times as fast as one device."""
+        return self.one_device_s / self.step_s
 
     def text(self, max_width: int = 100) -> str:
         """A sentence of so many columns; more where processes share cores."""
         sentences, several = [f"Verdict: {self._predicted()}"], self.num_devices > 1
         if several and self.num_sharing:
+            least_s = max(self.step_s, self.compute_s / self.num_cores)
             sentences.append(
                 f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
-                f"at best {_times(self.most_here)} one process."
+                f"at best {_times(self.one_device_s / least_s)} one process."
             )
-        if several and self.own_s is not None:
-            sentences.append(
-                f"In both are the {seconds_text(self.own_s)} that {OWN} take one process "
-                "(measured), but not what processes do beside."
-            )
-        elif several and self.on_processes:
+        if several and self.on_processes:
             sentences.append(
                 f"Y{OWN[1:]} and what processes do beside are in neither: of short steps they are "
                 "the larger part, which training tells."
@@ -163,8 +146,7 @@ class PlanVerdict:
         return wrapped(sentences, max_width)
 
     def _predicted(self) -> str:
-        own_s = self.own_s or 0.0
-        step, alone = seconds_text(self.step_s + own_s), seconds_text(self.one_device_s + own_s)
+        step, alone = seconds_text(self.step_s), seconds_text(self.one_device_s)
         if self.num_devices == 1:
             return f"one device does it all, {step} a step ({self._how})."
         devices = count_text(self.num_devices, "device")

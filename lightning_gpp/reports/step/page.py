@@ -45,18 +45,14 @@ WHOLE_ROW = -1
 """Instead of the number of a stage's lane within the row of its rank."""
 
 
-def write_page(timelines: Timeline | Sequence[Timeline], path: Path) -> None:
-    """Writes the page of a timeline, or of several one above the other on one time axis."""
+def write_page(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes the page of timelines, one above the other on one time axis."""
     path.write_text(page_html(timelines), encoding="utf-8")
 
 
-def page_html(timelines: Timeline | Sequence[Timeline]) -> str:
-    """The text of the page.
-
-    Raises:
-        ValueError: there is no timeline.
-    """
-    data = page_data((timelines,) if isinstance(timelines, Timeline) else timelines)
+def page_html(timelines: Sequence[Timeline]) -> str:
+    """The text of the page."""
+    data = page_data(timelines)
     parts = {
         "title": html.escape(" and ".join(timeline["title"] for timeline in data["timelines"])),
         "data": script_json(data),
@@ -81,13 +77,7 @@ def _file(name: str) -> str:
 
 
 def page_data(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """All that the script needs.
-
-    Raises:
-        ValueError: there is no timeline.
-    """
-    if not timelines:
-        raise ValueError("a page needs at least one timeline, got none")
+    """All that the script needs."""
     texts: dict[str, int] = {}
     measured = next((t for t in timelines if t.source != "predicted"), None)
     present = {s.kind for t in timelines for s in t.spans if s.duration_s}

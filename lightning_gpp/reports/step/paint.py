@@ -6,7 +6,6 @@ colour vision can tell apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -188,13 +187,6 @@ def num_microbatches(timeline: Timeline) -> int:
     return max(map(forwards.count, set(forwards)), default=0)
 
 
-def versions_text(timeline: Timeline) -> str:
-    """How to read which weights bars had; empty where mini-batches do not overlap."""
-    if all(span.updates is None for span in timeline.spans):
-        return ""
-    return "below the mini-batch: updates before it; 12→15: its backward comes after 15"
-
-
 def path_text(timeline: Timeline) -> str:
     """What the critical path consists of; empty where it is not known."""
     if not timeline.critical_path:
@@ -203,22 +195,6 @@ def path_text(timeline: Timeline) -> str:
     parts = [f"{name} {percent_text(share, 1)}" for name, share in found.items() if share >= 0.005]
     inferred = "" if timeline.source == "predicted" else ", as far as spans tell"
     return f"critical path{inferred}: {', '.join(parts)}"
-
-
-def is_limit_near(curve: MemoryCurve, timeline: Timeline) -> bool:
-    """Whether the limit of a rank is drawn; one far above all peaks is only named."""
-    peak = max(curve.peak_bytes for curve in timeline.memory)
-    return curve.limit_bytes is not None and curve.limit_bytes <= 2 * peak
-
-
-def memory_text(timeline: Timeline) -> str:
-    """What the curves of memory are."""
-    text = _capital(f"memory in use, {timeline.full_name}")
-    if any(is_limit_near(curve, timeline) for curve in timeline.memory):
-        text += "; the line is the limit"
-    if any(curve.peak_bytes > (curve.limit_bytes or math.inf) for curve in timeline.memory):
-        text += "; red is above the limit"
-    return text
 
 
 def peak_text(curve: MemoryCurve) -> str:

@@ -2,9 +2,9 @@
 
 Each timeline has a row per rank, in it a lane per stage; what is not of a stage (messages, waiting,
 the optimizer) takes the whole row. The critical path is a black line along what it goes through,
-and from rank to rank where it goes over a message or a sum. Below is the memory in use where that
-is known. Time goes to the right; y is inches from the top. With many ranks rows get thinner, and
-texts leave out what does not fit any more.
+and from rank to rank where it goes over a message or a sum. Time goes to the right; y is inches
+from the top. With many ranks rows get thinner, and texts leave out what does not fit any more. What
+needs room (memory, operators, versions of weights) is on the page.
 
 matplotlib is imported when a picture is made. Figures are made without pyplot and in matplotlib's
 default style, so the user's figures, backend and style stay as they are.
@@ -19,27 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_gpp.common.units_of_measure import percent_text
 from lightning_gpp.reports.step.paint import (
-    ABOVE_COLOUR,
     IDLE_COLOUR,
-    MEMORY_COLOUR,
     PAINT_OF,
     PAINTS,
     PATH_COLOUR,
-    is_limit_near,
-    memory_text,
     num_microbatches,
     path_pieces,
     path_text,
-    peak_text,
     stage_lines,
     subtitle,
     title,
-    versions_text,
 )
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
-from lightning_gpp.simulate.timeline.words import met_by_backwards, version_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,14 +40,14 @@ if TYPE_CHECKING:
     from matplotlib.patheffects import AbstractPathEffect
 
 DPI = 150
-LEFT_IN, RIGHT_IN, RIGHT_OF_MEMORY_IN = 1.45, 0.95, 1.70
+LEFT_IN, RIGHT_IN = 1.45, 0.95
 LINE_IN, TICKS_IN = 0.24, 0.40
 AXIS_IN, LEGEND_IN, STAGE_LINE_IN = 0.55, 0.35, 0.21
 LANE_IN, THINNEST_LANE_IN, ROOM_IN = 0.40, 0.06, 7.0
 """Height of a lane, and what all lanes of a picture share where they are many."""
-GAP, MEMORY_ROW = 0.35, 0.7
-"""Gap between rows, and height of a row of memory, in parts of a lane."""
-TITLE_PT, TEXT_PT, SMALLEST_PT, NUMBER_PT, VERSION_PT = 13.0, 10.0, 5.5, 8.0, 5.5
+GAP = 0.35
+"""Between rows, in parts of a lane."""
+TITLE_PT, TEXT_PT, SMALLEST_PT, NUMBER_PT = 13.0, 10.0, 5.5, 8.0
 DIGIT_WIDTH = 0.64
 """Width of a digit in units of the font size."""
 PATH_DEPTH = 0.84
@@ -63,32 +56,24 @@ TOO_UNLIKE = 3.0
 """A step shorter by more than this factor has an axis of its own: on the other it is a stripe."""
 
 
-def write_picture(timelines: Timeline | Sequence[Timeline], path: Path) -> None:
-    """Writes a PNG of a timeline, or of several one above the other."""
+def write_picture(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes a PNG of timelines, one above the other."""
     timeline_figure(timelines).savefig(path, dpi=DPI)
 
 
-def timeline_figure(timelines: Timeline | Sequence[Timeline]) -> Figure:
-    """The picture as a matplotlib figure, which belongs to no window and not to pyplot.
-
-    Raises:
-        ValueError: there is no timeline.
-    """
+def timeline_figure(shown: Sequence[Timeline]) -> Figure:
+    """The picture as a matplotlib figure, which belongs to no window and not to pyplot."""
     import matplotlib.style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
-    if not shown:
-        raise ValueError("a picture needs at least one timeline, got none")
     panels = _panels(shown)
     most = max((t.stages for t in shown), key=lambda stages: sum(len(s.label) for s in stages))
     stages = stage_lines(most, 1 if len(most) <= 4 else 2 if len(most) <= 16 else 3)
     height_in = sum(panel.height_in for panel in panels) + AXIS_IN - TICKS_IN + LEGEND_IN
     height_in += STAGE_LINE_IN * len(stages) + 0.15
     width_in = max(map(_width_in, panels))
-    right_in = RIGHT_OF_MEMORY_IN if panels[-1].is_memory else RIGHT_IN
-    left, width = LEFT_IN / width_in, (width_in - LEFT_IN - right_in) / width_in
+    left, width = LEFT_IN / width_in, (width_in - LEFT_IN - RIGHT_IN) / width_in
     with matplotlib.style.context("default"):
         figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
@@ -113,13 +98,13 @@ def timeline_figure(timelines: Timeline | Sequence[Timeline]) -> Figure:
 class Rows:
     """Where the rows of ranks and the lanes of stages are: (top, height) in inches."""
 
-    def __init__(self, timeline: Timeline, lane_in: float, *, is_memory: bool = False) -> None:
-        self.lane_in = lane_in * (MEMORY_ROW if is_memory else 1)
+    def __init__(self, timeline: Timeline, lane_in: float) -> None:
+        self.lane_in = lane_in
         self.row: dict[int, tuple[float, float]] = {}
         self.lane: dict[int | None, tuple[float, float]] = {}
         top = GAP * self.lane_in / 2
         for rank in range(timeline.num_ranks):
-            stages = () if is_memory else timeline.stages_of(rank)
+            stages = timeline.stages_of(rank)
             for number, stage in enumerate(stages):
                 self.lane[stage.id] = (top + number * self.lane_in, self.lane_in)
             self.row[rank] = (top, self.lane_in * max(1, len(stages)))
@@ -139,41 +124,36 @@ class Rows:
 
 
 class _Panel(NamedTuple):
-    """One set of rows and what is written above it; the first line over a step is its title."""
+    """One set of rows and what is written above it; the first line is its title."""
 
     timeline: Timeline
     rows: Rows
     until_s: float
     lines: Sequence[str]
-    is_memory: bool = False
 
     @property
     def height_in(self) -> float:
         """Of all, the numbers below the axis included."""
-        head_in = 0.16 if self.is_memory else 0.30
-        return head_in + LINE_IN * len(self.lines) + self.rows.height_in + TICKS_IN
+        return 0.30 + LINE_IN * len(self.lines) + self.rows.height_in + TICKS_IN
 
 
 def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
-    """The steps, and then their memory."""
+    """The steps."""
     num_lanes = sum(
         max(1, len(t.stages_of(rank))) for t in timelines for rank in range(t.num_ranks)
     )
     lane_in = min(LANE_IN, max(THINNEST_LANE_IN, ROOM_IN / max(1, num_lanes)))
     measured = next((t for t in timelines if t.source != "predicted"), None)
     longest_s = max(timeline.step_s for timeline in timelines)
-    steps, memory = [], []
+    steps = []
     for timeline in timelines:
         is_unlike = timeline.step_s * TOO_UNLIKE < longest_s
         until_s = timeline.step_s if is_unlike else longest_s
         scale = "  ·  on a scale of its own" if is_unlike else ""
         lines = [title(timeline, measured), f"{subtitle(timeline)}{scale}"]
-        lines += filter(None, [versions_text(timeline), path_text(timeline)])
+        lines += filter(None, [path_text(timeline)])
         steps.append(_Panel(timeline, Rows(timeline, lane_in), until_s, lines))
-        if timeline.memory:
-            rows = Rows(timeline, lane_in, is_memory=True)
-            memory.append(_Panel(timeline, rows, until_s, [memory_text(timeline)], True))
-    return [*steps, *memory]
+    return steps
 
 
 def _width_in(panel: _Panel) -> float:
@@ -185,9 +165,8 @@ def _width_in(panel: _Panel) -> float:
 def _write_head(figure: Figure, panel: _Panel, left: float, top_in: float) -> None:
     top_in += 0.06
     for number, line in enumerate(panel.lines):
-        is_title = number == 0 and not panel.is_memory
         top_in += LINE_IN
-        look = {"size": TITLE_PT, "weight": "bold"} if is_title else {"color": "#444444"}
+        look = {"color": "#444444"} if number else {"size": TITLE_PT, "weight": "bold"}
         figure.text(left, 1 - top_in / figure.get_figheight(), line, **({"size": TEXT_PT} | look))
 
 
@@ -208,27 +187,20 @@ def _draw_panel(panel: _Panel, axes: Axes) -> None:
     axes.spines[["top", "left", "right"]].set_visible(False)
     for place in rows.row.values():
         axes.broken_barh([(0, timeline.step_s * 1e3)], place, facecolor=IDLE_COLOUR)
-    if panel.is_memory:
-        _draw_memory(timeline, rows, axes)
-        notes = {curve.rank: peak_text(curve) for curve in timeline.memory}
-    else:
-        _draw_bars(timeline, rows, axes)
-        _draw_numbers(timeline, rows, axes)
-        _draw_path(timeline, rows, axes)
-        found = enumerate(shares(timeline).ranks)
-        notes = {rank: percent_text(share.bubble_share, 1) for rank, share in found}
+    _draw_bars(timeline, rows, axes)
+    _draw_numbers(timeline, rows, axes)
+    _draw_path(timeline, rows, axes)
+    bubbles = [percent_text(share.bubble_share, 1) for share in shares(timeline).ranks]
     for rank in rows.named:
         middle = rows.row[rank][0] + rows.row[rank][1] / 2
         _beside(axes, 0, middle, f"rank {rank}", 0.15 - LEFT_IN, size=rows.text_pt)
-        if rank in notes:
-            _beside(axes, 1, middle, notes[rank], 0.1, size=rows.text_pt)
+        _beside(axes, 1, middle, bubbles[rank], 0.1, size=rows.text_pt)
     look: dict[str, Any] = {"color": "#444444"}
     for stage in timeline.stages:
         if stage.id in rows.lane and stage.rank in rows.named:
             middle = sum(rows.lane[stage.id]) - rows.lane_in / 2
             _beside(axes, 0, middle, stage.title, -0.1, size=rows.text_pt, ha="right", **look)
-    head = "peak" if panel.is_memory else "bubble"
-    _beside(axes, 1, -0.04, head, 0.1, size=TEXT_PT - 1, va="bottom", **look)
+    _beside(axes, 1, -0.04, "bubble", 0.1, size=TEXT_PT - 1, va="bottom", **look)
 
 
 def _beside(axes: Axes, x: int, y: float, text: str, right_in: float, **look: Any) -> None:
@@ -257,46 +229,28 @@ def _draw_bars(timeline: Timeline, rows: Rows, axes: Axes) -> None:
                 gid=f"{paint.legend}/{rank}/{'row' if lane is None else lane}",
                 zorder=2,
             )
-    starts: dict[int, float] = {}
-    for span in timeline.spans:
-        starts[span.minibatch] = min(span.start_s, starts.get(span.minibatch, span.start_s))
-    if timeline.num_minibatches == 1:  # of gradients that are accumulated
-        for start_s in list(starts.values())[1:]:
-            axes.axvline(start_s * 1e3, color="black", linewidth=1, linestyle="--", zorder=3)
 
 
 def _draw_numbers(timeline: Timeline, rows: Rows, axes: Axes) -> None:
-    """The micro-batch of every bar and, where these overlap, which weights there were then."""
+    """The micro-batch of every bar that has room for it."""
     if not rows.has_numbers:
         return
-    met = met_by_backwards(timeline)
-    has_versions = rows.lane_pt >= 1.8 * (NUMBER_PT + VERSION_PT)
     width_in = axes.get_position().width * axes.figure.get_figure(root=True).get_figwidth()
     pt_per_s = width_in * 72e3 / axes.get_xlim()[1]
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "zorder": 5, "size": NUMBER_PT}
+    part = 0.42 if timeline.critical_path else 0.5
     for span in timeline.spans:
-        paint, room_pt = PAINT_OF[span.kind], span.duration_s * pt_per_s
-        number, versions = str(span.microbatch), version_text(span, met)
-        if not paint.in_lane or room_pt < _width_pt(number, NUMBER_PT):
-            continue
-        lines = [(number, NUMBER_PT, 0.42 if timeline.critical_path else 0.5)]
-        if versions and has_versions and room_pt >= _width_pt(versions, VERSION_PT):
-            lines = [(number, NUMBER_PT, 0.24), (versions, VERSION_PT, 0.58)]
-        top, height = rows.place(span)
-        look: dict[str, Any] = {
-            "color": paint.text,
-            "ha": "center",
-            "va": "center_baseline",
-            "zorder": 5,
-        }
-        look["path_effects"] = _around(paint.colour, 2.0)
-        middle_ms = (span.start_s + span.end_s) / 2 * 1e3
-        for text, size_pt, part in lines:
-            axes.text(middle_ms, top + height * part, text, size=size_pt, **look)
+        paint, number = PAINT_OF[span.kind], str(span.microbatch)
+        if paint.in_lane and span.duration_s * pt_per_s >= _width_pt(number):
+            top, height = rows.place(span)
+            around, middle_ms = _around(paint.colour, 2.0), (span.start_s + span.end_s) / 2 * 1e3
+            y = top + height * part
+            axes.text(middle_ms, y, number, color=paint.text, path_effects=around, **look)
 
 
-def _width_pt(text: str, size_pt: float) -> float:
-    """How wide a text of digits is, with some room."""
-    return (len(text) + 0.5) * DIGIT_WIDTH * size_pt
+def _width_pt(number: str) -> float:
+    """How wide a number is, with some room."""
+    return (len(number) + 0.5) * DIGIT_WIDTH * NUMBER_PT
 
 
 def _around(colour: str, width_pt: float) -> list[AbstractPathEffect]:
@@ -325,30 +279,6 @@ def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:
         )
         if lines:
             axes.add_collection(found, autolim=False)
-
-
-def _draw_memory(timeline: Timeline, rows: Rows, axes: Axes) -> None:
-    """A small curve per rank, all on one scale, red above the limit."""
-    near = [c.limit_bytes or 0 for c in timeline.memory if is_limit_near(c, timeline)]
-    full_bytes = 1.04 * max(1.0, *(curve.peak_bytes for curve in timeline.memory), *near)
-    look: dict[str, Any] = {"step": "post", "linewidth": 0, "zorder": 2}
-    for curve in timeline.memory:
-        top, height = rows.row[curve.rank]
-        bottom, in_per_byte = top + height, height / full_bytes
-        limit = curve.peak_bytes if curve.limit_bytes is None else curve.limit_bytes
-        if curve.times_s:
-            times_ms = [time_s * 1e3 for time_s in (*curve.times_s, timeline.step_s)]
-            used = [*curve.used_bytes, curve.used_bytes[-1]]
-            within = [bottom - min(size, limit) * in_per_byte for size in used]
-            gid = f"memory/{curve.rank}"
-            axes.fill_between(times_ms, within, bottom, color=MEMORY_COLOUR, gid=gid, **look)
-            if curve.peak_bytes > limit:
-                above = [bottom - size * in_per_byte for size in used]
-                gid = f"above the limit/{curve.rank}"
-                axes.fill_between(times_ms, above, within, color=ABOVE_COLOUR, gid=gid, **look)
-        if is_limit_near(curve, timeline):
-            y, width_pt = bottom - limit * in_per_byte, min(0.8, rows.lane_pt * 0.1)
-            axes.hlines(y, 0, timeline.step_s * 1e3, "black", linewidth=width_pt, zorder=3)
 
 
 def _draw_legend(

@@ -72,20 +72,6 @@ def met_by_backwards(timeline: Timeline) -> Met:
     }
 
 
-def version_text(span: Span, met: Met) -> str:
-    """The updates that a stage's weights had seen, and for a forward by when its backward comes.
-
-    ``"12→15"`` is a forward after 12 updates whose backward comes after 15. Where that is not in
-    the timeline, or after as many, it is ``"12"``; empty where batches do not overlap.
-    """
-    if span.updates is None:
-        return ""
-    later = met.get((span.stage, span.microbatch), span.updates)
-    if span.kind is not SpanKind.FORWARD or later == span.updates:
-        return str(span.updates)
-    return f"{span.updates}→{later}"
-
-
 def plan_stages(
     program: Program, plan: Plan, graph: ModelGraph, rank_of_device: Sequence[int]
 ) -> tuple[TimelineStage, ...]:

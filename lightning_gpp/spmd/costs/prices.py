@@ -13,7 +13,7 @@ an operator needs for itself.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,6 @@ from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Method,
     ReceiveInput,
     is_summed_later,
 )
@@ -42,10 +41,7 @@ from lightning_gpp.spmd.rules.theory import Rule
 Costs = tuple[ShareCost, ...]
 """Costs one after the other."""
 
-Ways = Mapping[Method, Costs]
-"""How something can be moved, and what each way takes."""
-
-_NOTHING: Ways = {Method.NONE: ()}
+_NOTHING: tuple[Costs, ...] = ((),)
 
 _R, _SAME = PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE
 _S, _P = PlacementKind.SHARD, PlacementKind.PARTIAL
@@ -100,15 +96,11 @@ class Price:
         seconds: forwards and backwards, each cost on its slowest device.
         memory_bytes: that stay on every device, shape ``(num_devices,)``.
         halves: its forward and its backward.
-        method: the way forwards.
-        backward_method: the way backwards.
     """
 
     seconds: float
     memory_bytes: Vector
     halves: tuple[Half, Half]
-    method: Method = Method.NONE
-    backward_method: Method = Method.NONE
 
 
 class PriceList:
@@ -132,8 +124,7 @@ class PriceList:
             return self.computation(operator, instruction)
         value = self.graph.value_of[instruction.value]
         if isinstance(instruction, Conversion):
-            methods = instruction.method, instruction.backward_method
-            return self.conversion(value, instruction.source, instruction.target, methods)
+            return self.conversion(value, instruction.source, instruction.target)
         if isinstance(instruction, ReceiveInput):
             return self.received(value, instruction.placement)
         return self.given(value, instruction.placement)
@@ -212,37 +203,28 @@ class PriceList:
             )
         )
 
-    def conversion(
-        self,
-        value: SpmdValue,
-        source: Placement,
-        target: Placement,
-        methods: tuple[Method, Method] | None = None,
-    ) -> Price:
-        """A value in another placement, forwards and backwards by the cheapest methods or these."""
-        alike = (value.size_bytes, value.requires_grad, value.source, source, target, methods)
+    def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> Price:
+        """A value in another placement, forwards and backwards in the cheapest way."""
+        alike = (value.size_bytes, value.requires_grad, value.source, source, target)
         if alike not in self._known:
-            forward, backward = self.ways(value, source, target)
-            method, back = methods or (self._best(forward), self._best(backward))
+            forward, backward = self._collective(value.size_bytes, source, target), _NOTHING
+            if self._flows(value):
+                backward = self._collective(value.size_bytes, target.dual, source.dual)
+                if is_summed_later(value, source, target) and self.machine.num_devices > 1:
+                    line = self.machine.times.all_reduce
+                    in_bucket_s = line.in_bucket_s(value.size_bytes, BUCKET_BYTES)
+                    backward = ((self._flat(in_bucket_s),),)
             kinds = source.kind, target.kind
             is_new = kinds in FORWARD or kinds == (_S, _P)
             memory = self._kept(value, target) if is_new else self._none
-            moved = forward[method], backward[back]
-            self._known[alike] = self._price(memory, moved, methods=(method, back))
+            moved = min(forward, key=self._total_s), min(backward, key=self._total_s)
+            self._known[alike] = self._price(memory, moved)
         return self._known[alike]
 
-    def ways(self, value: SpmdValue, source: Placement, target: Placement) -> tuple[Ways, Ways]:
-        """How a value, and its gradient, can be had in another placement."""
-        forward = self._collective(value.size_bytes, source, target)
-        if not self._flows(value):
-            return forward, _NOTHING
-        backward = self._collective(value.size_bytes, target.dual, source.dual)
-        if is_summed_later(value, source, target) and Method.DIRECT in backward:
-            in_bucket_s = self.machine.times.all_reduce.in_bucket_s(value.size_bytes, BUCKET_BYTES)
-            backward = {**backward, Method.DIRECT: (self._flat(in_bucket_s),)}
-        return forward, backward
-
-    def _collective(self, size_bytes: float, source: Placement, target: Placement) -> Ways:
+    def _collective(
+        self, size_bytes: float, source: Placement, target: Placement
+    ) -> tuple[Costs, ...]:
+        """What a move takes in each way that there is."""
         name, times = FORWARD.get((source.kind, target.kind)), self.machine.times
         if name is None or source == target or self.machine.num_devices == 1:
             return _NOTHING
@@ -251,18 +233,15 @@ class PriceList:
         if name == "reduce-scatter":
             return self._shards(size_bytes, target, times.reduce_scatter, times.reduce)
         if name == "all-to-all":
-            return {Method.DIRECT: (self._padded(times.all_to_all, size_bytes, source, target),)}
-        return {Method.DIRECT: (self._flat(times.all_reduce_s(size_bytes)),)}
+            return ((self._padded(times.all_to_all, size_bytes, source, target),),)
+        return ((self._flat(times.all_reduce_s(size_bytes)),),)
 
     def _shards(
         self, size_bytes: float, shard: Placement, padded: AlphaBeta, single: AlphaBeta
-    ) -> Ways:
-        num_devices = self.machine.num_devices
-        grouped_s = num_devices * single.alpha_s + single.beta_s_per_byte * size_bytes
-        return {
-            Method.PADDED: (self._padded(padded, size_bytes, shard),),
-            Method.GROUPED: (self._flat(grouped_s),),
-        }
+    ) -> tuple[Costs, ...]:
+        """All shards at once, as long as the largest, or one after the other."""
+        grouped_s = self.machine.num_devices * single.alpha_s + single.beta_s_per_byte * size_bytes
+        return (self._padded(padded, size_bytes, shard),), (self._flat(grouped_s),)
 
     def _flat(self, seconds: float) -> ShareCost:
         return (ShareLine(self._none + seconds, self._none),)
@@ -288,12 +267,11 @@ class PriceList:
         memory_bytes: Vector,
         moved: tuple[Costs, Costs] = ((), ()),
         computed: tuple[Costs, Costs] = ((), ()),
-        methods: tuple[Method, Method] = (Method.NONE, Method.NONE),
     ) -> Price:
         """What moves and what is computed, forwards and backwards each, as a price."""
         one, other = map(self._half, moved, computed)
         seconds = sum(self._total_s((*half.moved, *half.computed)) for half in (one, other))
-        return Price(seconds, memory_bytes, (one, other), *methods)
+        return Price(seconds, memory_bytes, (one, other))
 
     def _half(self, moved: Costs, computed: Costs) -> Half:
         compute_s = sum(map(self.parts.seconds_each, computed), self._none)
@@ -302,6 +280,3 @@ class PriceList:
     def _total_s(self, costs: Costs) -> float:
         """Seconds of costs one after the other."""
         return sum(map(self.parts.seconds, costs))
-
-    def _best(self, ways: Ways) -> Method:
-        return min(ways, key=lambda method: self._total_s(ways[method]))

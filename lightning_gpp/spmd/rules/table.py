@@ -291,23 +291,6 @@ def look_up(call: ShapedCall) -> Spec:
     return replace(spec, whole={name for name in spec.sizes if not name.startswith("x")})
 
 
-def index_select(call: ShapedCall) -> Spec:
-    """Rows by number: along the other dimensions, and along the numbers."""
-    names, dim = call.names, call.dim(default=0)
-    texts = {"self": " ".join(names), "index": "row"}
-    right = " ".join(_put(names, dim, "row"))
-    return call.by_argument(texts, right, whole={names[dim]}, linear=[{0}])
-
-
-def index_add(call: ShapedCall) -> Spec:
-    """Rows added to rows by number: along the other dimensions, and along the rows (a sum)."""
-    names, dim = call.names, call.dim(default=0)
-    source = " ".join(_put(names, dim, "row"))
-    own, together = call.index("self"), [call.index("self", "source")]
-    texts = {"self": " ".join(names), "index": "row", "source": source}
-    return call.by_argument(texts, " ".join(names), whole={names[dim]}, added=own, linear=together)
-
-
 _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "alias clone contiguous neg detach lift_fresh expand": multiple,
     "relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardswish hardsigmoid "
@@ -343,8 +326,6 @@ _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "embedding": embedding,
     "one_hot": one_hot,
     "gather scatter scatter_add": look_up,
-    "index_select": index_select,
-    "index_add": index_add,
 }
 
 SPECS = {kind: function for kinds, function in _TABLE.items() for kind in kinds.split()}

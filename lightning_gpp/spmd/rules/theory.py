@@ -22,13 +22,11 @@ class Rule:
         inputs: placement of every input.
         outputs: placement of every output.
         option: what a device does beyond the plain call.
-        note: what it is, for people.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     option: Option = Option.PLAIN
-    note: str = ""
 
     def __str__(self) -> str:
         left, right = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
@@ -66,7 +64,7 @@ def rules_of_spec(
     for linear in spec.linear:
         if all(has_gradient[index] for index in linear):
             inputs = [PARTIAL if i in linear else place for i, place in enumerate(whole)]
-            rules.append(Rule(tuple(inputs), (PARTIAL,) * num_outputs, note="of summands"))
+            rules.append(Rule(tuple(inputs), (PARTIAL,) * num_outputs))
     for cut in cuts:
         if cut.factor not in spec.whole:
             rules += _dealt(spec, cut, has_gradient, whole)
@@ -77,11 +75,10 @@ def replicated_rules(
     num_inputs: int, num_outputs: int, has_gradient: tuple[bool, ...]
 ) -> Iterator[Rule]:
     """The rules of every operator: all devices do all of it, and sum gradients later if at all."""
-    yield Rule((R_SAME,) * num_inputs, (R_SAME,) * num_outputs, note="replicated")
+    yield Rule((R_SAME,) * num_inputs, (R_SAME,) * num_outputs)
     if any(has_gradient[num_inputs:]):
         summed = tuple(R_SUMMED if gradient else R_SAME for gradient in has_gradient)
-        note = "replicated, gradients summed later"
-        yield Rule(summed[:num_inputs], summed[num_inputs:], note=note)
+        yield Rule(summed[:num_inputs], summed[num_inputs:])
 
 
 def _dealt(
@@ -105,7 +102,7 @@ def _dealt(
     option = spec.options.get(cut.factor, Option.PLAIN)
     if option is Option.VOCABULARY and cut.outer > 1:
         return  # a device has to have rows that follow one another
-    yield Rule(inputs, outputs, option, f"{'sum over' if is_sum else 'divided along'} {cut.factor}")
+    yield Rule(inputs, outputs, option)
 
 
 class Theory:

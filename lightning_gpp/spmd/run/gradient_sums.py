@@ -17,14 +17,12 @@ from torch import Tensor
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.emulated import EmulatedProgram
 
 _Summand = tuple[Tensor, Tensor]
 """A parameter, and this device's summand of its gradient."""
 
-_Begun = tuple[list[Tensor], Callable[[], Tensor], Callable[[], None] | None]
-"""Parameters of a bucket, and what waits for its sum, really and at the pace of the device; their
-summands are given up by then."""
+_Begun = tuple[list[Tensor], Callable[[], Tensor]]
+"""Parameters of a bucket, and what waits for its sum; their summands are given up by then."""
 
 
 class _Given(torch.autograd.Function):
@@ -62,12 +60,10 @@ class GradientSums:
     Attributes:
         collectives: of this device with the others.
         bucket_bytes: from which on a bucket is full.
-        pace: of this device, if it has one.
     """
 
     collectives: Collectives
     bucket_bytes: int = BUCKET_BYTES
-    pace: EmulatedProgram | None = None
     _open: list[_Summand] = field(default_factory=list)
     _size_bytes: int = 0
     _begun: list[_Begun] = field(default_factory=list)
@@ -84,21 +80,17 @@ class GradientSums:
     def _begin(self) -> None:
         bucket, self._open, self._size_bytes = self._open, [], 0
         flat = torch.cat([summand.reshape(-1) for _, summand in bucket])
-        size_bytes, purpose = flat.nbytes, f"summing the gradients of {len(bucket)} parameters"
+        purpose = f"summing the gradients of {len(bucket)} parameters"
         ended = self.collectives.begin_all_reduce(flat, purpose=purpose)
-        paced = None if self.pace is None else self.pace.begin_sum(size_bytes)
-        self._begun.append(([parameter for parameter, _ in bucket], ended, paced))
+        self._begun.append(([parameter for parameter, _ in bucket], ended))
 
     def finish(self) -> None:
         """Waits for all sums and gives parameters their gradients."""
         if self._open:
             self._begin()
         begun, self._begun = self._begun, []
-        for parameters, ended, paced in begun:
-            flat = ended()
-            if paced is not None:
-                paced()
-            give_gradients(parameters, _cut(flat, parameters))
+        for parameters, ended in begun:
+            give_gradients(parameters, _cut(ended(), parameters))
 
 
 def _cut(flat: Tensor, parameters: Iterable[Tensor]) -> Iterator[Tensor]:

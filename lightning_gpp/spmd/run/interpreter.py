@@ -26,7 +26,6 @@ from lightning_gpp.spmd.program import (
     bytes_in_bucket,
 )
 from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
 from lightning_gpp.spmd.run.local_operator import LocalGraph, cut, run_operator
 from lightning_gpp.spmd.run.moves import Mover, Shards
@@ -48,7 +47,6 @@ class Interpreter:
         program: what all devices do.
         collectives: of this device with the others.
         device: where its tensors are.
-        pace: lets time pass; None: as fast as it can.
         reads: of every instruction the values that it reads.
         last_use: the last instruction that reads a value.
     """
@@ -57,7 +55,6 @@ class Interpreter:
     program: SpmdProgram
     collectives: Collectives
     device: torch.device = CPU
-    pace: EmulatedProgram | None = None
     mover: Mover = field(init=False)
     reads: list[list[Key]] = field(default_factory=list)
     last_use: dict[Key, int] = field(init=False)
@@ -122,7 +119,7 @@ class ProgramRun:
         inputs: Mapping[str, Tensor] | None,
     ) -> None:
         self._of, self.graph, self._mover = interpreter, interpreter.graph, interpreter.mover
-        self._program, self._pace = interpreter.program, interpreter.pace
+        self._program = interpreter.program
         self._stored, self._inputs = stored, inputs
         self._there: dict[Key, Tensor] = {}
         """Values in the forward, then gradients."""
@@ -148,14 +145,10 @@ class ProgramRun:
                 self._compute(number, instruction, seed)
             else:
                 self._move(instruction, self.graph.value_of[instruction.value])
-            if self._pace is not None:
-                self._pace.passed(number, is_backward=False)
             for key in self._of.reads[number]:
                 if self._of.last_use[key] == number:
                     self._there.pop(key, None)
         self._there = {}
-        if self._pace is not None:
-            self._pace.end_half(is_backward=False)
 
     def _move(
         self, instruction: ReceiveInput | Conversion | ReturnOutput, value: SpmdValue
@@ -166,10 +159,9 @@ class ProgramRun:
                 given = None if self._inputs is None else self._inputs[name].detach()
                 what = f"argument {name}, {place}"
                 self._there[name, place] = mover.from_root(given, whole, _dtype(value), place, what)
-            case Conversion(source=source, target=target, method=method):
+            case Conversion(source=source, target=target):
                 part, what = self._there[name, source], f"{name} {source} -> {target}"
-                converted = mover.move(part, whole, source, target, method, what)
-                self._there[name, target] = converted
+                self._there[name, target] = mover.move(part, whole, source, target, what)
             case ReturnOutput(placement=place):
                 part = self._there[name, place]
                 given = mover.to_root(part, whole, place, f"result {name}, {place}")
@@ -216,20 +208,16 @@ class ProgramRun:
             retain: whether another backward may follow.
         """
         self._there = {}
-        self._sums = GradientSums(self._of.collectives, pace=self._pace)
+        self._sums = GradientSums(self._of.collectives)
         for number in reversed(range(len(self._program.instructions))):
             instruction = self._program.instructions[number]
             if isinstance(instruction, Computation):
-                is_reached = self._compute_back(number, instruction, retain)
+                self._compute_back(number, instruction, retain)
             else:
                 value = self.graph.value_of[instruction.value]
-                is_reached = self._move_back(instruction, value, reached, gradients)
-            if is_reached and self._pace is not None:
-                self._pace.passed(number, is_backward=True)
+                self._move_back(instruction, value, reached, gradients)
         self._give([gradients[name] for name in reached if name in gradients], retain=retain)
         self._sums.finish()
-        if self._pace is not None:
-            self._pace.end_half(is_backward=True)
 
     def _move_back(
         self,
@@ -237,41 +225,40 @@ class ProgramRun:
         value: SpmdValue,
         reached: Sequence[str],
         gradients: Mapping[str, Tensor],
-    ) -> bool:
-        """Moves a gradient; whether any has come to the instruction."""
+    ) -> None:
+        """Moves the gradient that has come to an instruction, if one has."""
         name, whole, mover = value.name, value.shape, self._mover
         if isinstance(instruction, ReturnOutput):
             dual, what = instruction.placement.dual, f"gradient of result {name}"
             if name in reached:
                 found = mover.from_root(gradients.get(name), whole, _dtype(value), dual, what)
                 self._add((name, instruction.placement), found)
-            return name in reached
+            return
         if isinstance(instruction, ReceiveInput):
             place = instruction.placement
             if (gradient := self._there.pop((name, place), None)) is None:
-                return False
+                return
             given = mover.to_root(gradient, whole, place.dual, f"gradient of argument {name}")
             if given is not None and self._inputs is not None:
                 torch.autograd.backward(self._inputs[name], given)
-            return True
+            return
         source, target = instruction.source, instruction.target
         if (gradient := self._there.pop((name, target), None)) is None:
-            return False
+            return
         if bytes_in_bucket(self._program, instruction, self.graph):
             if self._stored[name].requires_grad:
                 self._sums.add(self._stored[name], gradient)
         else:
-            what, method = f"gradient of {name} {source} -> {target}", instruction.backward_method
-            found = mover.move(gradient, whole, target.dual, source.dual, method, what)
+            what = f"gradient of {name} {source} -> {target}"
+            found = mover.move(gradient, whole, target.dual, source.dual, what)
             self._add((name, source), found)
-        return True
 
-    def _compute_back(self, number: int, computation: Computation, retain: bool) -> bool:
+    def _compute_back(self, number: int, computation: Computation, retain: bool) -> None:
         operator = self.graph.operator_of[computation.operator]
         outputs = zip(operator.outputs, computation.outputs, strict=True)
         gradients = [self._there.pop(key, None) for key in outputs]
         if all(gradient is None for gradient in gradients):
-            return False
+            return
         local = self._local[number] if retain else self._local.pop(number)
         found = local.backward(gradients, retain=retain)
         for key, gradient in zip(self._of.reads[number], found, strict=True):
@@ -281,7 +268,6 @@ class ProgramRun:
                     shape = self._mover.shards.shape(value.shape, key[1], self._mover.rank)
                     gradient = torch.zeros(shape, dtype=_dtype(value), device=self._of.device)
                 self._add(key, gradient)
-        return True
 
     def _add(self, key: Key, gradient: Tensor) -> None:
         there = self._there.get(key)

@@ -51,7 +51,7 @@ def run_operator(
     for shape, tensor in zip(expected, made, strict=True):
         if tuple(tensor.shape) != shape:
             raise RuntimeError(
-                f"operator {operator.name!r} ({operator.kind}, rule {computation.note!r}) made "
+                f"operator {operator.name!r} ({operator.kind}) made "
                 f"{tuple(tensor.shape)} on rank {rank}, but {shape} is this rank's part as "
                 f"{', '.join(map(str, computation.outputs))}"
             )

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.spmd.placement import PARTIAL, Placement, units_per_device
-from lightning_gpp.spmd.program import Method
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 
 
@@ -119,7 +118,6 @@ class Mover:
         whole: Shape,
         source: Placement,
         target: Placement,
-        method: Method,
         purpose: str,
     ) -> Tensor:
         """This device's part of a tensor in another placement.
@@ -129,7 +127,6 @@ class Mover:
             whole: sizes of the whole tensor.
             source: the placement it has.
             target: the one it is to have.
-            method: how.
             purpose: what for, for errors.
         """
         rank, shards, group = self.rank, self.shards, self.collectives

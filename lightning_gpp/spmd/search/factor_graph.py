@@ -171,7 +171,7 @@ class FactorGraph:
         def returned(names: Sequence[str]) -> Iterator[SearchStep]:
             for name in dict.fromkeys(names):
                 placements = self.tables[name].placements
-                rules = tuple(Rule((each,), (), note="returned") for each in placements)
+                rules = tuple(Rule((each,), ()) for each in placements)
                 yield SearchStep(None, (name,), rules)
 
         outputs, value_of = self.graph.outputs, self.graph.value_of
@@ -251,9 +251,7 @@ class FactorGraph:
                     storage[name] = placements[first]
             for one, other in ((placements[i], placements[j]) for i, j in way.path):
                 if other not in there[name]:
-                    price = self.prices.conversion(value, one, other)
-                    methods = price.method, price.backward_method
-                    instructions.append(Conversion(name, one, other, *methods))
+                    instructions.append(Conversion(name, one, other))
                     there[name].add(other)
 
         paid = zip(self.factors, answer.paid, strict=True)
@@ -265,7 +263,7 @@ class FactorGraph:
             if step.operator is None:
                 instructions.append(ReturnOutput(step.reads[0], rule.inputs[0]))
                 continue
-            made = rule.inputs, rule.outputs, rule.option, rule.note
+            made = rule.inputs, rule.outputs, rule.option
             instructions.append(Computation(step.operator.name, *made))
             there |= {n: {p} for n, p in zip(step.operator.outputs, rule.outputs)}
         return SpmdProgram(self.prices.parts.shares, storage, tuple(instructions), name)

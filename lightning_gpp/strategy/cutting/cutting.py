@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.checks.check import of_other_sizes, relative_tolerance
+from lightning_gpp.capture.checks.check import is_close
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
@@ -258,21 +258,7 @@ def difference(joined: Values, whole: Values) -> str | None:
     for name, expected in whole.items():
         leaves, structure = flatten(expected)
         got, got_structure = flatten(joined[name])
-        same = structure == got_structure and all(map(_is_close, got, leaves))
+        same = structure == got_structure and all(map(is_close, got, leaves))
         if not same:
             return _DEPENDS.format(name)
     return None
-
-
-def _is_close(got: Any, want: Any) -> bool:
-    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
-        return _is_same(got, want)
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    if got.is_meta:  # of shapes no value differs
-        return True
-    if not (want.is_floating_point() or want.is_complex()):
-        return torch.equal(got, want)
-    tolerance = relative_tolerance(want.dtype, of_float32=of_other_sizes(want.device))
-    scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
-    return torch.allclose(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

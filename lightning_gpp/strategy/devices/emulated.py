@@ -72,12 +72,17 @@ class EmulatedAccelerator(OurAccelerator):
 
         Raises:
             ValueError: there is no cluster, or there are two, or it has too few devices.
-            NotImplementedError: the ranks are on several hosts.
+            NotImplementedError: the ranks are on several hosts, or the pipeline does not drain.
         """
         if num_nodes > 1:
             raise NotImplementedError(
                 f'accelerator="emulated" runs on one host, got num_nodes={num_nodes}: all emulated '
                 "hosts are described by the cluster; give the number of all devices as devices=..."
+            )
+        if settings.is_asynchronous:
+            raise NotImplementedError(
+                "emulated devices run schedules that drain after every step; graphpipe "
+                f"job=simulate schedule={settings.schedule} predicts one that does not"
             )
         if self.cluster is not None and settings.cluster is not None:
             raise ValueError(

@@ -121,7 +121,7 @@ def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         raise GraphTrainingError(
             "full-graph training needs one graph: forward has to be called with a `Data`, or with "
             "tensors named `edge_index`, of shape (2, edges) and whole numbers, and `x`, with a "
-            f"row per vertex, or with a sparse adjacency; got {given}"
+            f"row per vertex; got {given}"
         )
     if found.num_graphs > 1:
         raise GraphTrainingError(
@@ -149,13 +149,11 @@ def example_of(
         unit_sizes: samples of each micro-batch for a number of samples.
 
     Raises:
-        CaptureError: an argument is a list with an entry of its own for every sample, or the
-            forward changes a parameter.
+        CaptureError: the forward changes a parameter.
     """
     with torch.inference_mode(False):
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
-        arguments.refuse_lists_of_samples(tensors)
         sample = first_sample(tensors)
         total = max(1, sample.num_samples)
         units = unit_sizes(total)
@@ -189,8 +187,8 @@ def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         rollback(module),
         torch.no_grad(),
         weights.resident(),
-        unchanged_parameters(module, weights.changed),
-        weights.visiting(),
+        unchanged_parameters(module),
+        weights.visiting(watched=True),
     ):
         try:
             module.forward(*args, **kwargs)

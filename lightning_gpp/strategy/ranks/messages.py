@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.emulation.real_time import Resumption
 from lightning_gpp.strategy.logging.logs import LogCall
 
 
@@ -307,10 +306,8 @@ class AsyncMinibatch:
         since: mini-batches that went backward since the pipeline was empty.
         remaining: mini-batches that will follow, as far as they are read ahead.
         is_epoch: whether it is the first one of an epoch.
-        resumption: how emulated time goes on before it, if it stood still.
     """
 
     since: int
     remaining: int
     is_epoch: bool
-    resumption: Resumption | None = None

@@ -26,7 +26,7 @@ from lightning_gpp.runtime.processes.rank_processes import end_with_starter, end
 from lightning_gpp.strategy.lightning_private import (
     MultiProcessingLauncher,
     SIGTERMException,
-    answer_sigterm,
+    answer_signals,
     receive_sigterm,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -145,7 +145,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def ended_together(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
-    """In this SIGTERM ends a run on all ranks at the same place, where Lightning ends it on one."""
+    """In this SIGTERM ends a run, and SLURM requeues it, on all ranks at the same place."""
 
     def end(rank: int) -> None:
         if run.control.is_leader:
@@ -153,8 +153,8 @@ def ended_together(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
         receive_sigterm(trainer)
 
     run.on_terminated = end
-    answer_sigterm(trainer, run.failures.terminate)
+    undo = answer_signals(trainer, run.failures.terminate)
     try:
         yield
     finally:
-        answer_sigterm(trainer, None)
+        undo()

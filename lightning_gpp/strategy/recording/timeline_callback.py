@@ -338,7 +338,6 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
     assert run.pipeline is not None
     offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
     gathered = run.control.gather((record, offset), "gathering the timeline of a step")
-    run.pipeline.time.leave()
     time_scale = run.pipeline.time.time_scale
     if not gathered:
         return None

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.emulation.real_time import RealTime
-from lightning_gpp.emulation.spmd import SpmdEmulation
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.spmd.costs.machine import (
     CollectiveTimes,
@@ -25,7 +23,6 @@ from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.spmd.run.operator_calls import written_buffers
 from lightning_gpp.spmd.search.find import find_program
@@ -128,19 +125,13 @@ class Divider:
 
     def _divide(self, run: PipelinedRun, package: ProgramPackage) -> None:
         """The module's parameters become this rank's parts."""
-        settings, program, prefix = run.settings, package.program, run.settings.prefix
+        program, prefix = package.program, run.settings.prefix
         names = [n for n, _ in (*run.target.named_parameters(), *run.target.named_buffers())]
         storage = {prefix + name: program.stored(name) for name in names}
         shards = Shards(program.shares)
         partition = ShardedPartition(run.module, storage, shards, run.control, run.device)
-        time: RealTime[Interpreter] = RealTime()
-        if settings.emulated is not None:
-            assert settings.cluster is not None, "the accelerator has seen to it"
-            cluster = resolve_cluster(settings.cluster, run.control.num_ranks)
-            scale, machine = settings.emulated.time_scale, machine_of(cluster, None)
-            time = SpmdEmulation(scale, cluster.kinds, machine, run.control, run.waits.sleep)
         held = partition.held_parameters()
-        model = SpmdModel(partition, held, self._collectives, run.control, prefix, run.device, time)
+        model = SpmdModel(partition, held, self._collectives, run.control, prefix, run.device)
         model.add(package)
         run.take(
             model,

@@ -63,7 +63,7 @@ class SpmdModel:
         control: likewise, with rank 0.
         prefix: of the divided module's names in the LightningModule.
         device: of this rank.
-        time: in which calls run; that of emulated devices, if they are.
+        time: in which steps run, which is real.
         optimizers: of the parameters that this rank has, or has parts of.
         interpreters: one per export, in their order, with its constants.
     """
@@ -74,7 +74,7 @@ class SpmdModel:
     control: Control
     prefix: str
     device: torch.device
-    time: RealTime[Interpreter]
+    time: RealTime = field(default_factory=RealTime)
     optimizers: list[PartialOptimizer] = field(default_factory=list)
     interpreters: list[tuple[Interpreter, dict[str, Tensor]]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class SpmdModel:
     @contextmanager
     def _part(self, halves: _Halves, is_second: bool) -> Iterator[None]:
         """What a half of a call runs in."""
-        with self.time.step(halves.interpreter, is_second=is_second), lifted():
+        with lifted():
             yield
 
     def forward(self, message: Forward, boundary: CallBoundary | None) -> None:

@@ -161,9 +161,6 @@ class Asides:
 
     def _take_part(self, aside: Aside) -> Any:
         """Other ranks: what rank 0 does there; its result."""
-        model = self._run.model
-        if model is not None:
-            model.time.leave()
         with self._run.control.aside():
             end = self._follower.until(AsideEnd, doing=f"call at {aside.place}")
         return self._run.on_device(end.value)

@@ -179,8 +179,7 @@ class AsyncSteps(SuspendedSteps):
                 raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
             if is_epoch or run.settings.policy.drains:
                 self._since = 0
-            resumption = run.built.time.resumption(self._since)
-            message = AsyncMinibatch(self._since, len(ahead), is_epoch, resumption)
+            message = AsyncMinibatch(self._since, len(ahead), is_epoch)
             run.lead(message)
             stash = self._perform(message, self._steps)
         return self._returned([steps.pop(self._number - 1)], batch, stash)
@@ -232,7 +231,7 @@ class AsyncSteps(SuspendedSteps):
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
         windowed = run.built.in_window(window, self._state, shift, boundary)
-        stash = run.built.window(windowed, window.number, record, message.resumption)
+        stash = run.built.window(windowed, window.number, record)
         self._number += 1
         self._since = message.since + 1
         return stash

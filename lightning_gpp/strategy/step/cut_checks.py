@@ -125,14 +125,15 @@ def why_not_cut(
     training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)
     # a few samples may not show it
-    met = None
     if not is_trained or _num_apart(units, at_a_time):
-        met = captured.where_samples_meet(training and not normalizes, averaged)
-    if known := captured.decision or met:
+        known = captured.where_samples_meet(averaged)
+    else:
+        known = captured.decision
+    if known is not None:
         return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))
-    autocast, is_random = Autocast.current(run.device), training and captured.is_random
+    autocast, is_random = Autocast.current(run.device), training and captured.verified.is_random
     trial = Trial(few, is_trained, training, autocast, 0 if is_random else _WHOLE)
     is_sure, why_not = _tried(run, first, trial, averaged)
     is_open = not is_sure or (why_not is not None and normalizes and not why_not.startswith(_FAILS))

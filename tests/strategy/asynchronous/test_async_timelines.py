@@ -18,8 +18,7 @@ from helpers.workers import WorkerPool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_gpp import EmulatedAccelerator, TimelineCallback
-from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
+from lightning_gpp import TimelineCallback
 from lightning_gpp.schedule import Kind, Windows, most_ahead
 from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.simulate import SpanKind, Timeline
@@ -27,7 +26,6 @@ from lightning_gpp.simulate.refit.recorded import timeline_actions
 from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.step_reports import StepReport
 
-SLOW = DeviceKind("abacus", {"float64": 1e5}, 1e12, source="made up")
 PLAN = [["left"], ["right"], ["join"]]
 
 
@@ -109,17 +107,12 @@ def fit(
     folder: str,
     steps: Any,
     *,
-    is_emulated: bool,
     count: int = 12,
     weights: str = "pipeoptim",
     **trainer: Any,
 ) -> Recorded:
     callback = TimelineCallback(steps, dirpath=folder)
     found = Recorded(callback.timelines, callback.reports)
-    if is_emulated:
-        devices = tuple(Device(f"abacus:{index}", SLOW.name) for index in range(3))
-        cluster = Cluster(devices, Link(1e6, 1e-4), device_kinds=(SLOW,))
-        trainer["accelerator"] = EmulatedAccelerator(cluster)
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(4 * count, 4, generator=generator).double() for _ in range(2))
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
@@ -137,32 +130,25 @@ def fit(
     return found
 
 
-@pytest.mark.parametrize("is_emulated", [False, True], ids=["real", "emulated"])
-def test_some_steps_in_a_row_are_one_timeline(
-    pool: WorkerPool, tmp_path: Path, is_emulated: bool
-) -> None:
+def test_some_steps_in_a_row_are_one_timeline(pool: WorkerPool, tmp_path: Path) -> None:
     steps = range(4, 9)
-    ranks = pool.run(
-        fit, str(tmp_path), steps, is_emulated=is_emulated, val_check_interval=6, num_ranks=3
-    )
+    ranks = pool.run(fit, str(tmp_path), steps, val_check_interval=6, num_ranks=3)
     (timeline,) = ranks[0].timelines.values()
     assert timeline.step == 4 and timeline.num_minibatches == 5
-    assert timeline.source == ("emulated" if is_emulated else "measured")
+    assert timeline.source == "measured"
     check_order(timeline, ranks, steps)
     check_versions(timeline, ranks[0].differences, first=4)
     check_prediction(ranks[0], timeline)
     files = sorted(path.name for path in tmp_path.iterdir())
-    kept = [] if is_emulated else ["refit.json"]
-    assert files == [*kept, "timeline.html", "timeline.png", "trace.json"]
+    assert files == ["refit.json", "timeline.html", "timeline.png", "trace.json"]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any("updates_before" in event.get("args", {}) for event in events)
     assert not any(rank.is_on for rank in ranks)
     assert ranks[0].in_pipeline_s == 0  # steps run within windows, and cannot be told from them
-    if not is_emulated:
-        kinds = [span.kind for span in timeline.spans]
-        assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5
-        assert SpanKind.DATA in kinds and SpanKind.VALIDATION in kinds
-        check_refit(tmp_path / "refit.json", timeline)
+    kinds = [span.kind for span in timeline.spans]
+    assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5
+    assert SpanKind.DATA in kinds and SpanKind.VALIDATION in kinds
+    check_refit(tmp_path / "refit.json", timeline)
 
 
 def test_an_update_of_several_mini_batches_is_counted_once(
@@ -170,9 +156,7 @@ def test_an_update_of_several_mini_batches_is_counted_once(
 ) -> None:
     """2BW updates after every second batch here; the simulation of the windows knows it."""
     updates = {"weights": "2bw", "accumulate_grad_batches": 2}
-    ranks = pool.run(
-        fit, str(tmp_path), range(4, 6), is_emulated=False, count=16, num_ranks=3, **updates
-    )
+    ranks = pool.run(fit, str(tmp_path), range(4, 6), count=16, num_ranks=3, **updates)
     (timeline,) = ranks[0].timelines.values()
     assert {span.updates for span in timeline.spans if span.updates is not None} >= {4, 5}
     assert ranks[0].per_update == 2
@@ -251,7 +235,6 @@ def test_a_timeline_ends_with_its_epoch(pool: WorkerPool, tmp_path: Path) -> Non
         fit,
         str(tmp_path),
         [*range(3, 9), 40],
-        is_emulated=False,
         count=6,
         max_epochs=2,
         num_ranks=3,

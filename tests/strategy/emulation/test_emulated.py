@@ -50,6 +50,13 @@ def abaci(count: int) -> Cluster:
         ("emulated", "auto", {"cluster": "summit"}, ValueError, "got none"),
         ("emulated", 3, {"cluster": abaci(2)}, ValueError, "has 2 devices, but there are 3 ranks"),
         (EmulatedAccelerator("summit"), 2, {"cluster": "summit"}, ValueError, "given twice"),
+        (
+            EmulatedAccelerator("summit"),
+            2,
+            {"schedule": "1f1b-async"},
+            NotImplementedError,
+            "drain",
+        ),
     ],
 )
 def test_trainers_that_cannot_be(

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from helpers.full_graph import (
     FullGraphJob,
     NodeClassifier,
-    OfAdjacency,
     fit,
     random_graph,
     sent_bytes,
@@ -152,33 +151,6 @@ def test_mixed_precision(pool: WorkerPool, kind: str, ways: int) -> None:
             assert weights[name].dtype is torch.float32
             limit = 8 * 2**-8
             torch.testing.assert_close(weights[name], weight.float(), rtol=limit, atol=limit)
-
-
-SPARSE = [
-    ("gcn", True, torch.sparse_csr, 1),
-    ("gcn", True, torch.sparse_coo, 2),
-    ("gcn2", True, torch.sparse_csr, 2),
-    ("sage", False, torch.sparse_csr, 2),
-    ("gat", False, torch.sparse_csr, 1),
-    ("resgcn", False, torch.sparse_coo, 1),
-]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("kind", "weighted", "layout", "ways"), SPARSE)
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.filterwarnings("ignore:Sparse", "ignore:Converting sparse tensor")
-def test_a_sparse_adjacency(
-    pool: WorkerPool, kind: str, weighted: bool, layout: torch.layout, ways: int, large: bool
-) -> None:
-    """Equal to one device, which gives its layers the matrix itself."""
-    module = partial(OfAdjacency, kind, weighted, layout)
-    job = FullGraphJob(module, LARGE if large else {}, epochs=5)
-    expected = fit(job, None)
-    strategy = {"mode": "exact", "ways": ways, "seed": SEED}
-    weights = merged(pool.run(fit, job, strategy, 2, num_ranks=2))
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
 
 
 CASES = [

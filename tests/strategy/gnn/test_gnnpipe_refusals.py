@@ -8,9 +8,7 @@ import lightning.pytorch as lp
 import pytest
 import torch
 from helpers.full_graph import (
-    MultipliesBy,
     NodeClassifier,
-    OfAdjacency,
     OfBatches,
     OneLayer,
     Perceptron,
@@ -21,6 +19,7 @@ from helpers.workers import WorkerPool
 from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
+from lightning_gpp.capture import CaptureError
 from lightning_gpp.gnn import GraphTrainingError
 from lightning_gpp.strategy import GNNPipeStrategy
 from lightning_gpp.strategy.planning.example import GraphCall
@@ -99,18 +98,11 @@ def test_layers_that_look_at_all_vertices(pool: WorkerPool, norm: torch.nn.Modul
     assert "mode='exact'" in found
 
 
-def test_a_sparse_adjacency_that_no_layer_takes(pool: WorkerPool) -> None:
-    module = MultipliesBy("gat", False, torch.sparse_csr)
-    (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
-    assert "computes with the sparse adjacency itself; only layers of torch_geometric" in found
-
-
-def test_values_of_an_adjacency_that_a_layer_takes_no_weights_for(pool: WorkerPool) -> None:
-    """GraphSAGE multiplies by them where they are in a matrix, and takes no ``edge_weight``."""
-    module = OfAdjacency("sage", True, torch.sparse_csr)
-    (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
-    assert "OfAdjacency.forward cannot be captured" in found
-    assert "output differs by" in found
+def test_a_sparse_adjacency_is_refused() -> None:
+    graph = random_graph()
+    matrix = torch.eye(len(graph.x)).to_sparse()
+    with pytest.raises(CaptureError, match=r"'edge_index' is a sparse tensor.* edge_weight"):
+        GraphCall.of(NodeClassifier(), (graph.x, matrix), {})
 
 
 def test_a_graph_that_is_a_shape_alone() -> None:

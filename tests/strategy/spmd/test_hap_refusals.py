@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gpp import TimelineCallback
+from lightning_gpp import EmulatedAccelerator, TimelineCallback
 from lightning_gpp.strategy import HAPStrategy
 
 
@@ -41,6 +41,11 @@ def test_options(options: dict[str, object], text: str) -> None:
 def test_a_share_for_every_device() -> None:
     with pytest.raises(ValueError, match="3 numbers for 2 devices"):
         lp.Trainer(accelerator="cpu", devices=2, strategy=HAPStrategy(shares=[0.2, 0.3, 0.5]))
+
+
+def test_emulated_devices() -> None:
+    with pytest.raises(NotImplementedError, match="emulated devices run pipelines"):
+        lp.Trainer(accelerator=EmulatedAccelerator("summit"), devices=2, strategy=HAPStrategy())
 
 
 class Narrow(lp.LightningModule):

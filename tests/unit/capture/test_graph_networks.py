@@ -202,28 +202,6 @@ def test_one_full_graph() -> None:
     assert [operator.name for operator in captured.graph] == ["a", "relu", "b"]
 
 
-def test_values_of_one_graph_go_with_its_vertices() -> None:
-    """As many edges as vertices: shapes at one size would not tell them apart."""
-
-    class Nodes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = pyg.GCNConv(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-            hidden = self.a(x, edge_index, edge_weight).relu()
-            strongest = edge_weight.amax()
-            return self.b(hidden) * strongest
-
-    data = Data(x=torch.randn(9, 3), edge_index=torch.randint(0, 9, (2, 9)))
-    graph = capture(Nodes(), (data.x, data.edge_index, torch.rand(9)), {}).graph
-    kinds = {n: (v.variation, v.cut_dims, v.is_cuttable) for n, v in graph.values.items()}
-    rows, whole = Variation.VERTICES, (Variation.WHOLE, (None,), False)
-    assert kinds["x"] == kinds["a"] == kinds["b"] == (rows, (0,), True)
-    assert kinds["edge_index"] == kinds["edge_weight"] == kinds["amax"] == whole
-    assert graph.staying == {"x", "edge_index", "edge_weight"}
-
-
 def test_hetero_data_is_refused_with_a_remedy() -> None:
     from torch_geometric.data import HeteroData
 

@@ -10,7 +10,14 @@ from helpers.history_reference import Net
 from torch import Tensor
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, chunk_costs, partition
+from lightning_gpp.gnn import (
+    ChunkedModel,
+    Chunks,
+    Techniques,
+    chunk_costs,
+    mixing_methods,
+    partition,
+)
 from lightning_gpp.gnn.history import History
 
 NUM_VERTICES, NUM_CHUNKS = 23, 4
@@ -35,7 +42,7 @@ def chunked(
     net: Net, x: Tensor, edges: Tensor, chunks: Chunks, techniques: Techniques
 ) -> ChunkedModel:
     """A net that runs in chunks."""
-    captured = capture(net, (x, edges))
+    captured = capture(net, (x, edges), opened=mixing_methods(net))
     flags = {name: True for name, _ in net.named_modules()}
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
 
@@ -67,20 +74,3 @@ def test_costs_have_the_histories(num_ways: int, monkeypatch: pytest.MonkeyPatch
         assert size - without[name] == 3 * rows * 6 * x.element_size() // NUM_CHUNKS, name
         layers += rows > 0
     assert layers == 2 * num_ways
-
-
-@pytest.mark.parametrize(
-    ("num_chunks", "techniques", "is_advised"),
-    [
-        (NUM_CHUNKS, Techniques(), True),
-        (NUM_CHUNKS, Techniques(historical_gradients=True), False),
-        (1, Techniques(), False),
-    ],
-)
-def test_many_cut_edges_come_with_advice(
-    num_chunks: int, techniques: Techniques, is_advised: bool
-) -> None:
-    net, (x, edges, _) = Net("gcn", num_layers=2), graph()
-    chunks = partition(edges, NUM_VERTICES, num_chunks)
-    described = chunked(net, x, edges, chunks, techniques).describe()
-    assert ("historical_gradients=True" in described) is is_advised

@@ -19,6 +19,7 @@ from lightning_gpp.gnn import (
     ChunkedModel,
     GraphTrainingError,
     Techniques,
+    mixing_methods,
     partition,
     small_graph,
 )
@@ -85,7 +86,7 @@ def flags(module: nn.Module) -> dict[str, bool]:
 
 def checked(module: nn.Module, *args: Tensor, num_chunks: int = 3) -> ChunkedModel:
     """Checks a module in chunks, and makes it run in them."""
-    captured = capture(module, args)
+    captured = capture(module, args, opened=mixing_methods(module))
     tensors = captured.inputs(args, {})
     chunks = partition(args[1], len(args[0]), num_chunks)
     check_in_chunks(captured, tensors, chunks, flags(module))
@@ -184,7 +185,7 @@ def test_arguments_that_change_in_place(what: str) -> None:
         "edge_weight": torch.rand(40) + 0.1,
         "more": torch.zeros(40, 2),
     }
-    captured = capture(net, tuple(given.values()))
+    captured = capture(net, tuple(given.values()), opened=mixing_methods(net))
     chunks = partition(given["edge_index"], 12, 1)
     model = ChunkedModel(captured, given, chunks, Techniques(), flags(net))
     names = [operator.name for operator in model.graph]
@@ -201,7 +202,7 @@ def test_the_whole_is_compared_with_the_module() -> None:
     module = Scaled().train()
     small = small_graph(tensors, {3, 2})
     assert small is not None
-    captured = capture(module, tuple(small.values()))
+    captured = capture(module, tuple(small.values()), opened=mixing_methods(module))
     given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
     chunks = partition(tensors["edge_index"], 400, 5)
     check_in_chunks(captured, given, chunks, flags(module), example)

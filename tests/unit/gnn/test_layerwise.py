@@ -13,7 +13,7 @@ from helpers.layerwise_history import LayerwiseHistory, SparseStem, layers
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, Techniques, partition
+from lightning_gpp.gnn import ChunkedModel, Techniques, mixing_methods, partition
 from lightning_gpp.recipes.gnn import BlockModel, NodeNetwork
 
 NUM_CHUNKS = 8
@@ -57,7 +57,7 @@ def test_layers_at_once_are_chunks_in_turn(
     twin, graph = copy.deepcopy(net), blocks.graph
     edges, args = graph.edge_index, (graph.x, graph.edge_index)
     chunks = partition(edges, len(graph.x), NUM_CHUNKS)
-    captured = capture(net, args)
+    captured = capture(net, args, opened=mixing_methods(net))
     inputs, flags = captured.inputs(args, {}), {name: True for name, _ in net.named_modules()}
     model = ChunkedModel(captured, inputs, chunks, techniques, flags)
     stages = stages_of(model, 1)

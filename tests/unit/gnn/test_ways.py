@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError, Techniques
+from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError, Techniques, mixing_methods
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def divided(
     if parts is None:
         parts = torch.arange(len(x)) % num_ways
     chunks = Chunks.of(parts, 1, edges, "by hand", num_ways)
-    captured = capture(module, (x, edges))
+    captured = capture(module, (x, edges), opened=mixing_methods(module))
     flags = {name: True for name, _ in module.named_modules()}
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, Techniques(), flags)
 

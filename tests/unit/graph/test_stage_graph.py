@@ -87,16 +87,3 @@ def test_wrong_divisions_are_refused(division, match):
 )
 def test_depths(num_stages, edges, depths):
     assert list(stage_edges(num_stages, edges).depths.values()) == depths
-
-
-@pytest.mark.parametrize(
-    ("edges", "match"),
-    [
-        ([(1, 0)], "edge 1->0 is not in topological order"),
-        ([(0, 2)], "edge 0->2 is not in topological order among 2 stages"),
-        ([(0, 1), (0, 1)], "edge 0->1 is given twice"),
-    ],
-)
-def test_broken_stage_graphs_are_refused(edges, match):
-    with pytest.raises(ValueError, match=match):
-        StageGraph(2, tuple(StageEdge(a, b, ("v",)) for a, b in edges))

@@ -52,14 +52,14 @@ def random_instance(seed: int, *, memory_bytes: float = 25.0) -> PiperInstance:
     operators = []
     for number in range(count):
         seconds, kept = float(choose.randint(1, 12)), choose.randint(1, 12)
-        plain = Tmpc("plain", seconds, choose.randint(0, 9), kept, 2.0, {}, {})
+        plain = Tmpc(seconds, choose.randint(0, 9), kept, 2.0)
         again = dataclasses.replace(
             plain,
             seconds_per_sample=seconds * 1.5,
             memory_bytes_in_flight=kept / 4,
             memory_bytes_fixed=3.0,
         )
-        operators.append(PiperOperator(number, f"op{number}", {1: (plain, again)}))
+        operators.append(PiperOperator(number, f"op{number}", (plain, again)))
     return PiperInstance(tuple(operators), edges, choose.randint(1, 5), memory_bytes, 10.0, 12)
 
 
@@ -89,7 +89,7 @@ def divisions(instance: PiperInstance) -> Iterator[list[Choice]]:
 def stage_s(instance: PiperInstance, stage: Choice, y: int) -> float:
     """Seconds per sample with the greedy choice of ways, operator by operator."""
     members, d = stage
-    ways = {o.id: o.ways[1] for o in instance.operators if o.id in members}
+    ways = {o.id: o.ways for o in instance.operators if o.id in members}
     chosen = dict.fromkeys(members, 0)
 
     def memory(number: int, way: int) -> float:

@@ -10,7 +10,6 @@ from helpers.refits import STEP
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.jobs.simulate import with_recorded
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, SpanKind, StepCosts, Timeline, simulate
@@ -139,12 +138,6 @@ def test_a_timeline_of_another_program_is_refused_by_name() -> None:
     three = request(num_devices=3)
     with pytest.raises(ValueError, match="another program: it has 2 stages"):
         refit([timeline], program(PAIR, three), PAIR, three)
-
-
-def test_what_is_given_of_a_step_counts_before_what_was_recorded() -> None:
-    recorded = StepCosts(data_s=2.0, turn_s=3.0, optimizer_s={0: 1.0})
-    found = with_recorded(StepCosts(data_s=1.0), recorded)
-    assert found == replace(recorded, data_s=1.0)
 
 
 def test_costs_of_another_model_are_refused() -> None:

@@ -140,15 +140,15 @@ class TestEverything:
 
 class TestPicture:
     def test_file_is_a_png_of_the_figure(self, tmp_path: Path) -> None:
-        write_picture(timeline(), tmp_path / "timeline.png")
+        write_picture([timeline()], tmp_path / "timeline.png")
         data = (tmp_path / "timeline.png").read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
-        figure = timeline_figure(timeline())
+        figure = timeline_figure([timeline()])
         expected = tuple(int(inches * figure.dpi) for inches in figure.get_size_inches())
         assert struct.unpack(">2I", data[16:24]) == expected
 
     def test_bars_are_where_the_spans_are(self) -> None:
-        (axes,) = timeline_figure(timeline()).axes
+        (axes,) = timeline_figure([timeline()]).axes
         bars = {c.get_gid(): c for c in axes.collections if c.get_gid() is not None}
         assert ranges(bars["forward/1/0"]) == [(2000.0, 4000.0)]
         assert ranges(bars["backward/1/0"]) == [(6500.0, 7500.0)]
@@ -162,16 +162,16 @@ class TestPicture:
 
     def test_predicted_over_measured_on_one_axis(self) -> None:
         figure = timeline_figure(predicted_and_measured())
-        steps, memory = figure.axes[:2], figure.axes[2:]
+        steps = figure.axes
         assert {axes.get_xlim() for axes in figure.axes} == {(0, 12000.0)}
-        assert steps[0].get_position().y0 > steps[1].get_position().y1 > memory[0].get_position().y1
+        assert steps[0].get_position().y0 > steps[1].get_position().y1
         titles = [text.get_text() for text in figure.texts if text.get_weight() == "bold"]
         assert titles[0].startswith("Predicted step: 12000 ms (0 % more than measured), bubble")
         assert titles[1].startswith("Measured step 3: 12000 ms, bubble")
-        assert len(memory) == 1  # that of a measured step is not known
+        assert len(steps) == 2
 
     def test_the_critical_path_is_a_line_along_its_spans(self) -> None:
-        (axes, _, _) = timeline_figure(predicted_and_measured()).axes
+        (axes, _) = timeline_figure(predicted_and_measured()).axes
         (line,) = (c for c in axes.collections if c.get_gid() == "path")
         along = [tuple(1e-3 * x for x, _ in path.vertices) for path in line.get_paths()]
         assert along == [(0.0, 1.0), (2.0, 3.0), (3.0, 5.0), (5.0, 6.0), (6.0, 8.0), (10.0, 12.0)]

@@ -12,7 +12,6 @@ from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, shard, units
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -54,7 +53,7 @@ def test_a_program_as_a_document() -> None:
         {"w": R_SAME},
         (
             ReceiveInput("x", rows),
-            Conversion("w", R_SAME, R_SUMMED, Method.NONE, Method.DIRECT),
+            Conversion("w", R_SAME, R_SUMMED),
             Computation("view", (rows,), (rows,)),
             ReturnOutput("y", rows),
         ),

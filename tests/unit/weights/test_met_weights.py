@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_gpp.weights.met_weights import meeting, routed
+from lightning_gpp.weights.versions import meeting, routed
 
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (lambda: nn.Linear(4, 3), lambda: torch.randn(5, 4)),

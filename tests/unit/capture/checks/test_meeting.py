@@ -44,7 +44,7 @@ def why_not(body: Body, *, averages: bool = False, training: bool = True) -> str
     ids = torch.randint(1, 9, (4, 5), generator=torch.Generator().manual_seed(0))
     captured = capture(model, (ids,))
     averaged = frozenset(captured.graph.outputs) if averages else None
-    return captured.where_samples_meet(training, averaged)
+    return captured.where_samples_meet(averaged)
 
 
 def packed(sub: Sub, ids: Tensor, tokens: Tensor, total_length: int | None = None) -> Tensor:
@@ -121,13 +121,11 @@ APART: dict[str, Body] = {
     "sorted and back": lambda s, ids, x: sorted_and_back(s, ids, x),
     "last token": lambda s, ids, x: s.linear(x[torch.arange(len(x)), (ids != 0).sum(1) - 1]),
     "new": lambda s, ids, x: s.linear(x.mean(1)) + x.new_ones(6),
+    "up to a size": lambda s, ids, x: s.linear(x[:, : ids.size(1)].mean(1)),
     "classes given": lambda s, ids, x: s.linear(
         nn.functional.one_hot((ids == 0).sum(1), 6).float()
     ),
     "number of a weight": lambda s, ids, x: s.linear(x.mean(1)) * s.weights.sum().item(),
-    "distribution": lambda s, ids, x: torch.distributions.Normal(
-        x.mean(1), torch.ones(6)
-    ).rsample(),
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
-from lightning_gpp.capture.profiling import operator_probe as probe_file
+from lightning_gpp.capture.profiling import profiler as probe_file
 from lightning_gpp.cost import OpProfile
 
 
@@ -105,5 +105,5 @@ def test_operators_that_do_the_same_work_cost_the_same(monkeypatch):
         ["same_0", "same_1", "same_2"],
         ["roll", "roll_1", "roll_2"],
     ]
-    assert repeated["first"] == repeated["frozen"] == 3
-    assert repeated["same_1"] == repeated["roll"] == 1
+    assert repeated["first"] == repeated["frozen"] == repeated["same_0"] == 3
+    assert not {"same_1", "same_2", "roll_1"} & repeated.keys()

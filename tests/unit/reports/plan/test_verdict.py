@@ -65,12 +65,9 @@ def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() ->
     assert "in 2 micro-batches" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
 
 
-@pytest.mark.parametrize(("num_cores", "most"), [(1, 1.0), (2, 1.5)])
-def test_processes_that_share_cores_gain_no_more_than_these_can(
-    num_cores: int, most: float
-) -> None:
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_processes_that_share_cores_gain_no_more_than_these_can(num_cores: int) -> None:
     found = verdict(question(), num_cores=num_cores)
-    assert found.most_here == pytest.approx(most)
     assert ("Here 2 processes share 1 core: at best 1 times" in found.text()) == (num_cores == 1)
 
 
@@ -104,16 +101,3 @@ def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
     found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
     assert says in text and text.startswith("Verdict: 2 processes are ")
-
-
-def test_what_one_process_measured_is_in_both() -> None:
-    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5, own_s=0.5)
-    text = found.text(400)
-    assert (
-        "2 devices are at best 1.5 times as fast as one (predicted: 1.00 s a step, one 1.50 s)"
-        in text
-    )
-    assert "In both are the 500 ms that your step" in text
-    assert "which training tells" not in text
-    shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
-    assert shared.most_here == 1.0

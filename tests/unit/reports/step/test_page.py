@@ -112,7 +112,7 @@ class TestPage:
     def test_names_from_the_model_stay_texts(self) -> None:
         stages = (TimelineStage(0, 0, EVIL, (EVIL,)),)
         spans = (Span(0, SpanKind.FORWARD, 0.0, 1.0, "0F0"),)
-        text = page_html(Timeline("measured", 1.0, (0,), EVIL, stages, spans, step=1))
+        text = page_html([Timeline("measured", 1.0, (0,), EVIL, stages, spans, step=1)])
         reader = read(text)
         assert [tag for tag, _ in reader.tags].count("script") == 2
         data = json.loads(reader.scripts[0])
@@ -123,7 +123,7 @@ class TestPage:
 
     def test_numbers_are_json(self) -> None:
         with pytest.raises(ValueError, match="not JSON compliant"):
-            page_html(replace(predicted_and_measured()[0], step_s=float("inf")))
+            page_html([replace(predicted_and_measured()[0], step_s=float("inf"))])
 
 
 def browse(

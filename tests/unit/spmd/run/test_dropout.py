@@ -11,7 +11,6 @@ from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -33,7 +32,7 @@ def dropped(placement: Placement, returned: Placement, seed: int) -> Tensor:
         Computation(operator.name, (placement,), (placement,)),
     ]
     if returned != placement:
-        instructions.append(Conversion(name, placement, returned, Method.DIRECT))
+        instructions.append(Conversion(name, placement, returned))
     instructions.append(ReturnOutput(name, returned))
     program = SpmdProgram((0.5, 0.5), {}, tuple(instructions))
 

@@ -21,7 +21,6 @@ from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -67,9 +66,9 @@ def program_of(graph: SpmdGraph, rule: Rule, shares: tuple[float, ...]) -> SpmdP
         there.add((value.name, R_SAME))
     for name, placement in zip(operator.inputs, rule.inputs, strict=True):
         if (name, placement) not in there:
-            instructions.append(Conversion(name, R_SAME, placement, Method.DIRECT, Method.DIRECT))
+            instructions.append(Conversion(name, R_SAME, placement))
             there.add((name, placement))
-    made = rule.inputs, rule.outputs, rule.option, str(rule)
+    made = rule.inputs, rule.outputs, rule.option
     instructions.append(Computation(operator.name, *made))
     instructions += [
         ReturnOutput(name, placement)
