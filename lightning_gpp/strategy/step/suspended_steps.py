@@ -30,7 +30,7 @@ from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, re
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
-from lightning_gpp.strategy.step.loss_check import OutputGradients
+from lightning_gpp.strategy.step.loss_check import OutputGradients, each_apart
 
 Step = Callable[[Any], Any]
 
@@ -167,6 +167,8 @@ class OpenSteps(Boundary):
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with its step; returns its loss times the share of its samples, scaled."""
         step = self.steps[microbatch]
+        if self.seen:
+            outputs = each_apart(outputs)
         loss = step.finish(outputs)
         if self.total:
             loss = loss * (step.size / self.total)
