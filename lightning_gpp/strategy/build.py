@@ -49,7 +49,6 @@ from lightning_gpp.strategy.planning.planning import Example, Measured, Planned,
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.refusals import fewest_per_update
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership
@@ -153,15 +152,15 @@ class PipelineBuild:
         that is divided into chunks is in host memory, and so is the model then.
         """
         run, example = self.run, self.example
-        told, in_messages = None, META if run.device == META else CPU
+        told = None
         if example is not None:
             given = tuple(example.args), dict(example.kwargs)
             staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-            told = placed(given, in_messages), run.device.type, staying
+            told = placed(given, CPU), run.device.type, staying
         given, leader_type, staying = self.control.share(told, "waiting for the first micro-batch")
         is_alike = run.device.type == leader_type and self.settings.full_graph is None
-        device = run.device if is_alike else in_messages
-        if run.device.type not in ("cpu", "meta"):
+        device = run.device if is_alike else CPU
+        if run.device.type != "cpu":
             tell_device(run.module, device)
         args, kwargs = placed(given, device, staying)
         return tuple(args), dict(kwargs)
@@ -316,12 +315,8 @@ class PipelineBuild:
         if (emulated := settings.emulated) is not None:
             begun = None
             if self.planned is not None:
-                begun = begin_emulation(
-                    self.planned.plan,
-                    self.planned.request,
-                    emulated.time_scale,
-                    is_shape_only=emulated.is_shape_only,
-                )
+                planned = self.planned
+                begun = begin_emulation(planned.plan, planned.request, emulated.time_scale)
             pipeline.time = Emulation(begun, executor, control, run.waits)
         return pipeline
 

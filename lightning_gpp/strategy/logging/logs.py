@@ -77,9 +77,8 @@ class LedLog:
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Makes a call of ``self.log``."""
         with lifted():
-            if isinstance(value, Tensor) and value.is_meta and not _is_shape_only(self._module):
+            if isinstance(value, Tensor) and value.is_meta:
                 raise RuntimeError(f"self.log({name!r}): {LACKS_VALUES}")
-            value = number_of(value)
             self._log(name, value, *args, **kwargs)
             self._calls.append(noted(self._module, name, value, args, kwargs))
 
@@ -176,15 +175,6 @@ def as_number(name: str, value: Any) -> Tensor:
     return tensor.clone().reshape(())
 
 
-def _is_shape_only(module: pl.LightningModule) -> bool:
-    return bool(getattr(module.trainer.strategy, "is_shape_only", False))
-
-
-def number_of(value: Any) -> Any:
-    """A value that can be logged; ``nan`` for a tensor that has a shape and no numbers."""
-    return torch.tensor(float("nan")) if isinstance(value, Tensor) and value.is_meta else value
-
-
 @contextlib.contextmanager
 def recording(module: pl.LightningModule, log: Callable[..., None]) -> Iterator[None]:
     """Puts something in the place of the module's ``self.log``."""
@@ -203,7 +193,7 @@ def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
             metric._forward_cache = value.last
             module.log(call.name, metric, **call.kwargs)
         else:
-            module.log(call.name, number_of(value), **call.kwargs)
+            module.log(call.name, value, **call.kwargs)
 
 
 def compute_alike(module: nn.Module, peers: Peers | None) -> None:

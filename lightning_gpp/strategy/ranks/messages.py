@@ -76,7 +76,7 @@ class Autocast:
     @classmethod
     def current(cls, device: torch.device) -> Autocast:
         """The one that the caller is in."""
-        kind = _kind(device)
+        kind = device.type
         return cls(
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
@@ -90,7 +90,7 @@ class Autocast:
 
     def on(self, device: torch.device) -> torch.autocast:
         """The same on this rank's device."""
-        kind = _kind(device)
+        kind = device.type
         dtype = self.dtype if self.is_on else torch.get_autocast_dtype(kind)
         return torch.autocast(kind, dtype=dtype, enabled=self.is_on, cache_enabled=self.keeps_casts)
 
@@ -102,11 +102,6 @@ class Autocast:
 
 
 _CPU = torch.device("cpu")
-
-
-def _kind(device: torch.device) -> str:
-    """The type of device whose autocast holds there: shapes are computed as on a CPU."""
-    return "cpu" if device.type == "meta" else device.type
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class MicrobatchSteps(SuspendedSteps):
         boundary.steps, boundary.total = dict(enumerate(steps)), num_samples
         pairs: list[int] = []
         is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
-        if min(sizes) > 0 and len(units) > 1 and not run.is_shape_only:
+        if min(sizes) > 0 and len(units) > 1:
             dims = run.built.captured.graph.batch_dims
             pairs = self._looked_at.pairs(batch, units if is_once else sizes)
             if not is_once:

@@ -94,7 +94,7 @@ class OpenStep(SuspendedCall):
                 f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR_ONCE}"
             )
         self.result = pytree.tree_map_only(Tensor, Tensor.detach, result)
-        return microbatch_loss(result, is_shape_only=self._run.is_shape_only)
+        return microbatch_loss(result)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Stands in for ``self.log``.
@@ -271,9 +271,9 @@ def with_loss(result: Any, loss: Tensor) -> Any:
     return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
 
-def check_is_here(loss: Tensor, *, is_shape_only: bool) -> None:
+def check_is_here(loss: Tensor) -> None:
     """Raises RuntimeError, with the remedy, where a loss depends on what other ranks hold."""
-    if loss.is_meta and not is_shape_only:
+    if loss.is_meta:
         raise RuntimeError(
             "the loss depends on parameters that another rank holds (a penalty over "
             "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "
@@ -281,7 +281,7 @@ def check_is_here(loss: Tensor, *, is_shape_only: bool) -> None:
         )
 
 
-def microbatch_loss(result: Any, *, is_shape_only: bool = False) -> Tensor:
+def microbatch_loss(result: Any) -> Tensor:
     """The loss that a step returned for a micro-batch, which its backward can start from.
 
     Raises:
@@ -293,7 +293,7 @@ def microbatch_loss(result: Any, *, is_shape_only: bool = False) -> Tensor:
             f"training_step returned {type(result).__name__} for a micro-batch; with the schedule "
             f"'1f1b' it has to return a loss tensor or a dict with the key 'loss', {_OR_ONCE}"
         )
-    check_is_here(loss, is_shape_only=is_shape_only)
+    check_is_here(loss)
     if loss.numel() != 1:
         raise ValueError(
             f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"

@@ -52,7 +52,6 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
         module=module,
         target=module,
         device=device,
-        is_shape_only=False,
         built=SimpleNamespace(captured=captured),
     )
     parts = zip(batch.split(sizes), sizes, strict=True)
