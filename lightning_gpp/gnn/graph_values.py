@@ -104,13 +104,14 @@ class Pass:
         rows: of the vertices.
         values: of the nodes that ran, and those that were given.
         wide: of some nodes, the extended rows: with those of mirrors.
-        cut: of whole values, the rows that were met, by whether they are extended.
+        cut: of whole values, the rows that were met: by whether these are extended ones, or by the
+            edges that they belong to.
     """
 
     rows: ChunkRows
     values: dict[fx.Node, Any] = field(default_factory=dict)
     wide: dict[fx.Node, Any] = field(default_factory=dict)
-    cut: dict[tuple[fx.Node, bool], Any] = field(default_factory=dict)
+    cut: dict[tuple[fx.Node, bool | EdgeSet], Any] = field(default_factory=dict)
 
 
 class GraphValues:

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.check import Result, unchanged_parameters
 from lightning_gpp.capture.checks.rollback import (
     Changes,
-    Generators,
+    random_state,
     rollback,
     seed_all,
     training_flags,
@@ -192,15 +192,14 @@ class Rehearsal:
         evaluated = self._is_there(CheckedPass(sample, False))
         return evaluated and self._is_there(CheckedPass(sample, True, backward))
 
-    def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
+    def passes(self, second: Sample | None) -> Iterator[CheckedPass]:
         """All that a graph is checked with.
 
         Args:
             second: inputs of another size, if there are such.
-            gradients: whether to compare gradients, too.
         """
         samples = [self.sample] if second is None else [self.sample, second]
-        smallest = min(samples, key=lambda each: each.num_samples) if gradients else None
+        smallest = min(samples, key=lambda each: each.num_samples)
         unrecorded = self._is_there(self._unrecorded)
         for mode in MODES:
             for sample in samples:
@@ -237,10 +236,10 @@ class Rehearsal:
             inputs = run.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
-            generators = Generators(run.sample.device)
+            before = random_state(run.sample.device)
             with weights.visiting(watched=watched):
                 output = forward(views)
-            draws = generators.have_drawn()
+            draws = not torch.equal(before, random_state(run.sample.device))
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
