@@ -23,7 +23,7 @@ from lightning_gpp.capture.checks.rollback import (
     random_state,
     rollback,
     seed_all,
-    training_flags,
+    set_training,
 )
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
@@ -143,7 +143,8 @@ class Rehearsal:
     @contextmanager
     def in_mode(self, training: bool, seed: int = 0) -> Iterator[Changes]:
         """The module in a mode, whatever it does there taken back."""
-        with rollback(self.module) as changes, training_flags(self.module, self._flags[training]):
+        with rollback(self.module) as changes:
+            set_training(self.module, self._flags[training])
             seed_all(seed)
             yield changes
 

@@ -118,18 +118,10 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-@contextmanager
-def training_flags(module: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
-    """Sets the training flag of each sub-module by qualified name, and restores them on exit."""
-    parts = dict(module.named_modules())
-    before = [(item, item.training) for item in parts.values()]
-    try:
-        for name in parts.keys() & flags.keys():
-            _set_flag(parts[name], flags[name])
-        yield
-    finally:
-        for item, training in before:
-            _set_flag(item, training)
+def set_training(module: nn.Module, flags: Mapping[str, bool]) -> None:
+    """Sets the training flag of each sub-module by qualified name; a rollback takes it back."""
+    for name, part in module.named_modules():
+        _set_flag(part, flags.get(name, part.training))
 
 
 def _set_flag(module: nn.Module, training: bool) -> None:
