@@ -29,7 +29,7 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
-from lightning_gpp.capture.tracing.trace import Trace, mode_flags
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
@@ -102,7 +102,11 @@ class Rehearsal:
         train_modes: Mapping[str, bool] | None,
     ) -> None:
         self.module, self.arguments = module, Arguments.of(module, args, kwargs)
-        self._flags = mode_flags(module, train_modes)
+        names = {name: part.training for name, part in module.named_modules()}
+        if train_modes is None:  # those of now, if it is not in evaluation mode
+            train_modes = names if module.training else {}
+        training = {name: train_modes.get(name, True) for name in names}
+        self._flags = {True: training, False: dict.fromkeys(names, False)}
         self._take(first_sample(self.arguments.tensors(args, kwargs)))
         if not self.sample.num_samples:
             raise CaptureError(
