@@ -182,13 +182,21 @@ class PipelinesStrategy(ParallelStrategy):
     @property
     def root_device(self) -> torch.device:
         """Device of this rank's stages."""
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
+        devices = self.parallel_devices
+        assert devices is not None
+        sees_own_alone = len(devices) == 1 and self.num_processes > 1
+        return devices[0 if sees_own_alone else self.local_rank]
 
     @property
     def num_processes(self) -> int:
-        """Ranks on this host."""
-        return len(self.parallel_devices) if self.parallel_devices is not None else 0
+        """Ranks on this host: one per device, or as many as were started where each sees its own.
+
+        Ray's workers do so, and all that use a CPU.
+        """
+        environment, num_devices = self.cluster_environment, len(self.parallel_devices or ())
+        if environment is None or not environment.creates_processes_externally:
+            return num_devices
+        return max(num_devices, environment.world_size() // self.num_nodes)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
