@@ -30,6 +30,7 @@ from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of, map_tensors, tensors_of
+from lightning_gpp.common.tensor_places import memory_of
 from lightning_gpp.common.torch_device import device_name, synchronize
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import OpNode
@@ -309,13 +310,14 @@ class OperatorProbe:
         Args:
             values: value name -> value; has its inputs.
         """
-        own = {_stored(parameter)[0] for parameter in self.parameters}
+        own = set(map(memory_of, self.parameters))
         saved: dict[Any, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            key, size_bytes = _stored(tensor)
-            if key not in own:
-                saved[key] = size_bytes
+            if (memory := memory_of(tensor)) not in own:
+                is_plain = tensor.layout is torch.strided
+                size_bytes = tensor.numel() * tensor.element_size()
+                saved[memory] = tensor.untyped_storage().nbytes() if is_plain else size_bytes
             return tensor.detach()  # an output that is saved would keep its own graph
 
         counter, flops = FlopCounterMode(display=False), 0.0
@@ -393,11 +395,3 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     copy = tensor.detach().clone()
     # a view of a leaf, so that the operator may change it in place
     return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
-
-
-def _stored(tensor: Tensor) -> tuple[Any, int]:
-    """What tells the memory of a tensor from others', and its bytes."""
-    if tensor.layout is not torch.strided:
-        return id(tensor), tensor.numel() * tensor.element_size()
-    storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes()

@@ -19,7 +19,7 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import (
     Structure,
     flatten,
-    is_opaque_graph,
+    is_graph,
     path_text,
 )
 
@@ -85,7 +85,7 @@ class Arguments:
                 names.append(name)
                 dtypes[name] = leaf.dtype
                 continue
-            if hides_tensors(leaf) or is_opaque_graph(leaf):
+            if hides_tensors(leaf) or is_graph(leaf):
                 raise CaptureError(
                     f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside "
                     "that is no container: pass its tensors as arguments of their own (forward(x, "
