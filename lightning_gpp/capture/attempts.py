@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
 from lightning_gpp.capture.checks.check import ValuesDifferError, compare
@@ -88,8 +87,6 @@ def capture(
         CaptureError: it cannot be captured, with the reason and the line. Or the micro-batch has no
             samples.
     """
-    if any(is_lazy(parameter) for parameter in module.parameters()):
-        raise CaptureError("lazy parameters have no size yet: run the module once before training")
     policy = replace(LeafPolicy.of(module, leaf_modules), opened=opened)
     runs = Rehearsal(module, args, kwargs or {}, train_modes)
     # Modules that were compiled run as they are written: torch's compiler traces by itself.
@@ -325,8 +322,8 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     """
     given = runs.given
     leaves = tuple(f"{leaf}." for leaf in captured.leaf_modules)  # do so in a stage, too
-    changed = [name for name in given.changed if not name.startswith(leaves)]
-    if kept := [name for name in given.kept if not name.startswith(leaves)]:
+    changed = [name for name in given.changes.attributes if not name.startswith(leaves)]
+    if kept := [name for name in given.changes.kept if not name.startswith(leaves)]:
         raise CaptureError(
             f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "

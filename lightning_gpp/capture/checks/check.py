@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.capture.checks.rollback import Changes
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.num_changes import num_changes
@@ -34,16 +35,14 @@ class Result:
         output: of forward.
         gradients: by parameter or input name; None where there is none. Empty without a backward.
         buffers: by name, after the forward.
-        changed: qualified names of the plain attributes that forward changed.
-        kept: those of them that now hold a tensor which gradients flow through.
+        changes: of the module, taken back.
         draws: whether forward drew random numbers from torch.
     """
 
     output: Any
     gradients: Mapping[str, Tensor | None]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=Changes)
     draws: bool = False
 
 

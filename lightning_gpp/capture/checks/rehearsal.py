@@ -248,8 +248,7 @@ class Rehearsal:
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-        attributes, kept = tuple(changes.attributes), tuple(changes.kept)
-        return Result(output, gradients, buffers, attributes, kept, draws)
+        return Result(output, gradients, buffers, changes, draws)
 
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -260,20 +260,26 @@ class OperatorProbe:
         captured: the model.
         operator: the operator.
         device: where its values are.
-        stage: what runs it as a :class:`~lightning_gpp.capture.StageModule` does; by default the
-            operator on a whole micro-batch.
+        stage: with it alone; by default as the model has it.
+        run: calls the stage with values; by default on a whole micro-batch.
 
     Attributes:
         results: the values that it made in its last run.
     """
 
     def __init__(
-        self, captured: CapturedModel, operator: OpNode, device: torch.device, stage: Any = None
+        self,
+        captured: CapturedModel,
+        operator: OpNode,
+        device: torch.device,
+        stage: Any = None,
+        run: Callable[..., Sequence[Any]] | None = None,
     ) -> None:
         self.captured, self.operator, self.device = captured, operator, device
         self.name, self.training = operator.name, captured.module.training
         self.outputs = tuple(value.name for value in operator.outputs)
         self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
+        self._call = run or self.stage
         self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
         self.results: dict[str, Any] = {}
 
@@ -337,7 +343,7 @@ class OperatorProbe:
         """What the operator makes, and seconds; its results are kept without their graph."""
         inputs = map_tensors([values[name] for name in self.stage.inputs], _detached_copy)
         start_s = self._now_s()
-        outputs = self.stage(inputs, training=self.training)
+        outputs = self._call(inputs, training=self.training)
         forward_s = self._now_s() - start_s
         free = map_tensors(list(outputs), lambda t: t.detach().requires_grad_(t.requires_grad))
         self.results = dict(zip(self.outputs, free, strict=True))

@@ -151,17 +151,11 @@ def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
     if _same(expected, leaf):
         return
     got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
-    is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
-    remedy = (
-        "pass what changes from call to call as a tensor, from the first call on"
-        if is_number or isinstance(leaf, Tensor)
-        else "call it alike in all steps (let it always return everything, say), or "
-        "pipeline a sub-module by GraphPipeStrategy(module=...)"
-    )
     kind = OtherFormError if _tells_form(expected) and _tells_form(leaf) else ValueError
     raise kind(
         f"argument {path!r} was {expected!r} when the model was captured and is frozen in its "
-        f"graph, got {got}: {remedy}"
+        f"graph, got {got}: call it alike in all steps, pass what changes as a tensor from the "
+        "first call on, or pipeline a sub-module by GraphPipeStrategy(module=...)"
     )
 
 
