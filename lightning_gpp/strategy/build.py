@@ -256,6 +256,8 @@ def _joined(
         for group in groups
         if group.stage is not None
     }
+    timeout_s, pipelines = settings.timeout_s, run.num_pipelines
+    sums = ProcessSums(summed, timeout_s, run.device, run.waits, pipelines)
     executor = Executor(
         transport=transport,
         rank_of_device=ranks,
@@ -266,7 +268,7 @@ def _joined(
             {name: value.variation for name, value in captured.graph.values.items()},
         ),
         staying=StayingInputs(captured.graph.staying),
-        sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
+        sums=sums if summed else None,
         timeout_s=settings.timeout_s,
         device=run.device,
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -16,9 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.runtime.executor import Run
-from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
@@ -29,7 +26,6 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told
-from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
@@ -43,7 +39,7 @@ from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-from lightning_gpp.strategy.state.step_gradients import AveragedGradients, OwnGradients
+from lightning_gpp.strategy.state.step_gradients import OwnGradients, average_gradients
 from lightning_gpp.weights.last_steps import LastSteps
 
 
@@ -56,7 +52,7 @@ class PipelinedRun:
     Args:
         settings: what the user asked for.
         device: where this rank's stages run.
-        joined: this pipeline and those beside it; None if there is one.
+        peers: this rank in the other pipelines; None if there is one.
         builder: builds the model; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
@@ -67,7 +63,7 @@ class PipelinedRun:
         leader_state: what user code on rank 0 changes.
         is_alone: whether there is no other rank in this pipeline, which would have to be told.
         clock: of rank 0: what of its time is the pipeline's.
-        peers: this rank in the other pipelines; None if there is one.
+        peers: likewise.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
             is under way.
@@ -78,6 +74,7 @@ class PipelinedRun:
         averages: of the weights, which callbacks keep.
         train_modes: training flags of the modules while training.
         accumulates: whether more backwards follow before the optimizer steps.
+        num_pipelines: how many there are.
         num_updates: steps of optimizers that are over.
         around_aside: user code outside of steps runs in this, given its name.
     """
@@ -86,20 +83,23 @@ class PipelinedRun:
         self,
         settings: Settings,
         device: torch.device,
-        joined: JoinedPipelines | None = None,
+        peers: Peers | None = None,
         *,
         builder: Callable[[PipelinedRun, Any], None],
     ) -> None:
         self.settings = settings
         self._builder = builder
-        self.peers = None if joined is None else joined.peers
+        self.peers = peers
+        self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
         self.waits = Waits() if self.peers is None else self.peers.waits
-        self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
+        self.transport = ProcessTransport.between(
+            device, settings.timeout_s, self.waits, self.num_pipelines
+        )
         self.is_alone = self.transport.num_ranks == 1
         self.model: Pipeline | SpmdModel | None = None
-        self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
+        self.failures = FailureWatch(lambda error: self.waits.abort(error))
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
@@ -116,8 +116,6 @@ class PipelinedRun:
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
         self.accumulates = False
-        self._averaged: AveragedGradients | None = None
-        self._goes_backward = False
         self.has_module = False
         self.module: pl.LightningModule
         self.target: nn.Module
@@ -197,10 +195,6 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = to_device(gradient, parameter.device)
 
-    def backward(self) -> AbstractContextManager[None]:
-        """All ranks: the backward of a training step, at whose end gradients are averaged."""
-        return instance_attribute(self, "_goes_backward", True)
-
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.
 
@@ -208,25 +202,14 @@ class PipelinedRun:
         """
         if self.peers is None or self.accumulates:
             return
-        assert self._averaged is not None, "no forward was called yet"
         is_asked = self.control.is_leader and self.failures.terminated is not None
-        ends = self._averaged.finish(is_asked_to_end=is_asked)
+        held = self.partition.held_parameters()
+        ends = average_gradients(held, self.peers, is_asked_to_end=is_asked)
         buffers = self.partition.held_values(self._changing)
         self.peers.spread(buffers, "taking over the buffers of the first pipeline")
         if ends and self.control.is_leader:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
-
-    def _before_backward(self, run: Run, stash: GradientStash) -> None:
-        """Before a backward of a call, which is that of a step or user code's own."""
-        if self._goes_backward:
-            self._begin_averages(run, stash)
-
-    def _begin_averages(self, run: Run, stash: GradientStash) -> None:
-        """Before backwards that an optimizer's step may follow."""
-        is_last = self.module.automatic_optimization and not self.accumulates
-        if self._averaged is not None and is_last:
-            self._averaged.begin(run, stash)
 
     def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
@@ -289,7 +272,7 @@ class PipelinedRun:
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
-            asked=first or second or default_microbatches(dist.get_world_size()),
+            asked=first or second or default_microbatches(self.control.num_ranks),
             at_a_time=at_a_time,
             fewest=fewest,
         )
@@ -343,9 +326,6 @@ class PipelinedRun:
         elsewhere = frozenset(name for name, ranks in holders.items() if ranks != (0,))
         if isinstance(model, Pipeline):
             model.settle(self.target, self.partial_optimizers)
-            model.before_call, model.before_minibatch = self._before_backward, self._begin_averages
-            if self.peers is not None:
-                self._averaged = AveragedGradients(held, self.peers, model.means(self.peers))
         else:  # all ranks write the same into their buffers
             elsewhere -= self._changing
         self.leader_state.settle(elsewhere)
@@ -392,7 +372,10 @@ class PipelinedRun:
         """
         self.transport.hang_up()
         timeout_s, self.waits = self.settings.timeout_s, Waits()
-        self.transport = ProcessTransport(torch.device("cpu"), "gloo", timeout_s, self.waits)
+        cpu, pipelines = torch.device("cpu"), self.num_pipelines
+        self.transport = ProcessTransport(
+            cpu, "gloo", timeout_s, self.waits, num_pipelines=pipelines
+        )
         self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,6 @@ from lightning_gpp import _version
 from lightning_gpp.capture import CapturedModel, module_content
 from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.common.torch_device import device_name
-from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.simulate.refit.refit import Refit
@@ -32,13 +30,6 @@ from lightning_gpp.strategy.settings import CacheLike
 log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = "The profile is of an earlier run"
-
-BUSY = 1.5
-"""Times as long as the measuring thread computed, which never sleeps: less than two thirds of a
-processor were left for it. Operators look slower then than they are, and nothing else shows it."""
-
-_of_busy_machine: dict[tuple[Path | None, str], Costs] = {}
-"""Measured by this process, and not kept: later loops of a Trainer plan with the same."""
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
@@ -59,7 +50,7 @@ class ProfileCache:
     def costs(
         self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
     ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine."""
+        """The costs of a model on a device, with a note where they are of an earlier run."""
         folder = self._documents.folder
         key = {} if folder is None else profile_key(captured, device)
         if (found := self._documents.read("profile", key, costs_from_json)) is not None:
@@ -69,24 +60,9 @@ class ProfileCache:
             )
             log.debug("%s", note)
             return found[0], (note,)
-        place = folder, content_hash(key)
-        if place in _of_busy_machine:
-            return _of_busy_machine[place], ()
-        start_s, computed_s = time.perf_counter(), time.thread_time()
         costs = measure()
-        took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
-        slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
-        if slowness <= BUSY:
-            self._documents.write("profile", key, costs_to_json(costs))
-            return costs, ()
-        if folder is not None:
-            _of_busy_machine[place] = costs
-        note = (
-            "This machine was busy: measuring the model took "
-            f"{number_text(round(slowness, 1))} times as long as it computed, so "
-            "predictions may be too long. A later run measures again."
-        )
-        return costs, (note,)
+        self._documents.write("profile", key, costs_to_json(costs))
+        return costs, ()
 
     def refit(self, key: Mapping[str, Any]) -> Refit | None:
         """The refit that was kept last under a :func:`refit_key`; None where there is none."""
