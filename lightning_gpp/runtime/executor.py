@@ -41,13 +41,6 @@ class NothingCameError(RuntimeError):
     """A stage was to get values from another one, which has failed."""
 
 
-_NO_WAY_BACK = (
-    "{} for {} requires a gradient now, but did not when the model was captured, so none "
-    "would flow back. If it is made by trainable layers before the pipelined forward, let the "
-    "first step that runs make it likewise (Trainer(num_sanity_val_steps=0), for example)."
-)
-
-
 @dataclass(slots=True)
 class Executor:
     """Runs programs on one rank, as a whole or in two parts with the user's step in between.
@@ -179,10 +172,11 @@ class Run:
                     if on_record is not None:
                         on_record(record)
         self.executor.transport.flush()
-        try:
-            self.executor.cutter.check()
-        except ValueError as error:
-            self._note(error)
+        if self.executor.cutter.doubtful:
+            try:
+                self.executor.cutter.check()
+            except ValueError as error:
+                self._note(error)
 
     def _note(self, error: Exception) -> None:
         """Raises an error unless errors are to be found out."""
@@ -241,7 +235,7 @@ class Run:
 
     def _take(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int, *, backward: bool
-    ) -> Payload:
+    ) -> list[Any]:
         """What has come for one micro-batch of a stage from the replicas of another.
 
         Args:
@@ -251,22 +245,22 @@ class Run:
             microbatch: its micro-batch.
             backward: whether gradients are meant.
         """
-        payloads, sizes = [], []
+        parts, sizes = [], []
         for edge, index, part, is_local in self.program.messages(edges, stage, microbatch):
             ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
             box = self.state.outbox if is_local else self.state.inbox
             payload = box.pop((*ends, backward, index + self.shift))
             if payload.arrival is not None:
                 payload.settle()
-            if payload.structure is not None and payload.is_nothing and not backward:
+            if payload.structure is not None and payload.is_nothing:
                 raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
-            payloads.append(payload)
+            parts.append(payload.tensors if backward else unpack(payload))
             sizes.append(part)
-        if len(payloads) == 1:
-            return payloads[0]
+        if len(parts) == 1:
+            return parts[0]
         with self._naming_ends(edges[0]):
             return self.executor.cutter.join(
-                edges[0].values, payloads, self._samples(sizes), backward=backward
+                edges[0].values, parts, self._samples(sizes), backward=backward
             )
 
     def _put(
@@ -274,20 +268,39 @@ class Run:
         edges: Sequence[StageEdge],
         stage: int,
         microbatch: int,
-        payload: Payload,
+        values: Sequence[Any] | None,
         *,
         backward: bool,
     ) -> None:
-        """Puts what one micro-batch of a stage has for the replicas of another into the outbox."""
+        """Puts what one micro-batch of a stage has for the replicas of another into the outbox.
+
+        Args:
+            edges: see :meth:`_take`.
+            stage: the stage that gives.
+            microbatch: its micro-batch.
+            values: that it has, or their gradients; None where its forward has failed.
+            backward: whether gradients are meant.
+        """
         messages = self.program.messages(edges, stage, microbatch)
-        pieces = [payload] * len(messages)
-        if len(messages) > 1 and not payload.is_nothing:
+        if values is None:
+            pieces = [Payload.nothing()] * len(messages)
+        elif len(messages) == 1:
+            pieces = [(pack_gradients if backward else pack)(values)]
+        else:
             sizes = self._samples([part for _, _, part, _ in messages])
             with self._naming_ends(edges[0]):
-                pieces = self.executor.cutter.cut(
-                    edges[0].values, payload, sizes, backward=backward
-                )
+                parts = self.executor.cutter.cut(edges[0].values, values, sizes, backward=backward)
+            pieces = [(pack_gradients if backward else pack)(part) for part in parts]
+        must_end = not (backward or edges[0].has_backward) and self.program.has_backward
         for (edge, index, _, _), piece in zip(messages, pieces, strict=True):
+            if must_end and True in piece.requires_grad:
+                names, reader = ", ".join(edge.values), self.program.replica(edge.target)
+                raise RuntimeError(
+                    f"{names} for {reader} requires a gradient now, but did not when the model was "
+                    "captured, so none would flow back. If it is made by trainable layers before "
+                    "the pipelined forward, let the first step that runs make it likewise "
+                    "(Trainer(num_sanity_val_steps=0), for example)."
+                )
             ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
             self.state.outbox[(*ends, backward, index + self.shift)] = piece
 
@@ -312,8 +325,7 @@ class Run:
         except Exception as error:  # user code may raise anything
             self._note(error)
             for edges in self.program.out_groups[action.stage]:
-                nothing = Payload.nothing()
-                self._put(edges, action.stage, action.microbatch, nothing, backward=False)
+                self._put(edges, action.stage, action.microbatch, None, backward=False)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         program, executor, number = self.program, self.executor, microbatch + self.shift
@@ -325,8 +337,8 @@ class Run:
             is_kept = program.feed_has_backward
         else:
             for edges in program.in_groups[stage]:
-                payload = self._take(edges, stage, microbatch, backward=False)
-                inputs |= zip(edges[0].values, unpack(payload), strict=True)
+                values = self._take(edges, stage, microbatch, backward=False)
+                inputs |= zip(edges[0].values, values, strict=True)
             code = executor.stages[program.replica(stage).stage]
             # State that changes once per mini-batch is changed by the last micro-batch alone.
             if stage in self.state.put_back:
@@ -339,11 +351,8 @@ class Run:
                 flight = run_forward(code, inputs, call, has_backward=has_backward)
             is_kept = has_backward
         for edges in program.out_groups[stage]:
-            payload = pack([flight.outputs[name] for name in edges[0].values])
-            if has_backward and not edges[0].has_backward and True in payload.requires_grad:
-                names, reader = ", ".join(edges[0].values), program.replica(edges[0].target)
-                raise RuntimeError(_NO_WAY_BACK.format(names, reader))
-            self._put(edges, stage, microbatch, payload, backward=False)
+            values = [flight.outputs[name] for name in edges[0].values]
+            self._put(edges, stage, microbatch, values, backward=False)
         if stage == program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
             outputs = {name: known[name] for name in executor.output_names}
@@ -375,8 +384,8 @@ class Run:
         flight = flights[key] if self.keeps_flights else flights.pop(key)
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
-                payload = self._take(edges, stage, microbatch, backward=True)
-                flight.add_gradients(edges[0].values, payload.tensors)
+                gradients = self._take(edges, stage, microbatch, backward=True)
+                flight.add_gradients(edges[0].values, gradients)
         if flight.results and self.boundary is not None:
             flight.add_result_gradients(self.boundary.output_gradients(microbatch + self.shift))
         # With the user's step, which goes on from FEED, a loss shares its graph.
@@ -384,8 +393,8 @@ class Run:
         flight.backward(retain_graph=is_shared or self.keeps_flights)
         for edges in self.program.in_groups[stage]:
             if edges[0].has_backward:
-                payload = pack_gradients(flight.input_gradients(edges[0].values))
-                self._put(edges, stage, microbatch, payload, backward=True)
+                gradients = flight.input_gradients(edges[0].values)
+                self._put(edges, stage, microbatch, gradients, backward=True)
 
     # Parameters ------------------------------------------------------------------------------
 

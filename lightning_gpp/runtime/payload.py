@@ -6,7 +6,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,33 +62,8 @@ class Payload:
 _NOTHING = b"nothing"  # which pickles no structure
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Stands for the tensor at ``index`` in a pickled structure."""
-
-    index: int
-
-
-class _SparseParts(NamedTuple):
-    """A sparse tensor taken apart into tensors that can travel."""
-
-    indices: Tensor
-    values: Tensor
-    shape: tuple[int, ...]
-    is_coalesced: bool
-
-
-class _PackedParts(NamedTuple):
-    """A ``PackedSequence`` as a tuple that may hold anything; the real one asks for tensors."""
-
-    data: Tensor
-    batch_sizes: Tensor
-    sorted_indices: Tensor | None
-    unsorted_indices: Tensor | None
-
-
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors in some values, in the order in which a payload carries them."""
+    """The tensors in some values, in the order in which gradients of them travel."""
     for value in values:
         if not isinstance(value, Tensor):
             break
@@ -104,29 +79,11 @@ def copies(value: Any) -> Any:
 
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
+    tensors, structure = values, None
     for value in values:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            tensors, structure = _pickled(pytree.tree_map(_alias, list(values)))
             break
-    else:
-        return _beside(values, None)
-    values = pytree.tree_map(
-        _taken_apart, list(values), is_leaf=lambda leaf: isinstance(leaf, PackedSequence)
-    )
-    tensors = tensors_in(values)
-    structure = None
-    if not all(isinstance(value, Tensor) for value in values):
-        counter = iter(range(len(tensors)))
-        structure = pickle.dumps(
-            pytree.tree_map(
-                lambda leaf: _Slot(next(counter)) if isinstance(leaf, Tensor) else leaf,
-                list(values),
-            )
-        )
-    return _beside(tensors, structure)
-
-
-def _beside(tensors: Sequence[Tensor], structure: bytes | None) -> Payload:
-    """The message of some tensors, cut off from the autograd graph, and a pickled structure."""
     return Payload([t.detach() for t in tensors], [t.requires_grad for t in tensors], structure)
 
 
@@ -135,7 +92,45 @@ def pack_gradients(gradients: Sequence[Tensor | None]) -> Payload:
     return Payload(list(gradients), [False] * len(gradients))
 
 
-class _ObjectPickler(pickle.Pickler):
+def pack_object(obj: object) -> Payload:
+    """The message that carries any object that can be pickled; no gradient comes back for it.
+
+    Its tensors travel beside it, wherever they are in it, and are on the CPU afterwards. A tensor
+    that is in it twice is one tensor afterwards.
+    """
+    tensors, structure = _pickled(obj)
+    asked = [tensor.requires_grad for tensor in tensors]
+    return Payload([*to_host(tensors)], asked, structure, is_control=True)
+
+
+def unpack(payload: Payload) -> Any:
+    """The values, or the object, of a message.
+
+    Its tensors are leaves that nobody else has, which require a gradient where asked for.
+    """
+    if payload.arrival is not None:
+        payload.settle()
+    leaves = [tensor if tensor is None else tensor.detach() for tensor in payload.tensors]
+    for leaf, requires_grad in zip(leaves, payload.requires_grad, strict=True):
+        if requires_grad and leaf is not None:
+            leaf.requires_grad_()
+    return leaves if payload.structure is None else _Unpickler(payload.structure, leaves).load()
+
+
+def _alias(leaf: Any) -> Any:
+    """A tensor object of its own: of values each tensor travels, also one that is there twice."""
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _pickled(obj: object) -> tuple[list[Tensor], bytes]:
+    """The tensors in an object, and the object without them."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(obj)
+    return pickler.tensors, file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
     """Pickles what is asked for, its tensors apart."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -144,21 +139,24 @@ class _ObjectPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How a tensor is pickled: as its number; everything else as always."""
+        if isinstance(obj, PackedSequence):
+            return _packed, tuple(obj)
         if not isinstance(obj, Tensor):
             return NotImplemented
         if obj.layout is torch.sparse_coo:
-            return _sparse, tuple(_taken_apart(obj))
+            obj = obj.detach()
+            return _sparse, (obj._indices(), obj._values(), tuple(obj.shape), obj.is_coalesced())
         if obj.layout is not torch.strided:
             return NotImplemented
         self.tensors.append(obj)
         return _tensor, (len(self.tensors) - 1,)
 
 
-class _ObjectUnpickler(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     """The other way round.
 
     Args:
-        structure: what :class:`_ObjectPickler` wrote.
+        structure: what :class:`_Pickler` wrote.
         tensors: of the object.
     """
 
@@ -175,76 +173,14 @@ class _ObjectUnpickler(pickle.Unpickler):
 
 def _tensor(index: int) -> Tensor:
     """Stands for the tensor at ``index`` in a pickled object."""
-    raise pickle.UnpicklingError(f"tensor {index} travels beside the object; use unpack_object")
+    raise pickle.UnpicklingError(f"tensor {index} travels beside the object; use unpack")
 
 
-def _sparse(*parts: Any) -> Tensor:
-    return _put_together(_SparseParts(*parts))  # type: ignore[no-any-return]
+def _packed(data: Tensor, batch_sizes: Tensor, *indices: Tensor | None) -> PackedSequence:
+    return PackedSequence(data, batch_sizes.cpu(), *indices)  # sizes are for the host
 
 
-def pack_object(obj: object) -> Payload:
-    """The message that carries any object that can be pickled; no gradient comes back for it.
-
-    Its tensors travel beside it, wherever they are in it, and are on the CPU afterwards. Much
-    faster than :func:`pack` where there is more to an object than tensors, and a tensor that is in
-    it twice is one tensor afterwards.
-    """
-    file = io.BytesIO()
-    pickler = _ObjectPickler(file)
-    pickler.dump(obj)
-    asked = [tensor.requires_grad for tensor in pickler.tensors]
-    return Payload([*to_host(pickler.tensors)], asked, file.getvalue(), is_control=True)
-
-
-def _leaves(payload: Payload) -> list[Tensor | None]:
-    """Tensors of a message that nobody else has, which require a gradient where asked for."""
-    leaves = [tensor if tensor is None else tensor.detach() for tensor in payload.tensors]
-    for leaf, requires_grad in zip(leaves, payload.requires_grad, strict=True):
-        if requires_grad and leaf is not None:
-            leaf.requires_grad_()
-    return leaves
-
-
-def unpack(payload: Payload) -> list[Any]:
-    """The values of a message; its tensors are leaves that require a gradient where asked for."""
-    if payload.arrival is not None:
-        payload.settle()
-    leaves = _leaves(payload)
-    if payload.structure is None:
-        return leaves
-    values: list[Any] = pytree.tree_map(
-        lambda leaf: leaves[leaf.index] if isinstance(leaf, _Slot) else leaf,
-        pickle.loads(payload.structure),
-    )
-    return pytree.tree_map(  # type: ignore[no-any-return]
-        _put_together, values, is_leaf=lambda part: isinstance(part, _SparseParts | _PackedParts)
-    )
-
-
-def _taken_apart(leaf: Any) -> Any:
-    if isinstance(leaf, PackedSequence):
-        return _PackedParts(*leaf)
-    if not (isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo):
-        return leaf
-    leaf = leaf.detach()
-    return _SparseParts(leaf._indices(), leaf._values(), tuple(leaf.shape), leaf.is_coalesced())
-
-
-def _put_together(part: Any) -> Any:
-    if isinstance(part, _PackedParts):  # sizes are numbers for the host, as torch has them
-        return PackedSequence(part.data, part.batch_sizes.cpu(), *part[2:])
-    if not isinstance(part, _SparseParts):
-        return part
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Tensor:
     return torch.sparse_coo_tensor(
-        part.indices,
-        part.values,
-        part.shape,
-        is_coalesced=part.is_coalesced,
-        check_invariants=False,
+        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
     )
-
-
-def unpack_object(payload: Payload) -> Any:
-    """The object of a message made by :func:`pack_object`."""
-    assert payload.structure is not None
-    return _ObjectUnpickler(payload.structure, _leaves(payload)).load()

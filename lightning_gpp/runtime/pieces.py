@@ -18,7 +18,6 @@ variation      cut                                      join
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +28,6 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.graph import Variation
-from lightning_gpp.runtime.payload import Payload
 
 Column = Sequence[Tensor | None]
 
@@ -130,115 +128,131 @@ class Cutter:
     doubtful: list[tuple[str, Tensor]] = field(default_factory=list, compare=False)
 
     def cut(
-        self, names: Sequence[str], payload: Payload, sizes: Sequence[int], *, backward: bool
-    ) -> list[Payload]:
-        """One payload per part.
+        self, names: Sequence[str], values: Sequence[Any], sizes: Sequence[int], *, backward: bool
+    ) -> list[list[Any]]:
+        """The values of each part.
 
         Args:
-            names: of the values in it.
-            payload: of all parts.
+            names: of the values.
+            values: of all parts; with ``backward`` the gradients of the tensors in them.
             sizes: samples of each part.
-            backward: whether it holds the gradients of values that were joined.
+            backward: whether these are gradients of values that were joined.
 
         Raises:
             ValueError: a value cannot be cut.
         """
-        tensors = zip(payload.tensors, self._dims(names, len(payload.tensors)), strict=True)
-        columns = [self._cut(tensor, sizes, dim, name, backward) for tensor, (name, dim) in tensors]
-        structures: list[bytes | None] = [payload.structure] * len(sizes)
-        if payload.structure is not None:
-            values = self._structures(names, [payload.structure])[0]
-            structures = [
-                pickle.dumps(
-                    [
-                        _share(value, size, sum(sizes), name) if self._counts(name) else value
-                        for name, value in zip(names, values, strict=True)
-                    ]
-                )
-                for size in sizes
-            ]
+        leaves, structure = pytree.tree_flatten(list(values))
+        places = self._places(names, values, backward)
+        columns = [
+            self._cut(leaf, sizes, dim, name, backward)
+            for leaf, (name, dim) in zip(leaves, places, strict=True)
+        ]
         return [
-            Payload([column[i] for column in columns], payload.requires_grad, structures[i])
-            for i in range(len(sizes))
+            pytree.tree_unflatten([column[part] for column in columns], structure)
+            for part in range(len(sizes))
         ]
 
     def join(
         self,
         names: Sequence[str],
-        payloads: Sequence[Payload],
+        parts: Sequence[Sequence[Any]],
         sizes: Sequence[int],
+        *,
         backward: bool,
-    ) -> Payload:
-        """The payload of all parts.
+    ) -> list[Any]:
+        """The values of all parts; their tensors are leaves.
 
         Args:
-            names: of the values in it.
-            payloads: of each part.
+            names: of the values.
+            parts: values of each part; with ``backward`` the gradients of the tensors in them.
             sizes: samples of each part.
-            backward: whether they hold gradients of values that were cut.
+            backward: whether these are gradients of values that were cut.
 
         Raises:
             ValueError: values cannot be joined.
         """
-        first = payloads[0]
-        tensors = [
-            self._join([p.tensors[i] for p in payloads], sizes, dim, name, backward)
-            for i, (name, dim) in enumerate(self._dims(names, len(first.tensors)))
+        structure, *others = (pytree.tree_structure(list(part)) for part in parts)
+        if any(other != structure for other in others):
+            raise ValueError(f"{', '.join(names)} differ between micro-batches in what they hold")
+        places = self._places(names, parts[0], backward)
+        columns = zip(*(pytree.tree_leaves(list(part)) for part in parts), strict=True)
+        leaves = [
+            self._join(column, sizes, dim, name, backward)
+            for column, (name, dim) in zip(columns, places, strict=True)
         ]
-        structure = None
-        if first.structure is not None:
-            parts = self._structures(names, [each.structure for each in payloads])
-            columns = zip(names, zip(*parts, strict=True), strict=True)
-            structure = pickle.dumps([self._joined(name, column) for name, column in columns])
-        return Payload(tensors, first.requires_grad, structure)
+        joined: list[Any] = pytree.tree_unflatten(leaves, structure)
+        return joined
+
+    def _places(
+        self, names: Sequence[str], values: Sequence[Any], backward: bool
+    ) -> list[tuple[str, int | None]]:
+        """(value name, batch dimension) of every leaf; of what is no tensor there is none."""
+        if backward:
+            return [(name, dim) for name in names for dim in self.dims.get(name, (None,))]
+        found: list[tuple[str, int | None]] = []
+        for name, value in zip(names, values, strict=True):
+            leaves = pytree.tree_leaves(value)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            dims = self.dims.get(name, (None,) * len(tensors))
+            if len(tensors) != len(dims) or any(t.layout is not torch.strided for t in tensors):
+                raise ValueError(
+                    f"{name!r} holds {len(tensors)} tensors where the captured model has "
+                    f"{len(dims)}, or sparse ones, so it cannot be cut or joined; {_REMEDY}"
+                )
+            of_tensors = iter(dims)
+            found += [
+                (name, next(of_tensors) if isinstance(leaf, Tensor) else None) for leaf in leaves
+            ]
+        return found
 
     def _cut(
-        self, tensor: Tensor | None, sizes: Sequence[int], dim: int | None, name: str, back: bool
-    ) -> Column:
-        if tensor is None:
-            return [None] * len(sizes)
-        if self.variations.get(name) is Variation.SAME:
-            return [tensor] + [None if back else tensor] * (len(sizes) - 1)
-        return cut(tensor, sizes, dim, name)
+        self, leaf: Any, sizes: Sequence[int], dim: int | None, name: str, backward: bool
+    ) -> Sequence[Any]:
+        if isinstance(leaf, Tensor) and self.variations.get(name) is not Variation.SAME:
+            return cut(leaf, sizes, dim, name)
+        if backward:  # the first part has the whole gradient
+            return [leaf] + [None] * (len(sizes) - 1)
+        if not isinstance(leaf, Tensor) and self._counts(name, leaf):
+            return [_share(leaf, size, sum(sizes), name) for size in sizes]
+        return [leaf] * len(sizes)
 
     def _join(
-        self, parts: Column, sizes: Sequence[int], dim: int | None, name: str, back: bool
-    ) -> Tensor | None:
-        """Joins what was cut; pieces that are missing (gradients that do not exist) are zero."""
-        known = next((i for i, part in enumerate(parts) if part is not None), 0)
-        first = parts[known]
-        if len(parts) == 1 or first is None:
+        self, column: Sequence[Any], sizes: Sequence[int], dim: int | None, name: str, back: bool
+    ) -> Any:
+        """Joins what was cut; gradients that do not exist are zero."""
+        known = next((i for i, part in enumerate(column) if part is not None), 0)
+        first = column[known]
+        if first is None:
+            return None
+        if not isinstance(first, Tensor) or not (back or all(p is not None for p in column)):
+            if self._counts(name, first):
+                return sum(column)
+            if isinstance(first, Tensor) or any(value != first for value in column):
+                raise ValueError(
+                    f"{name!r} differs between micro-batches and is no tensor, so they cannot be "
+                    f"joined; {_REMEDY}"
+                )
             return first
         if self.variations.get(name) is Variation.SAME:
-            return Slices(None).joined(parts) if back else self._the_same(parts, name)
+            return Slices(None).joined(column) if back else self._the_same(column, name)
         if dim is None:
             raise ValueError(
                 f"value {name!r} does not grow with the samples, so stages of different "
                 f"micro-batch sizes cannot exchange it; {_REMEDY}"
             )
-        entries = first.shape[dim] // sizes[known]
-        return Slices.of_samples(dim, entries, sizes).joined(parts)
+        with torch.no_grad():
+            joined = Slices.of_samples(dim, first.shape[dim] // sizes[known], sizes).joined(column)
+        return joined if joined is None else joined.requires_grad_(first.requires_grad)
 
-    def _the_same(self, parts: Column, name: str) -> Tensor:
+    def _the_same(self, parts: Sequence[Tensor], name: str) -> Tensor:
         """The first of some tensors that should hold the same."""
-        first, *others = [part for part in parts if part is not None]
+        first, *others = parts
         for part in others:
             is_same = part.shape == first.shape and (part.is_meta or (part == first).all())
             self.doubtful.append((name, torch.as_tensor(is_same)))
         if first.device.type == "cpu":
             self.check()
         return first
-
-    def _joined(self, name: str, column: Sequence[Any]) -> Any:
-        """What is no tensor, of all parts."""
-        if self._counts(name):
-            return sum(column)
-        if any(value != column[0] for value in column):
-            raise ValueError(
-                f"{name!r} differs between micro-batches and is no tensor, so they cannot be "
-                f"joined; {_REMEDY}"
-            )
-        return column[0]
 
     def check(self) -> None:
         """Looks at what was joined on a device, for which the host waits once.
@@ -255,34 +269,20 @@ class Cutter:
                     f"between micro-batches (a dropout, say), which cannot be joined; {_REMEDY}"
                 )
 
-    def _dims(self, names: Sequence[str], count: int) -> list[tuple[str, int | None]]:
-        """(value name, batch dimension) of every tensor."""
-        dims = [(name, dim) for name in names for dim in self.dims.get(name, (None,))]
-        if len(dims) != count:
+    def _counts(self, name: str, value: Any) -> bool:
+        """Whether what is no tensor counts samples; of an unknown number nobody knows that.
+
+        Raises:
+            ValueError: it is such a number.
+        """
+        variation = self.variations.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and variation not in (Variation.SAME, Variation.COUNT):
             raise ValueError(
-                f"{', '.join(names)} hold {count} tensors where the captured model has "
-                f"{len(dims)}, so they cannot be cut or joined; {_REMEDY}"
+                f"{name!r} holds plain numbers, which may be counts of samples, so it cannot be "
+                f"cut or joined; {_REMEDY}"
             )
-        return dims
-
-    def _counts(self, name: str) -> bool:
-        return self.variations.get(name) is Variation.COUNT
-
-    def _structures(
-        self, names: Sequence[str], pickled: Sequence[bytes | None]
-    ) -> list[Sequence[Any]]:
-        """What is no tensor; a number of which nothing is known may be a count of samples."""
-        structures = [pickle.loads(each) for each in pickled if each]
-        for name, value in zip(names, structures[0], strict=True):
-            if self.variations.get(name) in (Variation.SAME, Variation.COUNT):
-                continue
-            leaves = pytree.tree_leaves(value)
-            if any(isinstance(v, int | float) and not isinstance(v, bool) for v in leaves):
-                raise ValueError(
-                    f"{name!r} holds plain numbers, which may be counts of samples, so it cannot "
-                    f"be cut or joined; {_REMEDY}"
-                )
-        return structures
+        return variation is Variation.COUNT
 
 
 def _share(value: float, size: int, total: int, name: str) -> float:

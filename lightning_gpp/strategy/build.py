@@ -286,6 +286,8 @@ class PipelineBuild:
             for group in groups
             if group.stage is not None
         }
+        timeout_s, pipelines = settings.timeout_s, run.num_pipelines
+        sums = ProcessSums(summed, timeout_s, run.device, run.waits, pipelines)
         executor = Executor(
             transport=run.transport,
             rank_of_device=ranks,
@@ -295,8 +297,8 @@ class PipelineBuild:
                 graph.batch_dims, {name: value.variation for name, value in graph.values.items()}
             ),
             staying=StayingInputs(graph.staying),
-            sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
-            timeout_s=settings.timeout_s,
+            sums=sums if summed else None,
+            timeout_s=timeout_s,
             device=run.device,
         )
         pipeline = Pipeline(

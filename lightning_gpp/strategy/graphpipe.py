@@ -27,6 +27,7 @@ from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.processes.rank_devices import device_backend
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy import refusals
@@ -43,7 +44,6 @@ from lightning_gpp.strategy.lightning_private import (
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher, ended_together
 from lightning_gpp.strategy.ranks.starting import check_versions, warn_of_old_addresses
 from lightning_gpp.strategy.refusals import (
@@ -258,7 +258,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session.run.on_built = self._show
         session.on_emulated = self._show_emulated
         with session.run.failures.guard():
-            check_versions(session.run.control, session.run.peers)
+            check_versions()
         if self.lightning_module is not None:
             loaders = led_loaders(self.lightning_module.trainer, session.run)
             self._scopes.enter_context(loaders)
@@ -267,19 +267,14 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Connects the ranks."""
         assert self.cluster_environment is not None
         timeout_s = self.settings.timeout_s
+        timeout = timedelta(seconds=timeout_s)
+        init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         if self.num_pipelines > 1:
-            self.joined = join_pipelines(
-                self.cluster_environment, backend, self.num_pipelines, timeout_s, self.root_device
-            )
-            return
-        refuse_pipelines_of_before()
-        init_dist_connection(
-            self.cluster_environment, backend, timeout=timedelta(seconds=timeout_s)
-        )
+            self.peers = Peers(self.num_pipelines, timeout_s, self.root_device)
 
     def _new_session(self) -> Session:
         """What this rank keeps until the teardown."""
-        run = PipelinedRun(self.settings, self.root_device, self.joined, builder=build_pipeline)
+        run = PipelinedRun(self.settings, self.root_device, self.peers, builder=build_pipeline)
         return Session(run)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,7 +282,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         state = super().__getstate__() | {
             "_session": None,
             "_hooks": None,
-            "joined": None,
+            "peers": None,
             "_scopes": ExitStack(),
         }
         if isinstance(self._launcher, SubprocessScriptLauncher):
@@ -301,7 +296,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        self._scopes.enter_context(_without_idle_warnings(is_alone=self.joined is None))
+        self._scopes.enter_context(_without_idle_warnings(is_alone=self.peers is None))
         module, session = self._module(), self.session
         place_precision(self.precision_plugin, self.root_device, self.total)
         give_values(module)
@@ -338,7 +333,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._hooks = None
         session, self._session = self._session, None
         if session is not None:
-            if self.joined is not None and session.run.has_module:
+            if self.peers is not None and session.run.has_module:
                 compute_alike(session.run.module, None)
             if session.run.failures.has_failed:
                 self._optimized = None

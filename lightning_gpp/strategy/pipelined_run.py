@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -19,6 +18,7 @@ from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
@@ -29,7 +29,6 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told, UseForm
-from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
@@ -55,7 +54,7 @@ class PipelinedRun:
     Args:
         settings: what the user asked for.
         device: where this rank's stages run.
-        joined: this pipeline and those beside it; None if there is one.
+        peers: this rank in the other pipelines; None if there is one.
         builder: builds the model; see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
@@ -68,7 +67,8 @@ class PipelinedRun:
         leader_state: what user code on rank 0 changes.
         is_alone: whether there is no other rank in this pipeline, which would have to be told.
         clock: of rank 0: what of its time is the pipeline's.
-        peers: this rank in the other pipelines; None if there is one.
+        peers: likewise.
+        num_pipelines: how many there are.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
             is under way.
@@ -87,20 +87,23 @@ class PipelinedRun:
         self,
         settings: Settings,
         device: torch.device,
-        joined: JoinedPipelines | None = None,
+        peers: Peers | None = None,
         *,
         builder: Callable[[PipelinedRun, Any], None],
     ) -> None:
         self.settings = settings
         self._builder = builder
-        self.peers = None if joined is None else joined.peers
+        self.peers = peers
+        self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.device = device
         self.waits = Waits() if self.peers is None else self.peers.waits
-        self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
+        self.transport = ProcessTransport.between(
+            device, settings.timeout_s, self.waits, self.num_pipelines
+        )
         self.is_alone = self.transport.num_ranks == 1
         self.model: Pipeline | SpmdModel | None = None
         self.forms: list[Pipeline] = []
-        self.failures = FailureWatch(lambda error: self.waits.abort(error), joined)
+        self.failures = FailureWatch(lambda error: self.waits.abort(error))
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
@@ -290,7 +293,7 @@ class PipelinedRun:
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
-            asked=first or second or default_microbatches(dist.get_world_size()),
+            asked=first or second or default_microbatches(self.control.num_ranks),
             at_a_time=at_a_time,
             fewest=fewest,
         )
@@ -409,7 +412,10 @@ class PipelinedRun:
         """
         self.transport.hang_up()
         timeout_s, self.waits = self.settings.timeout_s, Waits()
-        self.transport = ProcessTransport(torch.device("cpu"), "gloo", timeout_s, self.waits)
+        cpu, pipelines = torch.device("cpu"), self.num_pipelines
+        self.transport = ProcessTransport(
+            cpu, "gloo", timeout_s, self.waits, num_pipelines=pipelines
+        )
         self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:

@@ -156,7 +156,7 @@ class Session:
         return optimizer.state_dict()
 
     def save_sharded(self, checkpoint: Mapping[str, Any], path: Path, in_background: bool) -> None:
-        """All ranks: each writes its part of a checkpoint.
+        """All ranks: each of the first pipeline writes its part of a checkpoint.
 
         Args:
             checkpoint: of Lightning, with what counts on this rank.
@@ -165,9 +165,10 @@ class Session:
         """
         with self.run.failures.guard():
             if self._writer is None:
-                timeout_s = self.run.settings.timeout_s
-                self._writer = ShardedWriter(timeout_s, in_background=in_background)
-            self._writer.save(checkpoint, path)
+                timeout_s, pipelines = self.run.settings.timeout_s, self.run.num_pipelines
+                self._writer = ShardedWriter(timeout_s, pipelines, in_background=in_background)
+            if self.run.peers is None or self.run.peers.pipeline == 0:  # all have the same
+                self._writer.save(checkpoint, path)
 
     def finish_saving(self) -> None:
         """Until the last sharded checkpoint is written."""

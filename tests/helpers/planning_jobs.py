@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +19,11 @@ from helpers.training import make_trainer, quiet
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy import report
-from lightning_gpp.strategy.planning import profile_cache
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
-    """The plan of a short fit on an idle machine, and what the cache had to say."""
-    with (
-        mock.patch.object(profile_cache, "BUSY", math.inf),
-        messages_of("lightning_gpp.strategy.planning.profile_cache") as messages,
-    ):
+    """The plan of a short fit, and what the cache had to say."""
+    with messages_of("lightning_gpp.strategy.planning.profile_cache") as messages:
         plan, _ = plan_of_fit(strategy, num_ranks)
     return plan, messages
 

@@ -16,7 +16,6 @@ from lightning_gpp.runtime.payload import (
     pack_gradients,
     pack_object,
     unpack,
-    unpack_object,
 )
 from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.waits import TransportError
@@ -112,7 +111,7 @@ def gradient_flags_and_gaps_survive(transport: Transport) -> None:
         assert wanted.requires_grad and wanted.is_leaf and not plain.requires_grad
         missing, present = receive(transport, (0, 1, 1, 0)).settle().tensors
         assert missing is None and present is not None and present.tolist() == [1, 1, 1]
-        assert unpack_object(receive(transport, (0, 1, 2, 0))) == {"any": "thing"}
+        assert unpack(receive(transport, (0, 1, 2, 0))) == {"any": "thing"}
 
 
 def sends_never_wait_for_the_receiver(transport: Transport) -> None:

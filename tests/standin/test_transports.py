@@ -10,7 +10,7 @@ import torch.distributed as dist
 from helpers import transport_contract as contract
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.payload import pack, pack_object, unpack, unpack_object
+from lightning_gpp.runtime.payload import pack, pack_object, unpack
 from lightning_gpp.runtime.processes.rank_devices import meet
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
@@ -55,7 +55,7 @@ def run_planes(devices: list[str]) -> None:
             assert near.device == torch.device("cpu")
         assert far.device == device
         assert torch.equal(far.cpu(), torch.arange(size)) and torch.equal(near.cpu(), here)
-        told = unpack_object(contract.receive(transport, tag))
+        told = unpack(contract.receive(transport, tag))
         assert {each.device.type for each in told.values()} == {"cpu"}
         assert torch.equal(told["far"], torch.arange(size)) and torch.equal(told["near"], here)
     meet_and_close(transport)

@@ -47,7 +47,7 @@ class ProcessCollectives:
     ) -> None:
         self.waits = waits or Waits()
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        group = DeviceGroup.new(range(self.num_ranks), device, timeout_s, self.waits)
+        group = DeviceGroup.new([range(self.num_ranks)], device, timeout_s, self.waits)
         assert group is not None, "all ranks are in it"
         self._group, self._device, self._timeout_s = group, device, timeout_s
         if not group.is_gloo:  # by sends and receives, which have connections of their own

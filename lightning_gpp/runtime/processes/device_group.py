@@ -18,11 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import DeviceCopies
-from lightning_gpp.runtime.processes.rank_devices import common_backend, gather_rank_devices
+from lightning_gpp.runtime.processes.rank_devices import (
+    common_backend,
+    gather_rank_devices,
+    own_group,
+)
 from lightning_gpp.runtime.waits import (
     Background,
     TransportError,
@@ -76,27 +79,34 @@ class DeviceGroup:
 
     @classmethod
     def new(
-        cls, ranks: Sequence[int], device: torch.device, timeout_s: float, waits: Waits
+        cls,
+        sets: Sequence[Sequence[int]],
+        device: torch.device,
+        timeout_s: float,
+        waits: Waits,
     ) -> DeviceGroup | None:
-        """All ranks of the world: a group of some of them; None on the others.
+        """All ranks of the world: the group of this rank, if it is in any.
 
         Args:
-            ranks: of the group.
+            sets: ranks of each group; none is in two of them.
             device: where this rank's tensors are.
             timeout_s: limit of every operation.
             waits: of this rank.
         """
-        devices = gather_rank_devices(device)
-        backend = common_backend([devices[rank] for rank in ranks])
-        timeout = timedelta(seconds=timeout_s)
-        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
-        if dist.get_rank() not in ranks:
-            return None
-        return cls(group, device, waits, is_gloo=backend == "gloo")
+        devices, found = gather_rank_devices(device), None
+        for ranks in sets:
+            backend = common_backend([devices[rank] for rank in ranks])
+            group = own_group([ranks], backend, timedelta(seconds=timeout_s))
+            if dist.get_rank() in ranks:
+                found = cls(group, device, waits, is_gloo=backend == "gloo")
+        return found
 
     def destroy(self) -> None:
-        """All of its ranks: closes a group of the world, and gives it back."""
-        self.close()
+        """All of its ranks: waits for what has begun, and gives the group back."""
+        if self._beginner is not None:
+            self._beginner.close(_CLOSE_S)
+        if not self.is_gloo:
+            torch.accelerator.synchronize(self._device)
         dist.destroy_process_group(self._group)
 
     def _connect(self) -> None:
@@ -157,47 +167,10 @@ class DeviceGroup:
         """What the group has moved, on the device."""
         return tensor.to(self._device, non_blocking=True)  # from pinned memory, or as it is
 
-    def shut_down(self) -> None:
-        """Ends a group that is not of the world."""
-        if self._group is not None:
-            self._group.shutdown()
-
-    def forget(self) -> None:
-        """Lets the group go, after an error."""
-        self._group = None
-
-    def close(self) -> None:
-        """Waits for what has begun; nothing begins any more. The group is its maker's to end."""
-        if self._beginner is not None:
-            self._beginner.close(_CLOSE_S)
-        if not self.is_gloo:
-            torch.accelerator.synchronize(self._device)
-
 
 def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
     """An :data:`Operation`: the sum over the ranks of a group, in place."""
     return [group.allreduce([tensor])]
-
-
-def apart_from_world(
-    backend: str, store: Store, rank: int, num_ranks: int, timeout_s: float
-) -> Any:
-    """A process group whose ranks are not in one world of ``torch.distributed``.
-
-    Args:
-        backend: see :func:`~.rank_devices.common_backend`.
-        store: of its ranks alone.
-        rank: of this one among them.
-        num_ranks: how many they are.
-        timeout_s: limit of every operation.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, num_ranks, timeout)
-    kind: Any = getattr(dist, f"ProcessGroup{backend.upper()}")  # as torch does for its own groups
-    options = kind.Options()
-    options._timeout = timeout
-    return kind(store, rank, num_ranks, options)
 
 
 def abort_group(group: Any) -> None:

@@ -1,9 +1,8 @@
 """The same rank of every pipeline, where several pipelines train side by side.
 
-Each pipeline is a world of its own to ``torch.distributed``, so that nothing inside of it knows of
-the others. What they share, they share between *peers*: the first ranks of all pipelines, the
-second ones, and so on, which hold the same stages. Peers average gradients and agree on what the
-pipelines must decide alike.
+Nothing inside of a pipeline knows of the others. What they share, they share between *peers*: the
+first ranks of all pipelines, the second ones, and so on, which hold the same stages. Peers average
+gradients and agree on what the pipelines must decide alike.
 
 What they agree on goes over gloo. Gradients, buffers and weights go over a group of their own, of
 the devices' backend where peers have different devices of one type (NCCL). Its operations keep one
@@ -21,16 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_gpp.runtime.processes.device_group import (
     DeviceGroup,
     Operation,
     Pending,
     all_reduce,
-    apart_from_world,
 )
-from lightning_gpp.runtime.processes.rank_devices import RankDevice, common_backend
+from lightning_gpp.runtime.processes.rank_devices import pipelines_of
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
 from lightning_gpp.runtime.waits import TransportError, Waits
 
@@ -47,38 +44,27 @@ class Peers:
     :class:`~lightning_gpp.runtime.sums.sums.Sums` that give means.
 
     Args:
-        store: of the peers alone.
-        pipeline: number of this rank's pipeline.
         num_pipelines: how many there are.
         timeout_s: limit of every wait.
         device: of this rank.
 
     Attributes:
-        pipeline: likewise.
+        pipeline: number of this rank's.
         num_pipelines: likewise.
         timeout_s: likewise.
         waits: of this rank.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        pipeline: int,
-        num_pipelines: int,
-        timeout_s: float,
-        device: torch.device = _CPU,
-    ) -> None:
-        self.pipeline, self.num_pipelines = pipeline, num_pipelines
-        self.timeout_s = timeout_s
+    def __init__(self, num_pipelines: int, timeout_s: float, device: torch.device = _CPU) -> None:
+        pipelines = pipelines_of(num_pipelines)
+        sets = list(zip(*pipelines, strict=True))
+        self.pipeline = dist.get_rank() // len(pipelines[0])
+        self.num_pipelines, self.timeout_s = num_pipelines, timeout_s
         self._device, self.waits = device, Waits()
-        self._control = self._made("gloo", PrefixStore("control", store), _CPU)
-        devices = self.gather(RankDevice.of(device), "collecting the devices of pipelines")
-        self._data = self._made(common_backend(devices), PrefixStore("data", store), device)
-
-    def _made(self, backend: str, store: Store, device: torch.device) -> DeviceGroup:
-        own, number = self.pipeline, self.num_pipelines
-        group = apart_from_world(backend, store, own, number, self.timeout_s)
-        return DeviceGroup(group, device, self.waits, is_gloo=backend == "gloo")
+        control = DeviceGroup.new(sets, _CPU, timeout_s, self.waits)
+        data = DeviceGroup.new(sets, device, timeout_s, self.waits)
+        assert control is not None and data is not None, "every rank has peers"
+        self._control, self._data = control, data
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of peers is None."""
@@ -86,16 +72,13 @@ class Peers:
 
     def close(self) -> None:
         """All peers after a run: they average nothing any more, but can still agree."""
-        self._data.close()
-        self._data.shut_down()
+        self._data.destroy()
 
     def leave(self) -> None:
-        """Ends the connections after an error: the others see at once that this rank is gone."""
+        """After an error: what waits for other pipelines, or would, ends."""
         self.waits.abort(
             TransportError("after an error this rank is no longer joined with other pipelines")
         )
-        self._control.forget()
-        self._data.forget()
 
     def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Makes tensors, dense and alike on all peers, their mean over the pipelines.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,6 +79,21 @@ def host_identity() -> str:
             place = Path("/proc", path)
             parts.append(str(place.readlink()) if place.is_symlink() else place.read_text().strip())
     return " ".join(parts)
+
+
+def pipelines_of(num_pipelines: int) -> list[range]:
+    """The ranks of each of some pipelines side by side; they follow each other."""
+    size = dist.get_world_size() // num_pipelines
+    return [range(index * size, (index + 1) * size) for index in range(num_pipelines)]
+
+
+def own_group(sets: Iterable[Sequence[int]], backend: str, timeout: timedelta) -> Any:
+    """All ranks of the world: makes a process group of each set; the one that this rank is in."""
+    found = None
+    for ranks in sets:
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        found = group if dist.get_rank() in ranks else found
+    return found
 
 
 def meet() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.device_group import DeviceGroup, all_reduce
+from lightning_gpp.runtime.processes.rank_devices import pipelines_of
 from lightning_gpp.runtime.waits import Waits, too_late
 
 Ranks = tuple[int, ...]
@@ -40,10 +41,12 @@ class ProcessSums:
     """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of one process.
 
     Args:
-        groups: sets of ranks that will sum; all ranks of the world make the same ones together.
+        groups: sets of ranks of a pipeline that will sum; all ranks of the world make the same
+            ones together.
         timeout_s: limit that ``torch.distributed`` itself keeps.
         device: where this rank's tensors are.
         waits: of this rank.
+        num_pipelines: that are side by side, each with sums of its own.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class ProcessSums:
         timeout_s: float,
         device: torch.device = CPU,
         waits: Waits | None = None,
+        num_pipelines: int = 1,
     ) -> None:
         self.waits = waits or Waits()
         self._groups: dict[Ranks, DeviceGroup] = {}
         for ranks in sorted(set(groups)):
-            group = DeviceGroup.new(ranks, device, timeout_s, self.waits)
+            sets = [[own[rank] for rank in ranks] for own in pipelines_of(num_pipelines)]
+            group = DeviceGroup.new(sets, device, timeout_s, self.waits)
             if group is not None:
                 self._groups[ranks] = group
 

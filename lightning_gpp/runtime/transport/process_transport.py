@@ -36,16 +36,20 @@ from lightning_gpp.common.torch_device import is_accelerator, set_current, synch
 from lightning_gpp.runtime.device_copies import Arrival, DeviceCopies, SideStream
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.processes.device_group import abort_group
-from lightning_gpp.runtime.processes.rank_devices import common_backend, gather_rank_devices
+from lightning_gpp.runtime.processes.rank_devices import (
+    common_backend,
+    gather_rank_devices,
+    own_group,
+    pipelines_of,
+)
 from lightning_gpp.runtime.transport.message import (
     FIRST_BYTES,
     GOODBYE,
     Head,
     TensorHead,
-    data_in,
     decode,
     encode,
-    head_that_follows,
+    head_in,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag
 from lightning_gpp.runtime.waits import (
@@ -65,6 +69,9 @@ _CLOSE_TIMEOUT_S = 30.0
 _HANG_UP_TIMEOUT_S = 5.0
 _LATER_S = 5.0
 """The wait of gloo ends after the one of the rank, whose error says more."""
+CLOSED = "it closed its transport"
+"""Why a peer that has said goodbye sends nothing more."""
+
 _MOST_POSTED = 64
 """Sends whose end nobody has looked at; what they hold is released when somebody does."""
 
@@ -86,10 +93,13 @@ class ProcessTransport:
         backend: for tensors on devices: ``"gloo"``, or that of the devices (``"nccl"``).
         timeout_s: limit of waits for peers that read nothing.
         waits: of this rank.
+        num_pipelines: in as many parts ranks work for themselves; this is one of them.
+        peers: ranks that this one hears and tells; by default all others.
+        mailbox: gets what comes, and hears who has gone.
 
     Attributes:
-        rank: this rank.
-        num_ranks: ranks in the world.
+        rank: this rank in its pipeline.
+        num_ranks: ranks in it.
         waits: likewise.
     """
 
@@ -99,30 +109,35 @@ class ProcessTransport:
         backend: str = "gloo",
         timeout_s: float = 1800.0,
         waits: Waits | None = None,
+        *,
+        num_pipelines: int = 1,
+        peers: Iterable[int] | None = None,
+        mailbox: Any = None,
     ) -> None:
-        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        pipelines = pipelines_of(num_pipelines)
+        self.num_ranks = len(pipelines[0])
+        self.rank = dist.get_rank() % self.num_ranks
         self.waits = waits or Waits()
         self._device, self._timeout_s = device, timeout_s
-        self._control: Any = dist.new_group(backend="gloo", timeout=_LISTEN_TIMEOUT)
+        self._control: Any = own_group(pipelines, "gloo", _LISTEN_TIMEOUT)
         self._payload: list[Any] = []  # to higher ranks, and to lower ones
         self._aborts: list[Callable[[], object]] = []
         if backend != "gloo":
             limit = timedelta(seconds=timeout_s)
-            self._payload = [dist.new_group(backend=backend, timeout=limit) for _ in range(2)]
+            self._payload = [own_group(pipelines, backend, limit) for _ in range(2)]
             self._aborts = [partial(abort_group, group) for group in self._payload]
             self.waits.on_abort += self._aborts
         self._on_cpu = not is_accelerator(device)
         is_staged = not (self._payload or self._on_cpu or self.num_ranks == 1)
         self._copies = DeviceCopies(device) if is_staged else None
         self._copied: Any = None
-        self._mailbox = Mailbox(self.waits)
+        self._mailbox = mailbox or Mailbox(self.waits)
         self._posted: list[_Posted] = []
         self._held_for: set[int] = set()
         self._closing = False
+        others = {*range(self.num_ranks)} - {self.rank} if peers is None else peers
         self._senders = {
-            peer: Background(f"send-{peer}", partial(set_current, device))
-            for peer in range(self.num_ranks)
-            if peer != self.rank
+            peer: Background(f"send-{peer}", partial(set_current, device)) for peer in others
         }
         self._listeners = {
             peer: start_thread(f"listen-{peer}", self._listen, peer, stack_bytes=0)
@@ -131,10 +146,15 @@ class ProcessTransport:
 
     @classmethod
     def between(
-        cls, device: torch.device, timeout_s: float, waits: Waits | None = None
+        cls,
+        device: torch.device,
+        timeout_s: float,
+        waits: Waits | None = None,
+        num_pipelines: int = 1,
     ) -> ProcessTransport:
-        """All ranks: what joins their devices."""
-        return cls(device, common_backend(gather_rank_devices(device)), timeout_s, waits)
+        """All ranks: what joins the devices of a pipeline."""
+        backend = common_backend(gather_rank_devices(device))
+        return cls(device, backend, timeout_s, waits, num_pipelines=num_pipelines)
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
         """All ranks: makes the communicators of ranks that will exchange tensors of devices.
@@ -233,13 +253,14 @@ class ProcessTransport:
             dist.destroy_process_group(group)
         self._forget()
 
-    def hang_up(self) -> None:
+    def hang_up(self, timeout_s: float = _HANG_UP_TIMEOUT_S) -> None:
         """Ends the transport after a failure: says goodbye to who is left, waits a little.
 
         A rank that has gone closes its connections; one that is left hangs up too. Listeners that
         outlive this would end the process with an abort.
         """
-        if not self._leave(_HANG_UP_TIMEOUT_S):
+        if not self._leave(timeout_s):
+            dist.destroy_process_group(self._control)
             self._forget()
 
     def _forget(self) -> None:
@@ -301,62 +322,55 @@ class ProcessTransport:
         try:
             while True:
                 self._receive_into(buffer, peer, _FIRST_TAG)
-                follows = None
-                if num_bytes := head_that_follows(first):
-                    more = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-                    self._receive_into(more, peer, _DATA_TAG)
-                    follows = more.numpy().tobytes()
-                head = decode(first, follows)
-                if head is None:
-                    self._lose(peer, "it closed its transport")
+                num_bytes, head = head_in(first)
+                if not num_bytes:
+                    self._lose(peer, CLOSED)
                     return
-                payload = Payload(data_in(first, head), head.requires_grad, head.structure)
-                self._receive_rest(payload, head, peer, far)
-                self._mailbox.put(peer, head.tag, payload)
-                del payload  # which may be a stage's weights, while this waits for the next
+                if head is None:
+                    apart = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+                    self._receive_into(apart, peer, _DATA_TAG)
+                    head = memoryview(apart.numpy())  # type: ignore[arg-type]
+                self._receive_message(decode(head), peer, far)
         except Exception as error:  # a peer that has gone, or sends what nobody can read
             self._lose(peer, reason(error))
 
-    def _receive_rest(
-        self, payload: Payload, head: Head, peer: int, far: SideStream | None
-    ) -> None:
-        """What follows a first part; everything then goes where it belongs."""
+    def _receive_message(self, head: Head, peer: int, far: SideStream | None) -> None:
+        """What follows a head; then all of it goes where it belongs."""
+        tensors: list[Tensor | None] = []
         moving: dict[int, Tensor] = {}
         for place, each in enumerate(head.tensors):
             if each is None:
+                tensors.append(None)
                 continue
             is_far = each.is_on_device and not (each.is_meta or self._on_cpu)
-            if (tensor := payload.tensors[place]) is None:
-                tensor = self._receive_tensor(each, peer, is_far, far)
-            payload.tensors[place] = tensor
+            tensors.append(tensor := self._receive_tensor(each, peer, far if is_far else None))
             if is_far:
                 moving[place] = tensor
-        if not moving:
-            return
-        tensors = [*moving.values()]
-        if self._copies is not None:
-            payload.arrival = self._copies.to_device(tensors)
-        else:
+        payload = Payload(tensors, head.requires_grad, head.structure)
+        if moving and self._copies is not None:
+            payload.arrival = self._copies.to_device([*moving.values()])
+        elif moving:
             assert far is not None, "ranks on devices have one or the other"
-            payload.arrival = Arrival(self._device, far.mark(), tensors)
-        for place, tensor in zip(moving, payload.arrival.tensors, strict=True):
-            payload.tensors[place] = tensor
+            payload.arrival = Arrival(self._device, far.mark(), [*moving.values()])
+        if payload.arrival is not None:
+            for place, tensor in zip(moving, payload.arrival.tensors, strict=True):
+                tensors[place] = tensor
+        self._mailbox.put(peer, head.tag, payload)
 
-    def _receive_tensor(
-        self, head: TensorHead, peer: int, is_far: bool, far: SideStream | None
-    ) -> Tensor:
-        if far is not None and is_far:
+    def _receive_tensor(self, head: TensorHead, peer: int, far: SideStream | None) -> Tensor:
+        if far is not None:
             with far.current():
                 tensor = head.empty(self._device)
-                if head.num_bytes:  # the stream waits
+                if head.follows:  # the stream waits
                     self._payload[self.rank < peer].recv([tensor], peer, _DATA_TAG).wait()
             return tensor
-        if self._copies is not None and is_far:
+        if not head.follows:
+            return head.empty(_CPU)
+        if self._copies is not None and head.is_on_device:
             tensor = self._copies.buffer(head.shape, head.dtype)
         else:
             tensor = head.empty(_CPU)
-        if head.num_bytes:
-            self._receive_into(tensor, peer, _DATA_TAG)
+        self._receive_into(tensor, peer, _DATA_TAG)
         return tensor
 
     def _receive_into(self, tensor: Tensor, peer: int, tag: int) -> None:

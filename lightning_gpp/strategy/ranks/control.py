@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import in_pieces
-from lightning_gpp.runtime.payload import pack_object, unpack_object
+from lightning_gpp.runtime.payload import pack_object, unpack
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 
 _K = TypeVar("_K")
@@ -107,7 +107,7 @@ class Control:
         payload = self.transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
-        return unpack_object(payload)
+        return unpack(payload)
 
     def share(self, obj: Any, purpose: str) -> Any:
         """All ranks: rank 0's object."""
@@ -126,7 +126,7 @@ class Control:
         payload = self.transport.receive(
             source=rank, tag=self._gather, timeout_s=self._timeout_s, purpose=purpose
         )
-        return unpack_object(payload)
+        return unpack(payload)
 
     def combined(self, obj: Any, combine: Callable[[list[Any]], Any], purpose: str) -> Any:
         """All ranks: what rank 0 makes of every rank's object."""

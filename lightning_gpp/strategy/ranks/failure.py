@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ import torch.distributed as dist
 from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
 from lightning_gpp.runtime.waits import TransportError, start_thread
 from lightning_gpp.strategy.lightning_private import SIGTERMException
-from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PeerError(RuntimeError):
     """Another rank failed first; the text holds its error and traceback."""
 
 
-_PLAIN = (bool, int, float, str, type(None))
+_MOST_PICKLED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +62,29 @@ class _Report:
         rank: that failed.
         summary: one line, in words that follow the rank.
         details: its traceback; empty where nobody could make one.
-        pipeline: of the rank, where there are several.
-        kind: module and qualified name of the error's type; empty where there is no error.
-        args: of the error.
-        attributes: of the error.
+        pickled: the error; empty where there is none, or it has no copy that says the same.
     """
 
     rank: int
     summary: str
     details: str = ""
-    pipeline: int | None = None
-    kind: str = ""
-    args: Sequence[Any] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    pickled: bytes = b""
 
     @classmethod
-    def of(cls, error: BaseException, rank: int, pipeline: int | None) -> _Report:
+    def of(cls, error: BaseException, rank: int) -> _Report:
         """Of an error of this rank."""
-        kind, message = type(error), str(error)
-        is_plain = all(isinstance(each, _PLAIN) for each in error.args)
-        return cls(
-            rank,
-            f"failed: {kind.__name__}: {message}",
-            "".join(traceback.format_exception(error)),
-            pipeline,
-            f"{kind.__module__}:{kind.__qualname__}",
-            error.args if is_plain else (message,),
-            {key: each for key, each in vars(error).items() if isinstance(each, _PLAIN)},
-        )
+        summary = f"failed: {type(error).__name__}: {error}"
+        found = cls(rank, summary, "".join(traceback.format_exception(error)))
+        try:
+            told = replace(found, pickled=pickle.dumps(error))
+        except Exception:  # whatever it holds: ranks are told its text
+            return found
+        return found if told._same() is None else told
 
     @property
     def text(self) -> str:
         """In one line."""
-        where = "" if self.pipeline is None else f"pipeline {self.pipeline}: "
-        return f"{where}rank {self.rank} {self.summary}"
+        return f"rank {self.rank} {self.summary}"
 
     @property
     def full_text(self) -> str:
@@ -111,26 +100,17 @@ class _Report:
         return error
 
     def _same(self) -> Exception | None:
-        """An error that says the same, if this process knows the type already.
-
-        Nothing is imported or unpickled, and of the type's code only ``__new__`` runs.
-        """
-        module, _, name = self.kind.partition(":")
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if not isinstance(found, type) or not issubclass(found, Exception):
-            return None
-        if issubclass(found, StopIteration):  # to loops the end of their data
+        """An error that says the same, if this process can make it."""
+        if not self.pickled or len(self.pickled) > _MOST_PICKLED_BYTES:
             return None
         try:
-            error = found.__new__(found, *self.args)
-            error.args = tuple(self.args)
-            error.__dict__.update(self.attributes)
-            says = f"failed: {found.__name__}: {error}"
-        except (TypeError, ValueError, AttributeError):  # it is made in a way of its own
+            error = pickle.loads(self.pickled)
+            says = f"failed: {type(error).__name__}: {error}"
+        except Exception:  # it is made in a way of its own
             return None
-        return error if says == self.summary else None
+        is_end_of_data = isinstance(error, StopIteration)  # to loops
+        is_same = isinstance(error, Exception) and says == self.summary and not is_end_of_data
+        return error if is_same else None
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -150,7 +130,6 @@ class FailureWatch:
     Args:
         on_peer_failure: called from another thread with the error that ends the run, unless it is
             this rank's own.
-        joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
         terminated: which rank was asked to end (SIGTERM), as rank 0 knows; it ends all of them at
@@ -159,14 +138,8 @@ class FailureWatch:
         has_failed: whether this rank reported an error or saw one.
     """
 
-    def __init__(
-        self,
-        on_peer_failure: Callable[[Exception], None],
-        joined: JoinedPipelines | None = None,
-    ) -> None:
+    def __init__(self, on_peer_failure: Callable[[Exception], None]) -> None:
         self._rank = dist.get_rank()
-        self._joined = joined
-        self._pipeline = None if joined is None else joined.peers.pipeline
         self._on_peer_failure = on_peer_failure
         self.terminated: int | None = None
         self.ends_with_step = False
@@ -189,7 +162,7 @@ class FailureWatch:
             return
         is_known, self.has_failed = self.has_failed, True
         if not is_known and of_other_rank(error) is None:
-            self._to_leader(asdict(_Report.of(error, self._rank, self._pipeline)))
+            self._to_leader(_Report.of(error, self._rank))
 
     def is_in_order(self, error: BaseException) -> bool:
         """Whether it ends the run of all ranks, which are still together, and is no failure."""
@@ -205,7 +178,7 @@ class FailureWatch:
             Why they do not have it; None if all are here.
         """
         self._ended.set()
-        self._to_leader({"came": dict(state)})
+        self._to_leader(("came", dict(state)))
         if not self._met.wait(_MEET_S):
             missing = sorted({*range(dist.get_world_size())} - {*self._states})
             who = f"ranks {missing}" if self._rank == 0 else "some ranks"
@@ -218,16 +191,16 @@ class FailureWatch:
             is_known, self._apart = self._apart is not None, self._apart or why
         if is_known:
             return
-        self._heartbeats.send({"apart": why})
+        self._heartbeats.send(("apart", why))
         self._met.set()
         if self._ended.is_set():
             self._on_peer_failure(PeerError(why))
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
-        self._to_leader({"terminated": self._rank})
+        self._to_leader(("terminated", self._rank))
 
-    def _to_leader(self, message: dict[str, Any]) -> None:
+    def _to_leader(self, message: Any) -> None:
         """Rank 0 decides what was first, and whether all are here."""
         if self._rank == 0:
             self._hear(0, message)
@@ -263,14 +236,6 @@ class FailureWatch:
             if first is not None and first.rank != self._rank:
                 self.has_failed = True
                 return first.error()
-            joined = self._joined
-            text = joined.heard_failure() if first is None and joined is not None else None
-            if text is not None:
-                summary = f"ends with another pipeline\n{text}"
-                heard = _Report(self._rank, summary, pipeline=self._pipeline)
-                self.has_failed = True
-                self._to_leader(asdict(heard))
-                return heard.error()
         self.report(error)
         return None
 
@@ -285,25 +250,23 @@ class FailureWatch:
 
     # In threads of the heartbeats ----------------------------------------------------------------
 
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+    def _hear(self, rank: int, message: Any) -> None:
         match message:
-            case {"terminated": int(terminated)} if self._rank == 0:
+            case _Report():
+                self._settle(message)
+            case ("terminated", terminated):
                 if self.terminated is None:
                     self.terminated = terminated
                     start_thread("sigterm", self._end_terminated, terminated)
-            case {"rank": int(), "summary": str(), "details": str(), "kind": str()}:
-                self._settle(_Report(**message))
-            case {"came": dict(state)} if self._rank == 0:
+            case ("came", state):
                 self._come(rank, state)
-            case {"met": True}:
+            case ("met", _):
                 self._met.set()
-            case {"apart": str(why)}:
+            case ("apart", why):
                 self.part(why)
-            case _:
-                log.warning("rank %d: no message of a known kind: %s", rank, message)
 
     def _lose(self, rank: int, why: str) -> None:
-        report = _Report(rank, why, pipeline=self._pipeline)
+        report = _Report(rank, why)
         self._settle(report, lets_end=False)
         self.part(report.text)
 
@@ -317,14 +280,13 @@ class FailureWatch:
         if any(each != states[0] for each in states):
             self.part(f"it came while ranks were at different updates of the weights: {states}")
         elif self._apart is None:
-            self._heartbeats.send({"met": True})
+            self._heartbeats.send(("met", True))
             self._met.set()
 
     def _end_terminated(self, rank: int) -> None:
         if not self._closed.wait(_TERMINATE_S) and not self.ends_with_step:
             summary = f"was asked to end (SIGTERM), and no step ended within {_TERMINATE_S:g} s"
-            report = _Report(rank, summary, pipeline=self._pipeline)
-            self._settle(report, also_here=True, lets_end=False)
+            self._settle(_Report(rank, summary), also_here=True, lets_end=False)
 
     def _settle(self, report: _Report, *, also_here: bool = False, lets_end: bool = True) -> None:
         """Takes a report for the first unless there was one; rank 0 passes it on.
@@ -343,9 +305,7 @@ class FailureWatch:
             self._ending = start_thread("failure-end", self._end, report, is_here, delay_s)
         self._known.set()
         if self._rank == 0:
-            self._heartbeats.send(asdict(report))
-            if self._joined is not None:
-                self._joined.tell_failure(report.full_text)
+            self._heartbeats.send(report)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
 

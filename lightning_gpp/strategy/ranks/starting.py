@@ -5,35 +5,32 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp._version import __version__
-from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.strategy.ranks.control import Control
 
 
-def check_versions(control: Control, peers: Peers | None) -> None:
-    """All ranks: compares versions with those of rank 0, and of the first pipeline.
+def check_versions() -> None:
+    """All ranks: compares versions with those of rank 0.
 
     Raises:
-        RuntimeError: on the first rank of a pipeline, where they differ.
+        RuntimeError: they differ.
     """
-    mine, host = versions_here(), socket.gethostname()
-    gathered = control.gather((host, mine), "comparing the versions of packages")
-    found = {f"rank {rank} on {other}": each for rank, (other, each) in enumerate(gathered)}
-    if peers is not None and control.is_leader:
-        of_first = peers.share(mine, "comparing the versions of packages over pipelines")
-        found["the first pipeline"] = of_first
-    for whose, versions in found.items():
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (socket.gethostname(), versions_here()))
+    host, mine = found[0]
+    for rank, (there, versions) in enumerate(found):
         if other := [name for name in mine if versions[name] != mine[name]]:
-            there = ", ".join(f"{name} {versions[name]}" for name in other)
-            here = ", ".join(f"{name} {mine[name]}" for name in other)
+            theirs = ", ".join(f"{name} {versions[name]}" for name in other)
+            ours = ", ".join(f"{name} {mine[name]}" for name in other)
             raise RuntimeError(
-                f"{whose} has {there}, but {host} has {here}; install the same versions on all "
-                "hosts"
+                f"rank {rank} on {there} has {theirs}, but {host} has {ours}; install the same "
+                "versions on all hosts"
             )
 
 

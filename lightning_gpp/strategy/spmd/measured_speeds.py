@@ -36,9 +36,9 @@ _COPIED_BYTES, _ACCELERATOR_COPIED_BYTES = 1 << 24, 1 << 28
 _GOLDEN = 0.6180339887
 """The fractions of its multiples are spread over [0, 1)."""
 
-_STRETCH_S, _TURN_S = 0.1, 0.01
-"""Of every kind of work in a round, and of one kind before the next has its turn: many time slices
-of a scheduler, so that a core that others use, too, looks as slow as it is, for all work alike."""
+_STRETCH_S = 0.1
+"""Of every kind of work in a round: many time slices of a scheduler, so that a core that others
+use, too, looks as slow as it is."""
 
 ROUNDS = 6
 
@@ -105,8 +105,27 @@ def measure_speeds(
         group: the ranks; this device alone if not given.
         update: of the optimizer, by bytes, on all of them; not timed if not given.
     """
-    times = _times(device, update)
-    rounds = [_of_all(times(), group, device) for _ in range(ROUNDS)]
+    is_large = is_accelerator(device)
+    side = _ACCELERATOR_SIDE if is_large else _SIDE
+    row = torch.arange(1, side + 1, device=device) * _GOLDEN % 1
+    square = row.outer(row)  # numbers that are all alike take less power: clocks would be high
+    long_bytes = _ACCELERATOR_COPIED_BYTES if is_large else _COPIED_BYTES
+    long, short = torch.ones(long_bytes // 4, device=device), torch.ones(1, device=device)
+    # Results are written into memory that there is: new pages take longer than what is written.
+    product, added = torch.empty_like(square), torch.empty_like(long)
+    works = [
+        TimedWork(lambda: torch.mm(square, square, out=product), 2 * side**3),
+        TimedWork(lambda: torch.add(long, 1, out=added), 2 * long_bytes),  # reads as many
+        *([update] if update else []),
+        TimedWork(lambda: torch.add(short, 1), 1),
+    ]
+    counts = [_count(work, device) for work in works]
+
+    def measured() -> list[float]:
+        timed = zip(works, counts, strict=True)
+        return [_seconds(work, device, count) / (count * work.amount) for work, count in timed]
+
+    rounds = [_of_all(measured(), group, device) for _ in range(ROUNDS)]
     flop_s, byte_s, *update_s, launch_s = np.median(rounds, axis=0).T
     return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else 0.0)
 
@@ -121,82 +140,26 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
     return [each.tolist() for each in every]
 
 
-def _times(device: torch.device, update: TimedWork | None) -> Callable[[], list[float]]:
-    """Measures the seconds of one operation, of a byte of memory and of an update, of a launch."""
-    is_large = is_accelerator(device)
-    works = [
-        _product(_ACCELERATOR_SIDE if is_large else _SIDE, device),
-        _copy(_ACCELERATOR_COPIED_BYTES if is_large else _COPIED_BYTES, device),
-        *([update] if update else []),
-    ]
-    short = torch.ones(1, device=device)
-    works.append(TimedWork(lambda: torch.add(short, 1), 1))
-    turns = [_turn_of(work.do, device) for work in works]
-
-    def measure() -> list[float]:
-        """The mean of each; a median would leave out the times in which others had the core."""
-        spent_s, counts = [0.0] * len(works), [0] * len(works)
-        while min(spent_s) < _STRETCH_S:
-            for kind, turn in enumerate(turns):
-                passed_s, count = turn()
-                spent_s[kind] += passed_s
-                counts[kind] += count
-        return [spent_s[k] / (counts[k] * work.amount) for k, work in enumerate(works)]
-
-    return measure
+def _count(work: TimedWork, device: torch.device) -> int:
+    """How often the work fills its part of a round."""
+    count = 1
+    while _seconds(work, device, count) < _STRETCH_S / 2:
+        count *= 2
+    return count
 
 
-# Results are written into memory that there is: new pages take longer than what is written to them.
-
-
-def _product(side: int, device: torch.device) -> TimedWork:
-    row = torch.arange(1, side + 1, device=device) * _GOLDEN % 1
-    square = row.outer(row)  # numbers that are all alike take less power: clocks would be high
-    out = torch.empty_like(square)
-    return TimedWork(lambda: torch.mm(square, square, out=out), 2 * side**3)
-
-
-def _copy(size_bytes: int, device: torch.device) -> TimedWork:
-    """A sum of large vectors, which reads as many bytes as it writes."""
-    long = torch.ones(size_bytes // 4, device=device)
-    out = torch.empty_like(long)
-    return TimedWork(lambda: torch.add(long, 1, out=out), 2 * size_bytes)
-
-
-def _turn_of(do: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, int]]:
-    """Turns of a kind of work: how long one took, and how often the work was done.
-
-    They stay about as long as they should be, whoever else uses the device: two processes have a
-    GPU in slices, and one that falls into the first turn makes the work look long.
-    """
-    next_count = 1
-
-    def turn() -> tuple[float, int]:
-        nonlocal next_count
-        count, passed_s = next_count, _seconds(do, device, next_count)
-        if passed_s < _TURN_S / 2:
-            next_count *= 2
-        elif passed_s > 4 * _TURN_S:
-            next_count = max(1, count // 2)
-        return passed_s, count
-
-    while turn()[0] < _TURN_S / 2:
-        pass
-    return turn
-
-
-def _seconds(do: Callable[[], object], device: torch.device, count: int) -> float:
+def _seconds(work: TimedWork, device: torch.device, count: int) -> float:
     """What so much work takes; an accelerator, by its own clock, is waited for once."""
     if not is_accelerator(device):
         start_s = time.perf_counter()
         for _ in range(count):
-            do()
+            work.do()
         return time.perf_counter() - start_s
     stream = torch.accelerator.current_stream(device)
     start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
     start.record(stream)
     for _ in range(count):
-        do()
+        work.do()
     end.record(stream)
     synchronize(device)  # a wait for the event spoils its time on Apple's GPUs before torch 2.14
     return float(start.elapsed_time(end)) / 1e3

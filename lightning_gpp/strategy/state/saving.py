@@ -124,8 +124,7 @@ class SavingStrategy(PipelinesStrategy):
                 super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
                 return
             path, session = Path(self.broadcast(filepath)), self._open_session()
-            is_first = self.joined is None or self.joined.peers.pipeline == 0
-            if session is not None and is_first:  # all pipelines have the same
+            if session is not None:
                 session.save_sharded(checkpoint, path, self._saves_in_background)
             elif session is None and self.is_global_zero:  # the run is over: rank 0 has all
                 write(checkpoint, path, None)

@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.mapped_tensor import empty_mapped
+from lightning_gpp.runtime.processes.rank_devices import own_group, pipelines_of
 
 REST = "meta.pt"
 """File in the folder with what is neither the model nor an optimizer, as Lightning names it."""
@@ -151,11 +152,13 @@ class ShardedWriter:
 
     Args:
         timeout_s: limit of every wait for other ranks.
+        num_pipelines: how many there are; the ranks of one write together.
         in_background: whether training goes on while one is written.
     """
 
-    def __init__(self, timeout_s: float, *, in_background: bool) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    def __init__(self, timeout_s: float, num_pipelines: int = 1, *, in_background: bool) -> None:
+        limit = timedelta(seconds=timeout_s)
+        self._group = own_group(pipelines_of(num_pipelines), "gloo", limit)
         self._thread = ThreadPoolExecutor(1, "sharded checkpoint") if in_background else None
         self._pending: Future[None] | None = None
 

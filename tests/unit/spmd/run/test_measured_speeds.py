@@ -7,8 +7,6 @@ import pytest
 from lightning_gpp.spmd.costs.machine import AlphaBeta
 from lightning_gpp.strategy.spmd import measured_speeds
 
-# Accelerators ------------------------------------------------------------------------------------
-
 MIB = 1 << 20
 
 
