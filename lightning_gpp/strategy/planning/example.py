@@ -58,11 +58,6 @@ class GraphCall:
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
         edges, num_vertices = the_graph(tensors)
-        if edges.is_meta:
-            raise GraphTrainingError(
-                "a graph is divided by its edges, of which the shape is not enough: emulate with "
-                'tensors="real"'
-            )
         check_edges(edges, num_vertices)
         sizes = {size for parameter in module.parameters() for size in parameter.shape}
         example = small_graph(tensors, sizes)
