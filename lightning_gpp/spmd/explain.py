@@ -23,7 +23,7 @@ from lightning_gpp.spmd.program import (
 
 LEGEND = (
     "R=: whole on every device. R: the same, but of its gradient each device has a summand. "
-    "S0/64: dimension 0, dealt to the devices in 64 equal units. P: a summand on every device."
+    "S0/64: dimension 0, divided over the devices in 64 equal units. P: a summand on every device."
 )
 
 

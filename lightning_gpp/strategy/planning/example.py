@@ -101,7 +101,7 @@ def model_in_chunks(
         chunks = partition(edges, num_vertices, num_chunks, seed % 2**31, asked.ways)
         check_in_chunks(captured, tensors, chunks.one_way(), flags, example)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
-    return ChunkedModel(captured, tensors, shared, asked.techniques, flags, example)
+    return ChunkedModel(captured, tensors, shared, asked.techniques, example)
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

@@ -237,7 +237,7 @@ class SpmdCalls(ForwardCalls):
             self._shares = program.shares
         elif parts and program.shares != self._shares:
             raise RuntimeError(
-                f"the planner dealt {program.shares} where parameters are dealt {self._shares}"
+                f"the planner divided {program.shares} where parameters are divided {self._shares}"
             )
         return program
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rollback import Generators, rollback
+from lightning_gpp.capture.checks.rollback import random_state, rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
@@ -124,7 +124,7 @@ class MicrobatchSteps(SuspendedSteps):
             with instance_attribute(run.target, "forward", forward):
                 return microbatch_loss(step(copy_tensors(both)))
 
-        generators = Generators(run.device)
+        before = random_state(run.device)
         try:
             with (
                 run.leader_state.preserved(),
@@ -135,7 +135,7 @@ class MicrobatchSteps(SuspendedSteps):
                 try:
                     is_off = seen.difference(loss_of_both) > 1
                 finally:
-                    if not self._has_drawn and generators.have_drawn():
+                    if not (self._has_drawn or torch.equal(before, random_state(run.device))):
                         self._has_drawn = True
                         rank_zero_warn(DRAWS)
                 return is_off and not seen.is_random(loss_of_both)

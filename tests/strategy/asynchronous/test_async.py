@@ -163,15 +163,17 @@ def expected(
     weights = [layer.weight.detach() for layer in Layers().layers]
     batches = [Batches(count).data[i % count] for i in range(sum(runs))]
     make = OPTIMIZERS[optimizer]
+    forgets = optimizer == "sgd"  # its state has no last step
     return train_delayed(
         CHAIN,
         weights,
         batches,
         policy,
-        make,  # type: ignore[arg-type]
+        make,
         runs,
+        forgets,
         clip,
-        per_update,
+        per_update,  # type: ignore[arg-type]
     )
 
 
