@@ -31,8 +31,7 @@ def batch_size(batch: Any) -> int:
         ValueError: there are no samples, or tensors do not agree; the text names the places.
         TypeError: the batch holds something that cannot be cut.
     """
-    size = next(_first_sizes(batch), None)
-    if size is None:
+    if (size := size_or_none(batch)) is None:
         raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
 
     def check(item: Any, place: str) -> Any:
@@ -52,11 +51,8 @@ def batch_size(batch: Any) -> int:
 
 
 def size_or_none(batch: Any) -> int | None:
-    """Number of samples of a batch that can be cut; None of another one."""
-    try:
-        return batch_size(batch)
-    except (TypeError, ValueError):
-        return None
+    """The first dimension of the first tensor of a batch; None where there is none."""
+    return next(_first_sizes(batch), None)
 
 
 def copy_tensors(batch: Any) -> Any:
