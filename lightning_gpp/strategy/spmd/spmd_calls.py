@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -136,7 +136,7 @@ class SpmdCalls(ForwardCalls):
         check_reads(run.target, known.reads)
         if is_trained and not self._has_trained:
             self._has_trained = True
-            self._say_if_whole(known.number)
+            self._warn_if_undivided(known.number)
         inputs = known.form.inputs(args, kwargs)
         needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
         message = SpmdForward(
@@ -241,16 +241,16 @@ class SpmdCalls(ForwardCalls):
             )
         return program
 
-    def _say_if_whole(self, export: int) -> None:
-        """Says where the first training step's batch is not divided: every device computes all."""
+    def _warn_if_undivided(self, export: int) -> None:
+        """Says so where the first training step's batch is not divided."""
         assert self._model is not None
-        instructions = self._model.interpreters[export][0].program.instructions
-        computed = [each for each in instructions if isinstance(each, Computation)]
-        if len(self._shares) > 1 and not any(p.is_shard for c in computed for p in c.outputs):
-            rank_zero_info(
-                "the program divides nothing: the batch has too few samples for so many devices, "
-                "or what would move between them takes longer than what they would save; a larger "
-                "batch, or one device, is better"
+        program, num = self._model.interpreters[export][0].program, len(self._shares)
+        computed = [i for i in program.instructions if isinstance(i, Computation)]
+        if num > 1 and not any(p.is_shard for each in computed for p in each.outputs):
+            rank_zero_warn(
+                f"the program divides nothing, so each of {num} devices computes all of it: the "
+                "batch has fewer rows than devices, or what would move between them takes longer "
+                "than what they would save. Use a larger batch, or one device"
             )
 
 

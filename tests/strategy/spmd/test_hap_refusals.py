@@ -7,6 +7,7 @@ from functools import partial
 import lightning.pytorch as lp
 import pytest
 import torch
+from helpers.jobs import lines_of_fit
 from helpers.models import FIXED_MODELS, DataSpec
 from helpers.random_models import BranchyModel, OptimizerSpec
 from helpers.random_programs import DrawsPrograms
@@ -45,6 +46,13 @@ def test_a_share_for_every_device() -> None:
 def test_emulated_devices() -> None:
     with pytest.raises(NotImplementedError, match="emulated devices run pipelines"):
         lp.Trainer(accelerator=EmulatedAccelerator("summit"), devices=2, strategy=HAPStrategy())
+
+
+def test_more_devices_than_samples(pool: WorkerPool) -> None:
+    training = Training(build, DataSpec(batch_size=1), num_steps=1, validate=False)
+    strategy = {"kind": "HAPStrategy", "planner": "data_parallel", "timeout": 100.0}
+    found = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
+    assert len([line for line in found[0] if "the program divides nothing" in line]) == 1
 
 
 def timeline() -> list[lp.Callback]:
