@@ -29,14 +29,14 @@ LEAST_GAIN = 5e-4
 KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
     {
         TaskKind.TRANSFER: "messages",
-        TaskKind.REDUCE: "sums of gradients",
+        TaskKind.REDUCE: "all-reduce",
         TaskKind.FEED: "your step before the forward",
         TaskKind.TURN: "your step after the forward",
         TaskKind.DATA: "reading input",
         TaskKind.COPY: "copying input",
-        TaskKind.PREPARE: "cutting input",
+        TaskKind.PREPARE: "splitting input",
         TaskKind.FINISH: "joining results",
-        TaskKind.OVERHEAD: "the interpreter",
+        TaskKind.OVERHEAD: "Python",
         TaskKind.SEND: "sending",
         TaskKind.RECEIVE: "receiving",
     }
@@ -76,7 +76,7 @@ def _path(case: Case) -> str:
     text = f"Critical path: {', '.join(texts)}"
     if path.channel_s > 0:
         waited = percent_text(path.channel_s, path.duration_s)
-        text += f"; of this, {waited} waiting for a channel that others occupy"
+        text += f"; of this, {waited} waiting for a busy channel"
     return f"{text}."
 
 

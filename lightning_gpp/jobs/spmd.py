@@ -103,7 +103,7 @@ def explain_program(config: DictConfig, name: str, folder: Path) -> dict[str, fl
         request,
         step_s=plan.evaluation.step_s,
         memory_bytes=round(metrics["peak_memory_bytes"]),
-        busy_s=plan.evaluation.busy_s.tolist(),
+        num_devices=len(plan.evaluation.busy_s),
     )
     kinds = [device.kind for device in request.cluster.devices]
     factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())

@@ -52,7 +52,7 @@ class TestPlan:
         assert printed.startswith(
             "graph: 5 operators for 2 devices (NVIDIA A100-SXM4-80GB) in 1 host, mini-batches of 16"
         )
-        for heading in ("Predicted step:", "Pace: stage", "searched: "):
+        for heading in ("Predicted step:", "Bottleneck: stage", "searched: "):
             assert heading in printed
         assert max(map(len, printed.split("\n"))) <= 100 or str(run_folder) in printed
         run = run_folder / "run"
@@ -84,7 +84,7 @@ class TestPlan:
         one = [*PLAN, *COSTS, "cluster.num_devices=1", "num_microbatches=64"]
         roomy = graphpipe(*one)
         assert "schedule gpipe" in roomy and "Schedule: 1f1b" not in roomy
-        assert "Memory by schedule: gpipe 348 kB, 1f1b 25.2 kB on the fullest device" in roomy
+        assert "Peak memory by schedule: gpipe 348 kB, 1f1b 25.2 kB" in roomy
         named = graphpipe(*one, "strategy.schedule=1f1b")
         assert "schedule 1f1b" in named and "Schedule: 1f1b" not in named
         tight = " ".join(graphpipe(*one, "cluster.memory_bytes=300000").split())

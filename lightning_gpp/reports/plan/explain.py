@@ -63,7 +63,7 @@ def why_it_lost(best: PlanEvaluation, found: PlanEvaluation) -> str:
         seconds_text(one.step_s - one.minibatch_size * one.seconds_per_sample)
         for one in (found, best)
     )
-    return f"{ends} to fill and empty, not {others}"
+    return f"{ends} to fill and drain, not {others}"
 
 
 def does_not_fit(found: PlanEvaluation) -> str:
