@@ -8,24 +8,13 @@ Folders: ``values`` has what goes into a forward and out of it, ``tracing`` ways
 ``profiling`` what operators cost.
 """
 
-from lightning_gpp.capture.attempts import capture
-from lightning_gpp.capture.blocks import Block, BlockGraph
-from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.operators.fingerprint import module_content
-from lightning_gpp.capture.profiling.profiler import profile_costs
-from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.values.placed import on_host, placed
-
-__all__ = [
-    "Block",
-    "BlockGraph",
-    "CaptureError",
-    "CapturedModel",
-    "StageModule",
-    "capture",
-    "module_content",
-    "on_host",
-    "placed",
-    "profile_costs",
-]
+from lightning_gpp.capture.attempts import capture as capture
+from lightning_gpp.capture.blocks import Block as Block
+from lightning_gpp.capture.blocks import BlockGraph as BlockGraph
+from lightning_gpp.capture.errors import CaptureError as CaptureError
+from lightning_gpp.capture.model import CapturedModel as CapturedModel
+from lightning_gpp.capture.operators.fingerprint import module_content as module_content
+from lightning_gpp.capture.profiling.profiler import profile_costs as profile_costs
+from lightning_gpp.capture.stage import StageModule as StageModule
+from lightning_gpp.capture.values.placed import on_host as on_host
+from lightning_gpp.capture.values.placed import placed as placed

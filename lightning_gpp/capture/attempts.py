@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
 from lightning_gpp.capture.checks.check import ValuesDifferError, compare
@@ -70,7 +69,7 @@ def capture(
     are read (:mod:`.values.placed`).
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
-    which buffers change is not known; the log says so (level info).
+    which buffers change is not known.
 
     Args:
         module: any module; nothing in it is replaced.
@@ -88,8 +87,6 @@ def capture(
         CaptureError: it cannot be captured, with the reason and the line. Or the micro-batch has no
             samples.
     """
-    if any(is_lazy(parameter) for parameter in module.parameters()):
-        raise CaptureError("lazy parameters have no size yet: run the module once before training")
     policy = replace(LeafPolicy.of(module, leaf_modules), opened=opened)
     runs = Rehearsal(module, args, kwargs or {}, train_modes)
     # Modules that were compiled run as they are written: torch's compiler traces by itself.
@@ -104,12 +101,6 @@ def capture(
         attempt = _Attempt(runs, blocks)
         if verified is not None:
             return attempt.as_verified(policy, verified)
-        if any(item.is_meta for item in runs.sample.tensors.values()):
-            _logger.info(
-                "captured with shapes only: that the graph computes what the module computes was "
-                "checked for shapes and types, not for values, and which buffers change is not "
-                "known"
-            )
         runs.begin()
         try:
             captured = attempt.keeping_whole(policy)
@@ -202,9 +193,9 @@ class _Attempt:
         try:
             fit, dropped = self._without_idle_decisions(traces, how)
             how = replace(how, dropped=dropped)
-            second, seen = self._other_size(fit[True], bool(dropped))
+            second, seen = self._other_size(fit[True])
             captured = self._model(fit, how, second, seen)
-            for run in self.runs.passes(None if dropped else second, gradients=not dropped):
+            for run in self.runs.passes(second):
                 self._check(captured, run)
         except GuardError as error:
             scope = _scope_of(error, traces[True])
@@ -220,19 +211,14 @@ class _Attempt:
         how = replace(how, cuts=Cuts.of(seen, runs.sample, others, second))
         return CapturedModel(runs.module, runs.arguments, traces, how, runs.sample)
 
-    def _other_size(self, trace: Trace, is_compared: bool) -> tuple[Sample | None, _Seen | None]:
+    def _other_size(self, trace: Trace) -> tuple[Sample | None, _Seen | None]:
         """Inputs of another size that the decisions in a trace allow, and what nodes do there.
 
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
-        sample = self.runs.sample
-        if is_compared and sample.num_samples > 2:
-            few = few_samples(sample, 2)
-            return few, self.runs.observed(trace, few, training=True)
         for other in self.runs.others:
-            is_smaller = other.num_samples < sample.num_samples
-            if self.runs.runs(other, backward=is_smaller and not is_compared):
+            if self.runs.runs(other, backward=other.num_samples < self.runs.sample.num_samples):
                 seen = self._seen(trace, other)
                 if not isinstance(seen, GuardError):
                     return other, seen
@@ -256,8 +242,7 @@ class _Attempt:
         So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
 
         Returns:
-            Them, and the names of the guards that are taken out. If there are any, values and
-            gradients were compared.
+            Them, and the names of the guards that are taken out.
 
         Raises:
             GuardError: a sub-module takes such a decision, and it does change something.
@@ -266,12 +251,9 @@ class _Attempt:
         if sample.graphs is not None:
             return traces, ()
         across = few_samples(sample, 1 + (sample.num_samples == 1))
-        try:
+        failed: _Seen | GuardError | None = None
+        with suppress(Exception):  # the model itself may not take so few
             failed = self._seen(traces[True], across)
-        except Exception:
-            if runs.runs(across, backward=True):
-                raise
-            return traces, ()  # the model itself does not take so few
         if not isinstance(failed, GuardError) or not runs.runs(across, backward=True):
             return traces, ()
         two = few_samples(sample, 2)
@@ -299,26 +281,22 @@ class _Attempt:
             return error.with_traceback(None)  # its frames hold all values
 
     def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
-        expected = self.runs.of(run)
-        try:
-            compare(expected, self.runs.replayed(captured, run), str(run))
-        except ValuesDifferError as error:
-            if error.is_large or not self._varies(run):
-                raise
+        """Compares the graph with the module.
 
-    def _varies(self, run: CheckedPass) -> bool:
-        """Whether the module itself differs from run to run by more than rounding, on a device.
-
-        Kernels that add up in any order do, in half precision (backwards of fused attention).
+        On a device that may differ from run to run by more than rounding itself: kernels add up in
+        any order, in half precision (backwards of fused attention).
         """
-        if self.runs.sample.device.type == "cpu":
-            return False
+        runs, what = self.runs, str(run)
         try:
-            compare(self.runs.again(run), self.runs.again(run), str(run))
+            compare(runs.of(run), runs.replayed(captured, run), what)
         except ValuesDifferError as error:
-            _logger.info("the module does not compute the same twice: %s", error)
-            return True
-        return False
+            if error.is_large or runs.sample.device.type == "cpu":
+                raise
+            try:
+                compare(runs.again(run), runs.again(run), what)
+            except ValuesDifferError:
+                return
+            raise
 
 
 def _scope_of(error: GuardError, trace: Trace) -> str:
@@ -340,8 +318,8 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     """
     given = runs.given
     leaves = tuple(f"{leaf}." for leaf in captured.leaf_modules)  # do so in a stage, too
-    changed = [name for name in given.changed if not name.startswith(leaves)]
-    if kept := [name for name in given.kept if not name.startswith(leaves)]:
+    changed = [name for name in given.changes.attributes if not name.startswith(leaves)]
+    if kept := [name for name in given.changes.kept if not name.startswith(leaves)]:
         raise CaptureError(
             f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "

@@ -117,13 +117,10 @@ class StageModule:
 
     def _device(self, values: Sequence[Any]) -> torch.device:
         """Where the stage computes; some of its values are on the CPU on any device (lengths)."""
-        weights = (self._module.get_parameter(name) for name in self.parameter_names[:1])
-        tensors = itertools.chain((value for value in values if isinstance(value, Tensor)), weights)
-        devices = [tensor.device for tensor in tensors]
-        away = next((device for device in devices if device.type != "cpu"), None)
-        if away is None and devices and self._captured_on.type == "meta":
-            return devices[0]
-        return away or self._captured_on
+        for value in (*values, *map(self._module.get_parameter, self.parameter_names[:1])):
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                return value.device
+        return torch.device("cpu") if self._captured_on.type == "meta" else self._captured_on
 
 
 class _Holder(nn.Module):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -57,6 +58,12 @@ def tensor_places(module: nn.Module, *, remove_duplicate: bool = True) -> Iterat
     """
     for path, part in module.named_modules(remove_duplicate=remove_duplicate):
         yield from own_places(part, path)
+
+
+def memory_of(tensor: Tensor) -> Hashable:
+    """Equal exactly for tensors that share memory."""
+    is_plain = tensor.layout is torch.strided
+    return is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor)
 
 
 def has_meta(module: nn.Module) -> bool:

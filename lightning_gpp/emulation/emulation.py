@@ -47,7 +47,6 @@ class Setup:
         time_scale: real seconds that an emulated second takes.
         origin_ns: when emulated time is zero, on the clock of this host.
         path: of the file with the channels; gone once all ranks have opened it.
-        is_shape_only: whether tensors have no numbers.
     """
 
     plan: Plan
@@ -56,7 +55,6 @@ class Setup:
     time_scale: float
     origin_ns: int
     path: str
-    is_shape_only: bool = False
 
 
 class Emulation(RealTime):
@@ -153,7 +151,6 @@ class Emulation(RealTime):
             time_scale=setup.time_scale,
             kinds=request.cluster.kinds,
             num_unpaced=self._num_unpaced,
-            is_shape_only=setup.is_shape_only,
         )
 
     def close(self) -> None:
@@ -161,21 +158,18 @@ class Emulation(RealTime):
         self._reservations.close()
 
 
-def begin_emulation(
-    plan: Plan, request: PlanRequest, scale: float | None, *, is_shape_only: bool
-) -> Setup:
+def begin_emulation(plan: Plan, request: PlanRequest, scale: float | None) -> Setup:
     """Rank 0: what the ranks of a run will agree on; emulated time begins now.
 
     Args:
         plan: what runs.
         request: the question that it answers, with the emulated cluster.
         scale: real seconds that an emulated second takes; None to choose it.
-        is_shape_only: whether tensors have no numbers.
     """
     costs = program_costs(plan, request)
     if scale is None:
-        scale = process_time_scale(plan, request, costs, "meta" if is_shape_only else "cpu")
+        scale = process_time_scale(plan, request, costs, "cpu")
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
     os.close(file)
-    return Setup(plan, request, costs, scale, time.monotonic_ns(), path, is_shape_only)
+    return Setup(plan, request, costs, scale, time.monotonic_ns(), path)

@@ -27,7 +27,6 @@ class EmulationReport:
         kinds: of its devices.
         num_unpaced: mini-batches that ran as fast as they could, as they were too small for the
             plan's program.
-        is_shape_only: whether tensors had no numbers.
     """
 
     step_s: tuple[float, ...]
@@ -37,7 +36,6 @@ class EmulationReport:
     num_devices: int
     kinds: tuple[str, ...]
     num_unpaced: int = 0
-    is_shape_only: bool = False
 
     @property
     def typical_s(self) -> float:
@@ -75,11 +73,6 @@ class EmulationReport:
             lines.append(
                 f"{self.num_unpaced} mini-batches were smaller than what the replicas take at a "
                 "time: they were trained on, but not emulated."
-            )
-        if self.is_shape_only:
-            lines.append(
-                "Tensors had shapes and no numbers: nothing was learned, logged values are nan, "
-                "and the captured graph was compared with the model by shapes alone."
             )
         return wrapped(lines, max_width)
 

@@ -88,8 +88,7 @@ def process_time_scale(
         plan: what runs.
         request: the question that it answers.
         costs: of its program on the emulated cluster.
-        real_kind: kind of the device that really computes, whose costs the request has (``meta``
-            takes its time too: for each operator that it is asked the shape of).
+        real_kind: kind of the device that really computes, whose costs the request has.
     """
     program = plan_graph(plan, request.graph).program(
         num_microbatches(plan, request), schedule=request.schedule, check=False

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.check import is_close
-from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.rollback import rollback, set_training
 from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
@@ -46,11 +46,12 @@ def check_in_chunks(
     Raises:
         GraphTrainingError: an operator computes something else; the text names it.
     """
-    model = ChunkedModel(captured, tensors, chunks, Techniques(), flags, example)
+    model = ChunkedModel(captured, tensors, chunks, Techniques(), example)
     values: dict[str, Any] = dict(tensors)
     last_reader = {name: operator.name for operator in model.graph for name in operator.inputs}
     kept = set(model.graph.outputs)
-    with torch.no_grad(), rollback(captured.module), model.in_training(), _WithoutDropout():
+    with torch.no_grad(), rollback(captured.module), _WithoutDropout():
+        set_training(captured.module, flags)
         for operator in model.graph:
             values |= _checked(model, operator, values)
             for name in operator.inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,37 +11,8 @@ from torch import Tensor
 
 from lightning_gpp.capture.profiling.profiler import OperatorProbe, profile_probes
 from lightning_gpp.cost import Costs
-from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
-
-
-@dataclass(frozen=True, slots=True)
-class _OnOneChunk:
-    """An operator on one chunk; there are the histories of one operator, as all take much memory.
-
-    Attributes:
-        operator: its name.
-        stage: that runs it.
-        chunk: the chunk.
-        history_bytes: of the operators that have run, the one that ran last is last.
-    """
-
-    operator: str
-    stage: ChunkStage
-    chunk: int
-    history_bytes: dict[str, int]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stage, name)
-
-    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        model = self.stage.model
-        if next(reversed(self.history_bytes), "") != self.operator:
-            model.forget()
-        made = self.stage(values, self.chunk, training=training)
-        sizes = [history.size_bytes for history in model.around.histories.values()]
-        self.history_bytes.pop(self.operator, None)
-        self.history_bytes[self.operator] = sum(sizes)
-        return made
+from lightning_gpp.gnn.chunked_model import ChunkedModel
+from lightning_gpp.graph import OpNode
 
 
 def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
@@ -58,19 +29,30 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     captured, device = model.captured, next(iter(tensors.values())).device
     sizes = model.chunks.sizes
     chunk = sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
-    probes, history_bytes = [], dict[str, int]()
-    for operator in model.graph:
-        outputs = [value.name for value in operator.outputs]
-        stage = model.stage([operator.name], operator.inputs, outputs)
-        probe = _OnOneChunk(operator.name, stage, chunk, history_bytes)
-        probes.append(OperatorProbe(captured, operator, device, probe))
+    history_bytes: dict[str, int] = {}  # the operator that ran last is last
+
+    def probe(operator: OpNode) -> OperatorProbe:
+        name, outputs = operator.name, [value.name for value in operator.outputs]
+        stage = model.stage([name], operator.inputs, outputs)
+
+        def run(values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+            if next(reversed(history_bytes), "") != name:
+                model.forget()  # those of one operator are there, as all take much memory
+            made = stage(values, chunk, training=training)
+            history_bytes.pop(name, None)
+            histories = model.around.histories.values()
+            history_bytes[name] = sum(history.size_bytes for history in histories)
+            return made
+
+        return OperatorProbe(captured, operator, device, stage, run)
+
     vertices = model.chunks.vertices[chunk].to(device)
     cut = {
         name: tensor if name in model.graph.staying else tensor.index_select(0, vertices)
         for name, tensor in tensors.items()
     }
     with torch.enable_grad():
-        found = profile_probes(probes, cut, float(len(vertices)))
+        found = profile_probes(list(map(probe, model.graph)), cut, float(len(vertices)))
     model.forget()
     operators = {
         name: replace(

@@ -7,11 +7,10 @@ out of histories.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from lightning_gpp.capture.tracing.trace import guard
@@ -39,16 +38,9 @@ class ChunkGraph(GraphValues):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.node = {node.name: node for node in self.nodes}
-        self._cut: dict[tuple[int, int, int | None, int], Tensor] = {}
         self.exchanged: set[tuple[fx.Node, fx.Node]] = set()
         if self.around.chunks.num_ways > 1:
             self.wide = frozenset(self._read_by_messages())
-
-    def update(self, arguments: Mapping[str, Tensor], device: torch.device) -> None:
-        """Takes arguments that are the same for all chunks, and the device that these run on."""
-        super().update(arguments, device)
-        if not self._whole:
-            self._cut.clear()
 
     def needed(self, members: Collection[str]) -> list[fx.Node]:
         """The nodes that have to run for each chunk, of those with some names."""
@@ -85,25 +77,23 @@ class ChunkGraph(GraphValues):
         if kind is NodeKind.WEIGHTS:
             return self._as_is(arg, found)
         if kind is NodeKind.EDGES and given in (NodeKind.WHOLE, NodeKind.WEIGHTS):
-            return self._per_edge(self._as_is(arg, found), self.edge_set(node), found.rows)
+            return self._per_edge(arg, self.edge_set(node), found)
         return self.value(arg, found, wide=node in self.wide)
 
     def _as_is(self, arg: fx.Node, found: Pass) -> Any:
         """A value that is not cut."""
         return found.values[arg] if arg in found.values else self.whole_value(arg)
 
-    def _per_edge(self, value: Any, edges: EdgeSet, rows: ChunkRows) -> Any:
+    def _per_edge(self, arg: fx.Node, edges: EdgeSet, found: Pass) -> Any:
         """A value with a row per edge of the graph, for the edges into a chunk."""
-        if rows.is_everything or not isinstance(value, Tensor):
+        value = self._as_is(arg, found)
+        if found.rows.is_everything or not isinstance(value, Tensor):
             return value
         if value.shape[:1] != (edges.edges.tensor.shape[1],):
             return value
-        if value.requires_grad:
-            return value.index_select(0, edges.of(rows).edges)
-        key = (id(value), id(edges), rows.chunk, rows.way)
-        if key not in self._cut:
-            self._cut[key] = value.index_select(0, edges.of(rows).edges)
-        return self._cut[key]
+        if (arg, edges) not in found.cut:
+            found.cut[arg, edges] = value.index_select(0, edges.of(found.rows).edges)
+        return found.cut[arg, edges]
 
     # Messages --------------------------------------------------------------------------------
 
@@ -131,7 +121,7 @@ class ChunkGraph(GraphValues):
                 return arg
             if kind is NodeKind.EDGES:
                 return found.values[arg]
-            return self._per_edge(self._as_is(arg, found), edges, rows)
+            return self._per_edge(arg, edges, found)
 
         size = (len(into.sources), len(rows.vertices))
         return mixing.along(into.local, size=size, **{n: passed(n, a) for n, a in named.items()})

@@ -12,7 +12,6 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.rollback import training_flags
 from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
@@ -95,7 +94,6 @@ class ChunkedModel:
         tensors: arguments of its forward by name.
         chunks: of the vertices.
         techniques: how histories are used.
-        flags: training flags of the sub-modules in training mode.
         example: the arguments that the model was captured with, if these are others: a small graph.
 
     Attributes:
@@ -112,13 +110,11 @@ class ChunkedModel:
         tensors: Mapping[str, Tensor],
         chunks: Chunks,
         techniques: Techniques,
-        flags: Mapping[str, bool],
         example: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.captured = captured
         num_example = chunks.num_vertices if example is None else _num_vertices(example)
         self.around = Surroundings(chunks, num_example, techniques)
-        self._flags = dict(flags)
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
@@ -192,10 +188,6 @@ class ChunkedModel:
             what = captured.module, nodes, captured.graph.staying, self._whole, self.around
             self._graphs[training] = ChunkGraph(*what)
         return self._graphs[training]
-
-    def in_training(self) -> AbstractContextManager[None]:
-        """Sub-modules are in the modes of training."""
-        return training_flags(self.captured.module, self._flags)
 
     def rows(self, chunk: int | None, way: int = 0, device: torch.device = CPU) -> ChunkRows:
         """The vertices of a part of a chunk; all of a way for None."""

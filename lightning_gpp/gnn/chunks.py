@@ -40,14 +40,12 @@ class ChunkRows:
     sent: Mapping[int, Tensor]
 
     def of(self, whole: Tensor, *, wide: bool = False) -> Tensor:
-        """The rows of a tensor with one row per vertex.
+        """A copy of the rows of a tensor with one row per vertex.
 
         Args:
             whole: (vertices, ...).
             wide: whether those of mirrors are among them.
         """
-        if self.is_everything:
-            return whole
         return whole.index_select(0, self.extended if wide else self.vertices)
 
     def on(self, device: torch.device) -> ChunkRows:
@@ -60,8 +58,6 @@ class ChunkRows:
 
     def narrow(self, wide: Any) -> Any:
         """Of the extended rows of a value's tensors those of the part."""
-        if self.is_narrow:
-            return wide
         count = len(self.vertices)
         return pytree.tree_map_only(Tensor, lambda each: each.narrow(0, 0, count), wide)
 
@@ -69,11 +65,6 @@ class ChunkRows:
     def is_everything(self) -> bool:
         """Whether these are all vertices of the graph, in their order."""
         return self.chunk is None and not self.sent
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether there are no mirrors."""
-        return len(self.extended) == len(self.vertices)
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,14 @@ class Pass:
         rows: of the vertices.
         values: of the nodes that ran, and those that were given.
         wide: of some nodes, the extended rows: with those of mirrors.
-        cut: of whole values, the rows that were met, by whether they are extended.
+        cut: of whole values, the rows that were met: by whether these are extended ones, or by the
+            edges that they belong to.
     """
 
     rows: ChunkRows
     values: dict[fx.Node, Any] = field(default_factory=dict)
     wide: dict[fx.Node, Any] = field(default_factory=dict)
-    cut: dict[tuple[fx.Node, bool], Any] = field(default_factory=dict)
+    cut: dict[tuple[fx.Node, bool | EdgeSet], Any] = field(default_factory=dict)
 
 
 class GraphValues:
@@ -214,14 +215,6 @@ class GraphValues:
 
     # Values ----------------------------------------------------------------------------------
 
-    @cached_property
-    def changes(self) -> frozenset[int]:
-        """The memory that nodes change in place which run for every chunk."""
-        changed = (
-            observation(n).changed for n in self.nodes if self.kinds[n] is not NodeKind.WHOLE
-        )
-        return frozenset().union(*changed)
-
     def edge_set(self, node: fx.Node) -> EdgeSet:
         """The edges of a node that passes messages or has a row per edge."""
         if node not in self._edge_sets:
@@ -322,11 +315,8 @@ class GraphValues:
         if (node, wide) not in found.cut:
 
             def cut(leaf: Any) -> Any:
-                if leaf.shape[:1] != (self.around.chunks.num_vertices,):
-                    return leaf
-                part = found.rows.of(leaf, wide=wide)
-                is_changed = part is leaf and observation(node).touched & self.changes
-                return part.clone() if is_changed else part
+                has_rows = leaf.shape[:1] == (self.around.chunks.num_vertices,)
+                return found.rows.of(leaf, wide=wide) if has_rows else leaf
 
             found.cut[node, wide] = pytree.tree_map_only(Tensor, cut, self.whole_value(node))
         return found.cut[node, wide]

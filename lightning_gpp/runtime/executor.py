@@ -161,16 +161,6 @@ class Run:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
         self.perform_all(Window(self.program, number).actions(self.device), has_sums=True)
 
-    def drop_ahead(self, number: int) -> None:
-        """Forgets what is in flight after the window of a mini-batch, messages on the way included.
-
-        All ranks do so after the same window; their next one begins anew.
-        """
-        self.perform_all(Window(self.program, number).on_the_way(self.device), has_sums=False)
-        self.state.flights.clear()
-        self.state.outbox.clear()
-        self.state.inbox.clear()
-
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
         """Runs actions one after the other, at the pace of the rank if it has one.
 

@@ -41,22 +41,6 @@ class Window:
         """What a device does in it, up to the update that ends it."""
         return tuple(action for part in self._parts(device)[self.number :][:1] for action in part)
 
-    def on_the_way(self, device: int) -> tuple[Action, ...]:
-        """What a device would receive later of what others have sent up to the end of it."""
-        sent = {
-            action.message
-            for other in range(len(self.program.actions))
-            for part in self._parts(other)[: self.number + 1]
-            for action in part
-            if action.kind.is_send
-        }
-        return tuple(
-            action
-            for part in self._parts(device)[self.number + 1 :]
-            for action in part
-            if action.kind.is_receive and action.message in sent
-        )
-
     def _parts(self, device: int) -> list[list[Action]]:
         """What a device does for every mini-batch, the updates left out."""
         parts: list[list[Action]] = [[]]

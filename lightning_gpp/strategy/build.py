@@ -41,7 +41,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     cluster_at_hand,
 )
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logging.logs import LedLog, recording
+from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
@@ -49,8 +49,6 @@ from lightning_gpp.strategy.planning.planning import Example, Measured, Planned,
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.refusals import fewest_per_update
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership
@@ -74,12 +72,13 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
         run.stop_early_modules()
         if run.module.training:
             run.train_modes = modes_of(run.module)
-        logged = LedLog(run.module, makes_calls=False)
-        with recording(run.module, logged), torch.enable_grad(), lifted():
-            pipeline = _built(run, example)
-        if calls := logged.calls():
+        logged: list[str] = []
+        note = recording(run.module, lambda name, *args, **kwargs: logged.append(name))
+        with note, torch.enable_grad(), lifted():
+            pipeline = PipelineBuild(run, example).pipeline()
+        if logged:
             raise RuntimeError(
-                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
+                f"forward logs {logged[0]!r}, which a pipelined forward cannot: it is captured "
                 "once and runs on several ranks. Return the value and log it in the step."
             )
         run.take(
@@ -89,247 +88,271 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
         )
 
 
-def _built(run: PipelinedRun, example: Example | None) -> Pipeline:
-    full_graph, train_modes = run.settings.full_graph, train_modes_of(run)
-    args, kwargs = shared_example(run, example)
-    chunked: ChunkedModel | None = None
-    if full_graph is None:
-        captured = captured_alike(run, args, kwargs, train_modes)
-    else:
-        call = GraphCall.of(run.target, args, kwargs)
-        with without_caches(run.target):
-            captured = captured_alike(
-                run, call.args, call.kwargs, train_modes, mixing_methods(run.target)
-            )
-        with waiting_for("Dividing the graph into chunks", run.module):
-            chunked = model_in_chunks(full_graph, captured, call, train_modes, run.control)
-        captured.take_graph(chunked.graph, chunked.in_ways.operators)
-        if example is not None:  # to a planner vertices are samples, chunks micro-batches
-            chunks = chunked.chunks
-            example = replace(
-                example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks)
-            )
-    planned = None
-    if run.peers is None or run.peers.pipeline == 0:
-        planned = _planned(run, captured, args, kwargs, example, chunked)
-    decided = planned and (planned.plan, planned.request.schedule)
-    if planned is not None and run.settings.is_asynchronous:
-        # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
-        decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-    if run.peers is not None and run.control.is_leader:
-        decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
-    plan, schedule = run.control.share(decided, "waiting for rank 0's plan")
-    pipeline = joined(run, captured, plan, schedule, planned, chunked)
-    if chunked is not None:  # stages keep what they read of the graph, and no more
-        codes = pipeline.executor.stages.values()
-        chunked.keep_arguments({name for code in codes for name in code.inputs})
-    return pipeline
-
-
-def train_modes_of(run: PipelinedRun) -> dict[str, bool]:
-    """Training flags of the pipelined module and its sub-modules while training, by name in it."""
-    prefix = run.settings.prefix
-    train_modes = {
-        name.removeprefix(prefix): flag
-        for name, flag in run.train_modes.items()
-        if name.startswith(prefix)
-    }
-    if run.settings.module is not None:
-        train_modes[""] = run.train_modes[run.settings.module]
-    return train_modes
-
-
-def _planned(
-    run: PipelinedRun,
-    captured: CapturedModel,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    example: Example | None,
-    chunked: ChunkedModel | None,
-) -> Planned | None:
-    """All ranks measure what is not known; on rank 0 the plan."""
-    settings, ways, measured = run.settings, None, None
-    found = run.control.gather(DeviceAtHand.of(run.device), "collecting what devices there are")
-    if not isinstance(settings.costs, Costs):
-        with waiting_for("Measuring the model", run.module):
-            measured = _measured(run, captured, args, kwargs, found, chunked)
-    if example is None:
-        return None
-    if settings.is_asynchronous:
-        settings = replace(settings, per_update=fewest_per_update(run.module.trainer))
-    if chunked is not None:
-        settings = replace(settings, num_microbatches=len(chunked.chunks))
-        ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
-    with waiting_for("Planning", run.module):
-        return plan_pipeline(
-            settings, captured, example, cluster_at_hand(found), measured, run.device, ways
-        )
-
-
-def _measured(
-    run: PipelinedRun,
-    captured: CapturedModel,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    found: Sequence[DeviceAtHand],
-    chunked: ChunkedModel | None,
-) -> Measured | None:
-    """All ranks: on rank 0 the costs on every kind of device; None elsewhere.
-
-    The first rank of every kind measures on its own device, all at the same time.
-    """
-    kinds = [each.kind for each in found]
-    own: Measured | None = None
-    measuring = [kinds.index(kind) for kind in {*kinds}]
-    if run.control.rank in run.control.share(measuring, "hearing which ranks measure"):
-        inputs = captured.inputs(args, kwargs)
-        if all(tensor.device != run.device for tensor in inputs.values()):
-            args, kwargs = placed((tuple(args), dict(kwargs)), run.device)
-        if chunked is not None:
-            costs = chunk_costs(chunked, captured.inputs(args, kwargs))
-            own = costs, (chunked.chunks.describe(),)
-        else:
-            own = ProfileCache(run.settings.cache).costs(
-                captured, run.device, lambda: profile_costs(captured, args, kwargs)
-            )
-    gathered = run.control.gather(own, "measuring the model on every kind of device")
-    if not gathered:
-        return None
-    measured = [each for each in gathered if each is not None]
-    profiles = tuple(profile for costs, _ in measured for profile in costs.profiles)
-    return Costs(profiles), tuple(dict.fromkeys(note for _, notes in measured for note in notes))
-
-
-def shared_example(
-    run: PipelinedRun, example: Example | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Rank 0's first micro-batch, on the device where this rank captures the model.
-
-    That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One that
-    is divided into chunks is in host memory, and so is the model then.
-    """
-    told, in_messages = None, META if run.device == META else CPU
-    if example is not None:
-        given = tuple(example.args), dict(example.kwargs)
-        staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
-        told = placed(given, in_messages), run.device.type, staying
-    given, leader_type, staying = run.control.share(told, "waiting for rank 0's first micro-batch")
-    is_alike = run.device.type == leader_type and run.settings.full_graph is None
-    device = run.device if is_alike else in_messages
-    if run.device.type not in ("cpu", "meta"):
-        tell_device(run.module, device)
-    args, kwargs = placed(given, device, staying)
-    return tuple(args), dict(kwargs)
-
-
-def captured_alike(
-    run: PipelinedRun,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    train_modes: dict[str, bool],
-    opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
-) -> CapturedModel:
-    """All ranks: the model, captured and checked by rank 0, and traced alike by the others."""
-    settings, verified = run.settings, None
-    if not run.control.is_leader:
-        verified = run.control.hear("waiting until rank 0 has captured the model")
-    with waiting_for("Capturing the model", run.module):
-        captured = capture(
-            run.target,
-            args,
-            kwargs,
-            leaf_modules=settings.leaf_modules,
-            blocks=settings.blocks,
-            opened=opened,
-            train_modes=train_modes,
-            verified=verified,
-        )
-        if run.control.is_leader:
-            run.control.tell(captured.verified)
-        _check_same(run, captured.fingerprint)
-    return captured
-
-
-def joined(
-    run: PipelinedRun,
-    captured: CapturedModel,
-    plan: Plan,
-    schedule: str,
-    planned: Planned | None,
-    chunked: ChunkedModel | None,
-    first: Pipeline | None = None,
-) -> Pipeline:
-    """This rank's part of the pipeline of a plan.
+class PipelineBuild:
+    """One building: what its parts have found so far.
 
     Args:
         run: of this rank.
-        captured: the model.
-        plan: of all ranks.
-        schedule: name of the schedule.
-        planned: how the plan came about; on rank 0 only.
-        chunked: the model in chunks of one graph; None where micro-batches are of samples.
-        first: the pipeline of another form of call, which has put parameters where they are.
+        example: a micro-batch, known on rank 0.
     """
-    settings, control, transport = run.settings, run.control, run.transport
-    if first is None:
-        ranks, loss_device = rank_of_device(plan, control.num_ranks), None
-    else:
-        ranks = first.rank_of_device
-        loss_device = ranks.index(0)
-    stages = plan_graph(plan, captured.graph, loss_device)
-    if settings.is_asynchronous:
-        stages.check_updates()
-    codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
-    if first is None:
-        partition = Partition(run.module, ownership(run.module, readers), control, run.device)
-    else:
-        partition = first.partition
-        partition.also_read(readers)
-    groups = reduce_groups(stages.stages, stages.devices)
-    transport.connect(_pairs(stages, ranks, groups))
-    summed = {
-        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
-        for group in groups
-        if group.stage is not None
-    }
-    executor = Executor(
-        transport=transport,
-        rank_of_device=ranks,
-        stages=codes,
-        output_names=captured.graph.outputs,
-        cutter=Cutter(
-            captured.graph.batch_dims,
-            {name: value.variation for name, value in captured.graph.values.items()},
-        ),
-        staying=StayingInputs(captured.graph.staying),
-        sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
-        timeout_s=settings.timeout_s,
-        device=run.device,
-    )
-    pipeline = Pipeline(
-        captured,
-        plan,
-        schedule,
-        stages,
-        planned,
-        ranks,
-        partition,
-        executor,
-        run.module,
-        run.recorder,
-        chunked=chunked,
-    )
-    if settings.emulated is not None:
-        begun, emulated = None, settings.emulated
-        if planned is not None:
-            begun = begin_emulation(
-                planned.plan,
-                planned.request,
-                emulated.time_scale,
-                is_shape_only=emulated.is_shape_only,
+
+    captured: CapturedModel
+
+    def __init__(self, run: PipelinedRun, example: Example | None) -> None:
+        self.run, self.example = run, example
+        self.settings, self.control = run.settings, run.control
+        self.chunked: ChunkedModel | None = None
+        self.planned: Planned | None = None
+
+    def pipeline(self) -> Pipeline:
+        """This rank's part of the pipeline."""
+        run, control, full_graph = self.run, self.control, self.settings.full_graph
+        args, kwargs = self.shared()
+        if full_graph is None:
+            self.capture(args, kwargs)
+        else:
+            call = GraphCall.of(run.target, args, kwargs)
+            with without_caches(run.target):
+                self.capture(call.args, call.kwargs, mixing_methods(run.target))
+            flags = self._train_modes()
+            with waiting_for("Dividing the graph into chunks", run.module):
+                chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
+            self.captured.take_graph(chunked.graph, chunked.in_ways.operators)
+            self.chunked = chunked
+        if run.peers is None or run.peers.pipeline == 0:
+            self.planned = self._plan(args, kwargs)
+        decided = None
+        if self.planned is not None:
+            decided = self.planned.plan, self.planned.request.schedule
+            if self.settings.is_asynchronous:
+                # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
+                decided = replace(decided[0], num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+        if run.peers is not None and control.is_leader:
+            decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
+        plan, schedule = control.share(decided, "waiting for rank 0's plan")
+        pipeline = self.joined(plan, schedule)
+        if self.chunked is not None:  # stages keep what they read of the graph, and no more
+            codes = pipeline.executor.stages.values()
+            self.chunked.keep_arguments({name for code in codes for name in code.inputs})
+        return pipeline
+
+    def _train_modes(self) -> dict[str, bool]:
+        """Training flags of the modules in the one that is pipelined."""
+        prefix = self.settings.prefix
+        return {
+            f"{name}.".removeprefix(prefix).removesuffix("."): flag
+            for name, flag in self.run.train_modes.items()
+            if f"{name}.".startswith(prefix)
+        }
+
+    def shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Rank 0's first micro-batch, on the device where this rank captures the model.
+
+        That is the rank's own if it is of rank 0's type: all ranks have to see the same graph. One
+        that is divided into chunks is in host memory, and so is the model then.
+        """
+        run, example = self.run, self.example
+        told = None
+        if example is not None:
+            given = tuple(example.args), dict(example.kwargs)
+            staying = [] if run.device.type == "cpu" else on_host(given)  # lengths, for example
+            told = placed(given, CPU), run.device.type, staying
+        given, leader_type, staying = self.control.share(told, "waiting for the first micro-batch")
+        is_alike = run.device.type == leader_type and self.settings.full_graph is None
+        device = run.device if is_alike else CPU
+        if run.device.type != "cpu":
+            tell_device(run.module, device)
+        args, kwargs = placed(given, device, staying)
+        return tuple(args), dict(kwargs)
+
+    def capture(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
+    ) -> None:
+        """All ranks capture the model; the others what rank 0 has verified.
+
+        Raises:
+            RuntimeError: ranks or pipelines have captured different models.
+        """
+        run, control, settings = self.run, self.control, self.settings
+        verified = None
+        if not control.is_leader:
+            verified = control.hear("waiting until rank 0 has captured the model")
+        with waiting_for("Capturing the model", run.module):
+            self.captured = capture(
+                run.target,
+                args,
+                kwargs,
+                leaf_modules=settings.leaf_modules,
+                blocks=settings.blocks,
+                opened=opened,
+                train_modes=self._train_modes(),
+                verified=verified,
             )
-        pipeline.time = Emulation(begun, executor, control, run.waits)
-    return pipeline
+            if control.is_leader:
+                control.tell(self.captured.verified)
+            own, purpose = self.captured.fingerprint, "comparing the captured models"
+            others = control.gather(own, purpose)
+            if run.peers is not None and control.is_leader:
+                others += run.peers.gather(own, purpose)
+            if any(other != own for other in others):
+                raise RuntimeError(
+                    "not all ranks captured the same model; all must build the same one and take "
+                    "the same path through its forward"
+                )
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned | None:
+        """All ranks measure what is not known; on rank 0 the plan."""
+        run, settings, chunked = self.run, self.settings, self.chunked
+        measured, ways, example = None, None, self.example
+        found = self.control.gather(
+            DeviceAtHand.of(run.device), "collecting what devices there are"
+        )
+        if not isinstance(settings.costs, Costs):
+            with waiting_for("Measuring the model", run.module):
+                measured = self._measured(args, kwargs, found)
+        if example is None:
+            return None
+        if settings.is_asynchronous:
+            settings = replace(settings, per_update=fewest_per_update(run.module.trainer))
+        if chunked is not None:  # to a planner vertices are samples, chunks micro-batches
+            chunks = chunked.chunks
+            settings = replace(settings, num_microbatches=len(chunks))
+            example = replace(
+                example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks)
+            )
+            ways = chunked.in_ways if chunks.num_ways > 1 else None
+        with waiting_for("Planning", run.module):
+            at_hand = cluster_at_hand(found)
+            return plan_pipeline(
+                settings, self.captured, example, at_hand, measured, run.device, ways
+            )
+
+    def _measured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[DeviceAtHand]
+    ) -> Measured | None:
+        """All ranks: on rank 0 the costs on every kind of device; None elsewhere.
+
+        The first rank of every kind measures on its own device, all at the same time.
+        """
+        run, control, captured = self.run, self.control, self.captured
+        kinds = [each.kind for each in found]
+        own: Measured | None = None
+        measuring = [kinds.index(kind) for kind in {*kinds}]
+        if control.rank in control.share(measuring, "hearing which ranks measure"):
+            inputs = captured.inputs(args, kwargs)
+            if all(tensor.device != run.device for tensor in inputs.values()):
+                args, kwargs = placed((args, kwargs), run.device)
+            if self.chunked is not None:
+                costs = chunk_costs(self.chunked, captured.inputs(args, kwargs))
+                own = costs, (self.chunked.chunks.describe(),)
+            else:
+                own = ProfileCache(self.settings.cache).costs(
+                    captured, run.device, lambda: profile_costs(captured, args, kwargs)
+                )
+        gathered = control.gather(own, "measuring the model on every kind of device")
+        if not gathered:
+            return None
+        measured = [each for each in gathered if each is not None]
+        profiles = tuple(profile for costs, _ in measured for profile in costs.profiles)
+        notes = dict.fromkeys(note for _, notes in measured for note in notes)
+        return Costs(profiles), tuple(notes)
+
+    def joined(self, plan: Plan, schedule: str, first: Pipeline | None = None) -> Pipeline:
+        """This rank's part of the pipeline of a plan.
+
+        Args:
+            plan: of all ranks.
+            schedule: name of the schedule.
+            first: the pipeline of another form of call, which has put parameters where they are.
+        """
+        run, settings, control, graph = self.run, self.settings, self.control, self.captured.graph
+        ranks = rank_of_device(plan, control.num_ranks) if first is None else first.rank_of_device
+        stages = plan_graph(plan, graph, None if first is None else ranks.index(0))
+        if settings.is_asynchronous:
+            stages.check_updates()
+        codes, readers = self._codes(plan, stages, ranks)
+        if first is None:
+            partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+        else:
+            partition = first.partition
+            partition.also_read(readers)
+        groups = reduce_groups(stages.stages, stages.devices)
+        run.transport.connect(_pairs(stages, ranks, groups))
+        summed = {
+            tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
+            for group in groups
+            if group.stage is not None
+        }
+        executor = Executor(
+            transport=run.transport,
+            rank_of_device=ranks,
+            stages=codes,
+            output_names=graph.outputs,
+            cutter=Cutter(
+                graph.batch_dims, {name: value.variation for name, value in graph.values.items()}
+            ),
+            staying=StayingInputs(graph.staying),
+            sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
+            timeout_s=settings.timeout_s,
+            device=run.device,
+        )
+        pipeline = Pipeline(
+            self.captured,
+            plan,
+            schedule,
+            stages,
+            self.planned,
+            ranks,
+            partition,
+            executor,
+            run.module,
+            run.recorder,
+            chunked=self.chunked,
+        )
+        if (emulated := settings.emulated) is not None:
+            begun = None
+            if self.planned is not None:
+                planned = self.planned
+                begun = begin_emulation(planned.plan, planned.request, emulated.time_scale)
+            pipeline.time = Emulation(begun, executor, control, run.waits)
+        return pipeline
+
+    def _codes(
+        self, plan: Plan, placed: PlanGraph, ranks: Sequence[int]
+    ) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
+        """Runnable stages of this rank, and which ranks read which parameter or buffer."""
+        captured, rank, prefix = self.captured, self.control.rank, self.settings.prefix
+        codes: dict[int, StageCode] = {}
+        readers: dict[str, set[int]] = {}
+        for stage, devices in enumerate(placed.devices):
+            homes = {ranks[device] for device in devices}
+            is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
+            operators = () if is_loss else plan.stages[stage].operators
+            inputs, outputs = _values(captured, placed.stages, stage, operators)
+            code: StageModule | ChunkStage
+            function: StageFunction
+            if self.chunked is not None:
+                code = self.chunked.stage(operators, inputs, outputs)
+                function = _of_chunks(code)
+            else:
+                code = captured.stage(operators, inputs, outputs)
+                function = _of_modules(code)
+                if self.settings.compile is not None and operators:
+                    code.compile(self.settings.compile)
+            for name in code.parameter_names:
+                readers.setdefault(prefix + name, set()).update(homes)
+            for name in code.buffer_names:
+                # The user's step may read constant buffers too, so rank 0 keeps them.
+                holders = homes if name in captured.changing else homes | {0}
+                readers.setdefault(prefix + name, set()).update(holders)
+            if rank in homes:
+                recompute = not is_loss and plan.stages[stage].recompute
+                keep_state = captured.keeper(operators)
+                codes[stage] = StageCode(function, inputs, outputs, recompute, keep_state)
+        return codes, readers
 
 
 def _pairs(
@@ -346,22 +369,6 @@ def _pairs(
     return {pair for a, b in found if a != b for pair in ((a, b), (b, a))}
 
 
-def _check_same(run: PipelinedRun, fingerprint: str) -> None:
-    """All ranks of all pipelines: they have captured the same model."""
-    found = run.control.gather(fingerprint, "comparing the captured models")
-    others = [("rank", rank, each) for rank, each in enumerate(found)]
-    if run.peers is not None and run.control.is_leader:
-        of_peers = run.peers.gather(fingerprint, "comparing the captured models of pipelines")
-        others += [("pipeline", pipeline, each) for pipeline, each in enumerate(of_peers)]
-    for kind, number, other in others:
-        if other != fingerprint:
-            own = run.peers.pipeline if kind == "pipeline" and run.peers is not None else 0
-            raise RuntimeError(
-                f"{kind} {number} captured another model than {kind} {own}; all {kind}s must build "
-                "the same model and take the same path through its forward"
-            )
-
-
 def _of_modules(stage: StageModule) -> StageFunction:
     """A stage of the user's modules as the runtime calls it."""
     return lambda values, call: stage(values, training=call.training, weights=call.weights)
@@ -370,49 +377,6 @@ def _of_modules(stage: StageModule) -> StageFunction:
 def _of_chunks(stage: ChunkStage) -> StageFunction:
     """A stage that runs on chunks of one graph; its pipeline drains, so it has its own weights."""
     return lambda values, call: stage(values, call.chunk, training=call.training)
-
-
-def _codes(
-    settings: Settings,
-    captured: CapturedModel,
-    plan: Plan,
-    placed: PlanGraph,
-    ranks: Sequence[int],
-    rank: int,
-    chunked: ChunkedModel | None,
-) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
-    """Runnable stages of this rank, and which ranks read which parameter or buffer."""
-    codes: dict[int, StageCode] = {}
-    readers: dict[str, set[int]] = {}
-    changing = captured.changing
-    for stage, devices in enumerate(placed.devices):
-        homes = {ranks[device] for device in devices}
-        is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
-        operators = () if is_loss else plan.stages[stage].operators
-        inputs, outputs = _values(captured, placed.stages, stage, operators)
-        function: StageModule | ChunkStage
-        if chunked is None:
-            function = captured.stage(operators, inputs, outputs)
-        else:
-            function = chunked.stage(operators, inputs, outputs)
-        if settings.compile is not None and isinstance(function, StageModule) and operators:
-            function.compile(settings.compile)
-        for name in function.parameter_names:
-            readers.setdefault(settings.prefix + name, set()).update(homes)
-        for name in function.buffer_names:
-            # The user's step may read constant buffers too, so rank 0 keeps them.
-            holders = homes if name in changing else homes | {0}
-            readers.setdefault(settings.prefix + name, set()).update(holders)
-        if rank in homes:
-            recompute = not is_loss and plan.stages[stage].recompute
-            runs: StageFunction
-            if isinstance(function, ChunkStage):
-                runs = _of_chunks(function)
-            else:
-                runs = _of_modules(function)
-            keep_state = captured.keeper(operators)
-            codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
-    return codes, readers
 
 
 def _values(

@@ -18,7 +18,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.planner import Plan, Stage, validate_plan
 from lightning_gpp.planner.plan.manual import staged_operators
-from lightning_gpp.strategy.build import captured_alike, joined, shared_example, train_modes_of
+from lightning_gpp.strategy.build import PipelineBuild
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, BuildForm
@@ -86,10 +86,10 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
     with torch.inference_mode(False), torch.enable_grad(), lifted():
         partition.reunite(on_all_ranks=True)
         try:
-            args, kwargs = shared_example(run, None if example is None else example())
-            captured = captured_alike(run, args, kwargs, train_modes_of(run))
-            plan = _plan(run, captured)
-            pipeline = joined(run, captured, plan, first.schedule, None, None, first)
+            build = PipelineBuild(run, None if example is None else example())
+            build.capture(*build.shared())
+            plan = _plan(run, build.captured)
+            pipeline = build.joined(plan, first.schedule, first)
         finally:
             partition.make_partial()
         run.take_form(pipeline)

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -65,7 +64,6 @@ from lightning_gpp.strategy.settings import (
     Settings,
     resolve_costs,
 )
-from lightning_gpp.strategy.shape_only import META, drop_values
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
@@ -231,15 +229,10 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         else:
             self._launcher = ProcessLauncher(self, start_method=start_method)
 
-    @property
-    def is_shape_only(self) -> bool:
-        """Whether tensors have shapes and no numbers (emulated devices can do that)."""
-        return self.settings.is_shape_only
-
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """``configure_model`` runs in this: what it makes takes no memory of this process."""
-        with META if self.is_shape_only else mapping_modules(), freed_at_once():
+        with mapping_modules(), freed_at_once():
             yield
 
     def setup_environment(self) -> None:
@@ -310,18 +303,13 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.accelerator.setup(trainer)
         self._scopes.enter_context(_without_idle_warnings(is_alone=self.joined is None))
         module, session = self._module(), self.session
-        device = META if self.is_shape_only else self.root_device
-        place_precision(self.precision_plugin, device, self.total)
-        if not self.is_shape_only:
-            give_values(module)
+        place_precision(self.precision_plugin, self.root_device, self.total)
+        give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
             refuse_callbacks(trainer, refusals.SHARDED)
         alone = session.run.is_alone
         refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
-        if self.is_shape_only:
-            refuse_callbacks(trainer, refusals.SHAPE_ONLY)
-            drop_values(module)
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -435,11 +423,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Steps an optimizer on all ranks, in manual optimization too."""
         self.session.run.take_saved_optimizers()
         manual = self.session.manual
-        by_hand = (
-            nullcontext(closure) if manual is None else manual.step(optimizer, closure, kwargs)
-        )
-        with by_hand as told:
-            return super().optimizer_step(optimizer, told, model, **kwargs)
+        by_hand = nullcontext() if manual is None else manual.step(optimizer, closure, kwargs)
+        with by_hand:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""
@@ -476,8 +462,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Moves a batch where there is one."""
         if isinstance(batch, RemoteBatch | PlacedBatch):
             return batch.batch if isinstance(batch, PlacedBatch) else batch
-        if self.is_shape_only:
-            return move_data_to_device(batch, META)
         with self.session.run.alone("the transfer of a batch"):
             return super().batch_to_device(batch, device, dataloader_idx)
 

@@ -34,7 +34,6 @@ from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
@@ -95,8 +94,7 @@ class PipelinedRun:
         self.settings = settings
         self._builder = builder
         self.peers = None if joined is None else joined.peers
-        self.is_shape_only = settings.is_shape_only
-        self.device = META if self.is_shape_only else device
+        self.device = device
         self.waits = Waits() if self.peers is None else self.peers.waits
         self.transport = ProcessTransport.between(device, settings.timeout_s, self.waits)
         self.is_alone = self.transport.num_ranks == 1
@@ -299,7 +297,7 @@ class PipelinedRun:
 
     def show_state(self, num_microbatches: int) -> None:
         """Rank 0: warns, once, of buffers that training changes for every micro-batch."""
-        if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
+        if self._has_shown_state or num_microbatches == 1:
             return
         self._has_shown_state = True
         if names := [self.settings.prefix + name for name in self.built.captured.unsteady]:
@@ -307,7 +305,7 @@ class PipelinedRun:
 
     def on_device(self, value: Any) -> Any:
         """What came with a message, which brings it to the CPU, on this rank's device."""
-        if self.device.type in ("cpu", "meta"):
+        if self.device.type == "cpu":
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 

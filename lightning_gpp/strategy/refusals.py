@@ -8,8 +8,6 @@ from typing import Any, get_args
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
-    Checkpoint,
-    EarlyStopping,
     GradientAccumulationScheduler,
     ModelPruning,
     StochasticWeightAveraging,
@@ -120,11 +118,6 @@ SHARDED: Refused = dict.fromkeys(
     "keeps other weights beside those of the module in a checkpoint, which "
     'state_dict_type="sharded" does not write; use state_dict_type="full"',
 )
-SHAPE_ONLY: Refused = {
-    Checkpoint: 'has no weights to save with tensors="shape_only"; use Trainer('
-    "enable_checkpointing=False)",
-    EarlyStopping: 'has no values to stop by with tensors="shape_only"; leave it out',
-}
 
 
 def refuse_callbacks(trainer: pl.Trainer, refused: Refused) -> None:

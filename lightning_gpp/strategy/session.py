@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from lightning_gpp.strategy.lightning_private import (
     tell_device,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.shape_only import noting
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.strategy.state.without_values import note_lost_weights
 from lightning_gpp.strategy.step.asides import Asides
@@ -101,7 +99,7 @@ class Session:
             steps = self._async_steps
         elif is_training and run.steps_per_microbatch:
             steps = self._microbatch_steps
-        with run.failures.guard(), noting() if run.is_shape_only else nullcontext():
+        with run.failures.guard():
             if not run.control.is_leader:
                 return self.follower.step(name)
             # Which schedule runs may be known only once the step has called its forward.
@@ -133,13 +131,11 @@ class Session:
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
         partition = self.run.partition
-        self._async_steps.begin_anew()
         with self.run.failures.guard(), partition.whole():
             return self.run.module.state_dict()
 
     def own_state_dict(self) -> dict[str, Any]:
         """The state dict of the module, of which every rank has what counts there."""
-        self._async_steps.begin_anew()
         return self.run.partition.counted_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer, *, counted_only: bool) -> dict[str, Any]:
@@ -205,7 +201,7 @@ class Session:
                     self._end_together()
         finally:
             try:
-                if failures.has_failed and self.run.has_module and not self.run.is_shape_only:
+                if failures.has_failed and self.run.has_module:
                     self._end_after_failure()
             finally:
                 self._hang_up()
@@ -218,7 +214,6 @@ class Session:
         if self.lost is None and model is not None:
             try:
                 run.reconnect()
-                self._async_steps.begin_anew()
                 run.take_saved_optimizers()
                 self._make_whole()
                 tell_device(run.module, torch.device("cpu"))
@@ -232,15 +227,13 @@ class Session:
     def _end_together(self) -> None:
         """All ranks: the module is whole again."""
         model = self.run.model
-        self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
         self.run.take_saved_optimizers()
         if model is not None:
             report = model.time.report()
             if report is not None and self.on_emulated is not None:
                 self.on_emulated(report)
-            if not self.run.is_shape_only:
-                self._make_whole()
-        if self.run.has_module and not self.run.is_shape_only:
+            self._make_whole()
+        if self.run.has_module:
             tell_device(self.run.module, torch.device("cpu"))
         self.run.control.meet("waiting for the end of the run on all ranks")
         for each in {id(each): each for each in (*self.run.forms, model) if each}.values():

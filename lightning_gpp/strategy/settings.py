@@ -54,11 +54,9 @@ class Emulated:
 
     Attributes:
         time_scale: real seconds that an emulated second takes; None to choose it.
-        is_shape_only: whether tensors have shapes and no numbers.
     """
 
     time_scale: float | None = None
-    is_shape_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +121,6 @@ class Settings:
     def prefix(self) -> str:
         """Of names in the LightningModule, before those in the module that is pipelined."""
         return f"{self.module}." if self.module else ""
-
-    @property
-    def is_shape_only(self) -> bool:
-        """Whether tensors have shapes and no numbers (emulated devices can do that)."""
-        return self.emulated is not None and self.emulated.is_shape_only
 
     @property
     def overlaps(self) -> bool:

@@ -1,4 +1,4 @@
-r"""What the last update of an optimizer did to its parameters.
+r"""What the last update of an optimizer did to its parameters, from a copy or from its state.
 
 PipeOptim (arXiv 2312.00839, section 3) predicts the weights of ``s`` updates ahead as
 
@@ -9,8 +9,9 @@ So :math:`\mathit{lr} \cdot \Delta W_t = W_{t-1} - W_t`, whatever the optimizer,
 parameter groups and clipping: the parameters before every update are kept, and the prediction is
 written over them, in one pass over the memory and with one copy of the parameters for both.
 
-Whoever resumes does not know the parameters before the last update: nothing is predicted until the
-next one.
+Whoever resumes does not know the parameters before the last update. They follow from the state of
+Adam, AdamW, and SGD and RMSprop with momentum; with other optimizers nothing is predicted until the
+next update.
 The paper leaves AdamW's decay out of the prediction; here it is in it, as it is in the update.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from lightning_gpp.common.host_copies import KnownNumbers
 
@@ -81,6 +82,10 @@ class LastSteps:
             lr = self._rate(group)
             for parameter in wanted.intersection(group["params"]):
                 kept = self._of(parameter)
+                before = None if kept.ahead else self._before(parameter, group, lr)
+                if before is not None:
+                    kept.values.copy_(before)
+                    kept.ahead, kept.lr = -1.0, lr
                 further = ahead * (lr / kept.lr if kept.lr else 1.0)
                 if not kept.ahead or not (further or anew):
                     continue
@@ -102,6 +107,25 @@ class LastSteps:
         if parameter not in self._kept:
             self._kept[parameter] = _AsKept(torch.empty_like(parameter, requires_grad=False))
         return self._kept[parameter]
+
+    def _before(self, parameter: Tensor, group: Group, lr: float) -> Tensor | None:
+        """A parameter before its last update, if that follows from the optimizer's state.
+
+        Sub-classes may step otherwise, so only the classes themselves are known.
+        """
+        kind, state = type(self._optimizer), self._optimizer.state.get(parameter, {})
+        value = parameter.detach()
+        if kind in (Adam, AdamW) and "exp_avg" in state:
+            count, (first_decay, second_decay) = float(state["step"]), group["betas"]
+            squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+            roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
+            rate = lr / (1 - first_decay**count)
+            before = torch.addcdiv(value, state["exp_avg"], roots, value=rate)
+            is_apart = group.get("decoupled_weight_decay", False)
+            return before / (1 - lr * group["weight_decay"]) if is_apart else before
+        has_momentum = kind in (SGD, RMSprop) and group["momentum"] and not group.get("nesterov")
+        momentum = state.get("momentum_buffer") if has_momentum else None
+        return None if momentum is None else torch.add(value, momentum, alpha=lr)
 
     def copies(self, parameters: Iterable[Tensor]) -> Iterable[Tensor]:
         """What is held of parameters beside them."""

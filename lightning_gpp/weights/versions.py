@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.common.tensor_places import memory_of
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import BackwardWeights, Place, Policy
 
@@ -90,13 +91,12 @@ class StageWeights:
         The next update changes these, or the next prediction is written over them.
         """
         changing = [*self._parameters.values(), *self._kept()]
-        own = {tensor.untyped_storage().data_ptr() for tensor in changing}
+        own = set(map(memory_of, changing))
 
-        def kept(leaf: Any) -> Any:
-            is_strided = isinstance(leaf, Tensor) and leaf.layout is torch.strided
-            return leaf.clone() if is_strided and leaf.untyped_storage().data_ptr() in own else leaf
+        def kept(leaf: Tensor) -> Tensor:
+            return leaf.clone() if memory_of(leaf) in own else leaf
 
-        return [pytree.tree_map(kept, value) for value in values]
+        return [pytree.tree_map_only(Tensor, kept, value) for value in values]
 
     def _saving(self, weights: Mapping[str, Tensor], place: Place) -> AbstractContextManager[None]:
         """What a forward with these weights runs in."""
@@ -192,14 +192,14 @@ def meeting(
             (autocast), so that the backward would meet casts of them.
     """
     # What autograd keeps of the hooks must not keep the weights.
-    known = {_memory(w): (name, w.dtype, int(w.storage_offset())) for name, w in weights.items()}
+    known = {memory_of(w): (name, w.dtype, int(w.storage_offset())) for name, w in weights.items()}
     dtypes = {weight.dtype for weight in weights.values()}
     strides = {name: weight.stride() for name, weight in weights.items()}
 
     def pack(tensor: Tensor) -> Any:
         if are_others and tensor.dtype in _HALF and tensor.dtype not in dtypes:
             raise NotImplementedError(_CASTS)
-        found = known.get(_memory(tensor)) if tensor.layout is torch.strided else None
+        found = known.get(memory_of(tensor))
         if found is None or tensor.dtype != found[1]:
             return tensor
         offset = int(tensor.storage_offset()) - found[2]
@@ -244,7 +244,3 @@ class _Routed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 from collections.abc import Iterable, Mapping
-from graphlib import CycleError, TopologicalSorter
 
+from lightning_gpp.common.graph_order import find_cycle, topological_order
 from lightning_gpp.graph import TensorSpec, Value
 
 ITEM_BYTES = 4
@@ -27,29 +26,19 @@ def execution_order(readers: Mapping[str, Iterable[str]], where: str) -> list[st
     Raises:
         ValueError: there is a cycle.
     """
-    sorter = TopologicalSorter(dict.fromkeys(readers, ()))
-    for name, targets in readers.items():
-        for target in targets:
-            sorter.add(target, name)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle = " -> ".join(error.args[1])
-        raise ValueError(
-            f"{where}: expected a graph without cycles, but {cycle} is one; remove an edge of it"
-        ) from error
     place = {}
     for index, name in enumerate(readers):
         digits = re.search(r"\d+$", name)
         place[name] = int(digits.group()) if digits else math.inf, index
-    ready: list[tuple[tuple[float, int], str]] = []
-    order: list[str] = []
-    while sorter.is_active():
-        for name in sorter.get_ready():
-            heapq.heappush(ready, (place[name], name))
-        order.append(heapq.heappop(ready)[1])
-        sorter.done(order[-1])
-    return order
+    names = sorted(readers, key=place.__getitem__)
+    number = {name: index for index, name in enumerate(names)}
+    successors = {number[name]: [number[to] for to in targets] for name, targets in readers.items()}
+    if cycle := find_cycle(successors):
+        text = " -> ".join(names[index] for index in [*cycle, cycle[0]])
+        raise ValueError(
+            f"{where}: expected a graph without cycles, but {text} is one; remove an edge of it"
+        )
+    return [names[index] for index in topological_order(successors)]
 
 
 def scope_of(name: str) -> str:

@@ -75,6 +75,7 @@ def train_delayed(
     policy: str,
     make: Callable[[list[Tensor]], Optimizer],
     runs: Sequence[int] = (),
+    forgets: bool = False,
     clip: float | None = None,
     per_update: Sequence[int] = (1,),
 ) -> tuple[list[float], list[Tensor]]:
@@ -87,7 +88,7 @@ def train_delayed(
         policy: its name; ``flush`` drains after every mini-batch.
         make: the optimizer of one stage's parameters.
         runs: numbers of mini-batches between which the pipeline drains; all in one if not given.
-            What the last update did is not known any more after that.
+        forgets: whether what the last update did is not known any more after that.
         clip: largest norm of the gradient of a stage; of all of them where the pipeline drains.
         per_update: of how many mini-batches an update takes the sum of the gradients, divided by
             it, in each run (of which the last number is for all that follow); the last update of a
@@ -106,10 +107,8 @@ def train_delayed(
             now, rank = updates[n], max(leads) - leads[k]
             u = updates[max(begin, n - lead)]
             ahead, back = (0, None) if policy == "flush" else _passes(policy, now - u, rank)
-            if u == updates[begin]:
+            if forgets and u == updates[begin]:
                 ahead = 0
-            if back and now == updates[begin]:
-                back = 0
             forward = stage.predicted(u, ahead)
             of_backward[k] = forward if back is None else stage.predicted(now, back)
             sources = [edge.source for edge in stages.edges if edge.target == k]

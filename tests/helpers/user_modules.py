@@ -52,6 +52,28 @@ class HandMadeRateModel(ExportableModel):
                 group["lr"] *= 0.5
 
 
+class ByHandModel(ExportableModel):
+    """Optimizes by hand in a way that other ranks cannot follow.
+
+    Args:
+        has_closure: whether it gives a closure, or else steps the optimizer of torch.
+    """
+
+    def __init__(self, has_closure: bool) -> None:
+        super().__init__(optimizer_name="sgd", scheduler=None)
+        self.automatic_optimization = False
+        self.has_closure = has_closure
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers(use_pl_optimizer=self.has_closure)
+        loss = super().training_step(batch, batch_idx)
+        if self.has_closure:
+            optimizer.step(closure=lambda: self.manual_backward(loss))
+        else:
+            self.manual_backward(loss)
+            optimizer.step()
+
+
 class FreezingModel(ExportableModel):
     """Freezes and thaws whole stages between epochs.
 

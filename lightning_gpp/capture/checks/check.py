@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.capture.checks.rollback import Changes
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.common.num_changes import num_changes
@@ -34,16 +35,14 @@ class Result:
         output: of forward.
         gradients: by parameter or input name; None where there is none. Empty without a backward.
         buffers: by name, after the forward.
-        changed: qualified names of the plain attributes that forward changed.
-        kept: those of them that now hold a tensor which gradients flow through.
+        changes: of the module, taken back.
         draws: whether forward drew random numbers from torch.
     """
 
     output: Any
     gradients: Mapping[str, Tensor | None]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=Changes)
     draws: bool = False
 
 
@@ -86,19 +85,8 @@ def compare(expected: Result, got: Result, what: str) -> None:
 
 def _compare_leaf(expected: Any, got: Any, what: str, beside: Sequence[Any] = ()) -> None:
     """Compares two values; rounding is relative to the largest of them and of others."""
-    if isinstance(expected, Tensor) and isinstance(got, Tensor):
-        is_alike = expected.shape == got.shape and expected.dtype == got.dtype
-    else:
-        is_alike = type(expected) is type(got) and (expected is got or expected == got)
-    if not is_alike:
+    if not _is_alike(expected, got):
         raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
-    if not isinstance(expected, Tensor) or expected.is_meta:
-        return  # of meta tensors shapes are all there is; ``capture`` says so
-    expected, got = _dense(expected), _dense(got)
-    if torch.equal(expected, got):  # as it is nearly always
-        return
-    if not (expected.is_floating_point() or expected.is_complex()):
-        raise CaptureError(f"{what} differs")
     if (excess := _excess(expected, got, _OF_FLOAT32, beside)) is not None:
         error, scale = excess
         raise ValuesDifferError(
@@ -107,8 +95,10 @@ def _compare_leaf(expected: Any, got: Any, what: str, beside: Sequence[Any] = ()
         )
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+def _is_alike(expected: Any, got: Any) -> bool:
+    if isinstance(expected, Tensor) and isinstance(got, Tensor):
+        return expected.shape == got.shape and expected.dtype == got.dtype
+    return type(expected) is type(got) and (expected is got or bool(expected == got))
 
 
 def _short(value: Any) -> str:
@@ -119,22 +109,22 @@ def _short(value: Any) -> str:
 
 def is_close(got: Any, want: Any) -> bool:
     """Whether a value is what it should be, but for rounding in a batch of another size."""
-    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
-        is_alike = type(got) is type(want) and not isinstance(want, Tensor)
-        return got is want or (is_alike and bool(got == want))
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    if got.is_meta:  # of shapes no value differs
-        return True
-    if not (want.is_floating_point() or want.is_complex()):
-        return torch.equal(got, want)
+    if not _is_alike(want, got) or not isinstance(want, Tensor):
+        return _is_alike(want, got)
     return _excess(want, got, of_other_sizes(want.device)) is None
 
 
 def _excess(
-    expected: Tensor, got: Tensor, of_float32: float, beside: Sequence[Any] = ()
+    expected: Any, got: Any, of_float32: float, beside: Sequence[Any] = ()
 ) -> tuple[float, float] | None:
-    """By how much tensors differ, and how large their values are; None if it is rounding."""
+    """By how much values that are alike differ, and how large they are; None if it is rounding."""
+    if not isinstance(expected, Tensor) or expected.is_meta:
+        return None  # of meta tensors shapes are all there is
+    expected, got = _dense(expected), _dense(got)
+    if torch.equal(expected, got):  # as it is nearly always
+        return None
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return math.inf, 0.0
     tolerance = relative_tolerance(expected.dtype, of_float32=of_float32)
     tensors = (each for each in (expected, *beside) if isinstance(each, Tensor) and each.numel())
     largest = (_dense(each).abs().nan_to_num(0, 0, 0).max().item() for each in tensors)
@@ -142,6 +132,10 @@ def _excess(
     if torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return None
     return (expected - got).abs().max().item(), scale
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 # Rounding: how far results may be apart that are the same otherwise ------------------------------

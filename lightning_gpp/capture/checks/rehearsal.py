@@ -20,16 +20,16 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.check import Result, unchanged_parameters
 from lightning_gpp.capture.checks.rollback import (
     Changes,
-    Generators,
+    random_state,
     rollback,
     seed_all,
-    training_flags,
+    set_training,
 )
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
-from lightning_gpp.capture.tracing.trace import Trace, mode_flags
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
@@ -102,7 +102,11 @@ class Rehearsal:
         train_modes: Mapping[str, bool] | None,
     ) -> None:
         self.module, self.arguments = module, Arguments.of(module, args, kwargs)
-        self._flags = mode_flags(module, train_modes)
+        names = {name: part.training for name, part in module.named_modules()}
+        if train_modes is None:  # those of now, if it is not in evaluation mode
+            train_modes = names if module.training else {}
+        training = {name: train_modes.get(name, True) for name in names}
+        self._flags = {True: training, False: dict.fromkeys(names, False)}
         self._take(first_sample(self.arguments.tensors(args, kwargs)))
         if not self.sample.num_samples:
             raise CaptureError(
@@ -143,7 +147,8 @@ class Rehearsal:
     @contextmanager
     def in_mode(self, training: bool, seed: int = 0) -> Iterator[Changes]:
         """The module in a mode, whatever it does there taken back."""
-        with rollback(self.module) as changes, training_flags(self.module, self._flags[training]):
+        with rollback(self.module) as changes:
+            set_training(self.module, self._flags[training])
             seed_all(seed)
             yield changes
 
@@ -192,15 +197,14 @@ class Rehearsal:
         evaluated = self._is_there(CheckedPass(sample, False))
         return evaluated and self._is_there(CheckedPass(sample, True, backward))
 
-    def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
+    def passes(self, second: Sample | None) -> Iterator[CheckedPass]:
         """All that a graph is checked with.
 
         Args:
             second: inputs of another size, if there are such.
-            gradients: whether to compare gradients, too.
         """
         samples = [self.sample] if second is None else [self.sample, second]
-        smallest = min(samples, key=lambda each: each.num_samples) if gradients else None
+        smallest = min(samples, key=lambda each: each.num_samples)
         unrecorded = self._is_there(self._unrecorded)
         for mode in MODES:
             for sample in samples:
@@ -237,15 +241,14 @@ class Rehearsal:
             inputs = run.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
-            generators = Generators(run.sample.device)
+            before = random_state(run.sample.device)
             with weights.visiting(watched=watched):
                 output = forward(views)
-            draws = generators.have_drawn()
+            draws = not torch.equal(before, random_state(run.sample.device))
             gradients = self._gradients(output, inputs) if run.backward else {}
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-        attributes, kept = tuple(changes.attributes), tuple(changes.kept)
-        return Result(output, gradients, buffers, attributes, kept, draws)
+        return Result(output, gradients, buffers, changes, draws)
 
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.

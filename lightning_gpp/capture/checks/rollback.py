@@ -102,26 +102,12 @@ class ModuleState:
             self._numpy.random.set_state(self._numpy_state)
 
 
-class Generators:
-    """Tells whether code draws random numbers from torch, on the CPU or on a device.
-
-    Args:
-        device: that has a default generator beside the CPU's.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._states = self._now()
-
-    def have_drawn(self) -> bool:
-        """Whether a state is another now."""
-        return not all(map(torch.equal, self._states, self._now()))
-
-    def _now(self) -> list[Tensor]:
-        states = [torch.random.get_rng_state()]
-        if self._device.type not in ("cpu", "meta"):
-            states.append(torch.get_device_module(self._device).get_rng_state(self._device))
-        return states
+def random_state(device: torch.device) -> Tensor:
+    """Of torch's generators of the CPU and of a device; another one once code has drawn."""
+    state = torch.random.get_rng_state()
+    if device.type in ("cpu", "meta"):
+        return state
+    return torch.cat([state, torch.get_device_module(device).get_rng_state(device)])
 
 
 def seed_all(seed: int) -> None:
@@ -132,18 +118,10 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-@contextmanager
-def training_flags(module: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
-    """Sets the training flag of each sub-module by qualified name, and restores them on exit."""
-    parts = dict(module.named_modules())
-    before = [(item, item.training) for item in parts.values()]
-    try:
-        for name in parts.keys() & flags.keys():
-            _set_flag(parts[name], flags[name])
-        yield
-    finally:
-        for item, training in before:
-            _set_flag(item, training)
+def set_training(module: nn.Module, flags: Mapping[str, bool]) -> None:
+    """Sets the training flag of each sub-module by qualified name; a rollback takes it back."""
+    for name, part in module.named_modules():
+        _set_flag(part, flags.get(name, part.training))
 
 
 def _set_flag(module: nn.Module, training: bool) -> None:

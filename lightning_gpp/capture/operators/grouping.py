@@ -16,16 +16,15 @@ Joining can close a cycle over nodes in between; then these join too.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx, nn
 
 from lightning_gpp.capture.operators.observe import observation
 from lightning_gpp.capture.tracing.trace import Call, Names, Trace, closure
 from lightning_gpp.capture.values.structure import LOOK_UPS
+from lightning_gpp.common.graph_order import find_cycle, topological_order
 
 
 def group_nodes(
@@ -58,82 +57,58 @@ def group_nodes(
 
 
 class NodeGroups:
-    """A partition of nodes that only grows coarser."""
+    """A partition of nodes that only grows coarser; a group is the number of its first node.
+
+    Args:
+        nodes: in running order.
+    """
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
-        self.order = {node: position for position, node in enumerate(nodes)}
-        self.parent = {node: node for node in nodes}
+        self.nodes, self.number = nodes, {node: number for number, node in enumerate(nodes)}
+        self._parent = list(range(len(nodes)))
 
-    def find(self, node: fx.Node) -> fx.Node:
-        """The representative of a node's group."""
-        while self.parent[node] is not node:
-            self.parent[node] = self.parent[self.parent[node]]
-            node = self.parent[node]
-        return node
+    def find(self, node: fx.Node) -> int:
+        """The group of a node."""
+        group = self.number[node]
+        while self._parent[group] != group:
+            self._parent[group] = group = self._parent[self._parent[group]]
+        return group
 
     def join(self, nodes: Iterable[fx.Node]) -> None:
         """Puts nodes into one group (nodes that are no operators are left out)."""
-        roots = [self.find(node) for node in nodes if node in self.parent]
-        for root in roots[1:]:
-            self.parent[self.find(root)] = self.find(roots[0])
+        first, *others = sorted({self.find(node) for node in nodes if node in self.number}) or [0]
+        for group in others:
+            self._parent[group] = first
 
-    def inputs(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    def inputs(self, nodes: Iterable[fx.Node]) -> set[int]:
         """The groups that the given nodes read."""
-        found = (arg for node in nodes for arg in node.all_input_nodes if arg in self.parent)
-        return list(dict.fromkeys(map(self.find, found)))
+        return {self.find(a) for node in nodes for a in node.all_input_nodes if a in self.number}
 
-    def members(self) -> dict[fx.Node, list[fx.Node]]:
-        """Representative -> nodes in running order."""
-        members: dict[fx.Node, list[fx.Node]] = {}
-        for node in self.order:
+    def members(self) -> dict[int, list[fx.Node]]:
+        """Group -> nodes in running order."""
+        members: dict[int, list[fx.Node]] = {}
+        for node in self.nodes:
             members.setdefault(self.find(node), []).append(node)
         return members
 
-    def predecessors(self) -> dict[fx.Node, list[fx.Node]]:
-        """Group -> the other groups it reads."""
-        return {
-            group: [other for other in self.inputs(nodes) if other is not group]
-            for group, nodes in self.members().items()
-        }
-
-    def reachable(self, group: fx.Node) -> set[fx.Node]:
-        """The groups that wait for ``group``, itself included."""
+    def successors(self) -> dict[int, set[int]]:
+        """Group -> the other groups that read it."""
         members = self.members()
-
-        def readers(of: fx.Node) -> Iterator[fx.Node]:
-            users = (user for node in members[of] for user in node.users)
-            return (self.find(user) for user in users if user in self.parent)
-
-        return closure([group], readers)
+        found: dict[int, set[int]] = {group: set() for group in members}
+        for reader, nodes in members.items():
+            for group in self.inputs(nodes) - {reader}:
+                found[group].add(reader)
+        return found
 
     def close_cycles(self) -> None:
         """Joins the groups that wait for each other."""
-        while cycle := find_cycle(self.predecessors()):
-            self.join(cycle)
+        while cycle := find_cycle(self.successors()):
+            self.join(self.nodes[group] for group in cycle)
 
     def ordered(self) -> list[tuple[fx.Node, ...]]:
         """The groups in topological order; as in the forward where there is a choice."""
-        members, sorter = self.members(), TopologicalSorter(self.predecessors())
-        sorter.prepare()
-        ready: list[tuple[int, fx.Node]] = []
-        result = []
-        while sorter.is_active():
-            for group in sorter.get_ready():
-                heapq.heappush(ready, (self.order[members[group][0]], group))
-            group = heapq.heappop(ready)[1]
-            result.append(tuple(members[group]))
-            sorter.done(group)
-        return result
-
-
-def find_cycle(predecessors: Mapping[fx.Node, Iterable[fx.Node]]) -> list[fx.Node]:
-    """Groups that wait for each other; empty if there are none."""
-    try:
-        TopologicalSorter(predecessors).prepare()
-    except CycleError as error:
-        cycle: list[fx.Node] = error.args[1]
-        return cycle
-    return []
+        members = self.members()
+        return [tuple(members[group]) for group in topological_order(self.successors())]
 
 
 def _join_look_ups(groups: NodeGroups, nodes: Sequence[fx.Node]) -> None:
@@ -146,7 +121,7 @@ def _join_look_ups(groups: NodeGroups, nodes: Sequence[fx.Node]) -> None:
         if is_look_up or is_number:
             read = groups.inputs([node])
             if len(read) == 1:
-                groups.join([*read, node])
+                groups.join([groups.nodes[read.pop()], node])
 
 
 def _join_generators(groups: NodeGroups) -> None:
@@ -157,11 +132,11 @@ def _join_generators(groups: NodeGroups) -> None:
         for members in groups.members().values():
             target = _host_of_generator(groups, members)
             if target is not None:
-                groups.join([target, members[0]])
+                groups.join([groups.nodes[target], members[0]])
                 has_joined = True
 
 
-def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> fx.Node | None:
+def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> int | None:
     """The group that a group should join: its only reader, or one that all its readers need.
 
     For sizes of an input that is an operator which reads the input and leads to all readers of
@@ -169,14 +144,17 @@ def _host_of_generator(groups: NodeGroups, members: Sequence[fx.Node]) -> fx.Nod
     """
     group, users = groups.find(members[0]), {user for node in members for user in node.users}
     inputs = {arg for node in members for arg in node.all_input_nodes if arg.op == "placeholder"}
-    if set(groups.inputs(members)) - {group} or any(user.op == "output" for user in users):
+    if groups.inputs(members) - {group} or any(user.op == "output" for user in users):
         return None
     if inputs and any(observation(node).has_tensors for node in members):
         return None
     readers = set(map(groups.find, users)) - {group}
-    near = (user for tensor in inputs for user in tensor.users if user in groups.parent)
-    for host in dict.fromkeys(map(groups.find, near)):
-        if host is not group and readers <= groups.reachable(host):
+    near = {
+        groups.find(user) for tensor in inputs for user in tensor.users if user in groups.number
+    }
+    successors = groups.successors() if near else {}
+    for host in sorted(near - {group}):
+        if readers <= closure([host], successors.__getitem__):
             return host
     return readers.pop() if len(readers) == 1 else None
 
@@ -326,23 +304,23 @@ def _stack(node: fx.Node) -> tuple[Call, ...]:
 def _joined(graph: _Graph, units: _Units) -> list[Group]:
     """The operators that units make, but for those that would wait for themselves."""
     while True:
-        partition = NodeGroups([node for nodes in graph.groups for node in nodes])
-        for members in units.values():
-            for i in members:
-                partition.join([graph.groups[members[0]][0], *graph.groups[i]])
-        by_root = {
-            partition.find(graph.groups[members[0]][0]): key for key, members in units.items()
-        }
-        cycle = [by_root[root] for root in find_cycle(partition.predecessors())]
-        joined = [key for key in cycle if len(units[key]) > 1]
-        if not joined:
+        key_of = {members[0]: key for key, members in units.items()}
+        unit_of = {i: members[0] for members in units.values() for i in members}
+        successors: dict[int, set[int]] = {first: set() for first in key_of}
+        for i, read in enumerate(graph.reads):
+            for other in read:
+                if unit_of[other] != unit_of[i]:
+                    successors[unit_of[other]].add(unit_of[i])
+        cycle = [key_of[first] for first in find_cycle(successors)]
+        if not cycle:
             break
+        joined = [key for key in cycle if len(units[key]) > 1]
         widest = max(joined, key=lambda key: units[key][-1] - units[key][0])
         units |= {member: [member] for member in units.pop(widest)}
     result: list[Group] = []
-    for nodes in partition.ordered():
-        key = by_root[partition.find(nodes[0])]
-        is_joined = len(units[key]) > 1 or key in graph.layers
+    for first in topological_order(successors):
+        key, members = key_of[first], units[key_of[first]]
+        is_joined = len(members) > 1 or key in graph.layers
         call = key if isinstance(key, Call) and is_joined else None
-        result.append((nodes, call))
+        result.append((tuple(node for i in members for node in graph.groups[i]), call))
     return result

@@ -27,6 +27,7 @@ from lightning_gpp.capture.tracing.trace import (
 )
 from lightning_gpp.capture.values.placed import source
 from lightning_gpp.capture.values.structure import LOOK_UPS, flatten, tensors_of
+from lightning_gpp.common.tensor_places import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,7 @@ class Observer:
 
         A copy of a parameter on the device has the storage of the parameter.
         """
-        tensor = source(tensor)
-        is_plain = tensor.layout is torch.strided
-        key = (is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor))
-        return self._storages.setdefault(key, len(self._storages))
+        return self._storages.setdefault(memory_of(source(tensor)), len(self._storages))
 
     def value(self, node: fx.Node) -> Any:
         """The value of a node that ran."""

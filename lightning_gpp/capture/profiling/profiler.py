@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of, map_tensors, tensors_of
+from lightning_gpp.common.tensor_places import memory_of
 from lightning_gpp.common.torch_device import device_name, synchronize
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import OpNode
@@ -259,20 +260,26 @@ class OperatorProbe:
         captured: the model.
         operator: the operator.
         device: where its values are.
-        stage: what runs it as a :class:`~lightning_gpp.capture.StageModule` does; by default the
-            operator on a whole micro-batch.
+        stage: with it alone; by default as the model has it.
+        run: calls the stage with values; by default on a whole micro-batch.
 
     Attributes:
         results: the values that it made in its last run.
     """
 
     def __init__(
-        self, captured: CapturedModel, operator: OpNode, device: torch.device, stage: Any = None
+        self,
+        captured: CapturedModel,
+        operator: OpNode,
+        device: torch.device,
+        stage: Any = None,
+        run: Callable[..., Sequence[Any]] | None = None,
     ) -> None:
         self.captured, self.operator, self.device = captured, operator, device
         self.name, self.training = operator.name, captured.module.training
         self.outputs = tuple(value.name for value in operator.outputs)
         self.stage = stage or captured.stage([operator.name], operator.inputs, self.outputs)
+        self._call = run or self.stage
         self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
         self.results: dict[str, Any] = {}
 
@@ -309,13 +316,14 @@ class OperatorProbe:
         Args:
             values: value name -> value; has its inputs.
         """
-        own = {_stored(parameter)[0] for parameter in self.parameters}
+        own = set(map(memory_of, self.parameters))
         saved: dict[Any, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            key, size_bytes = _stored(tensor)
-            if key not in own:
-                saved[key] = size_bytes
+            if (memory := memory_of(tensor)) not in own:
+                is_plain = tensor.layout is torch.strided
+                size_bytes = tensor.numel() * tensor.element_size()
+                saved[memory] = tensor.untyped_storage().nbytes() if is_plain else size_bytes
             return tensor.detach()  # an output that is saved would keep its own graph
 
         counter, flops = FlopCounterMode(display=False), 0.0
@@ -335,7 +343,7 @@ class OperatorProbe:
         """What the operator makes, and seconds; its results are kept without their graph."""
         inputs = map_tensors([values[name] for name in self.stage.inputs], _detached_copy)
         start_s = self._now_s()
-        outputs = self.stage(inputs, training=self.training)
+        outputs = self._call(inputs, training=self.training)
         forward_s = self._now_s() - start_s
         free = map_tensors(list(outputs), lambda t: t.detach().requires_grad_(t.requires_grad))
         self.results = dict(zip(self.outputs, free, strict=True))
@@ -393,11 +401,3 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     copy = tensor.detach().clone()
     # a view of a leaf, so that the operator may change it in place
     return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
-
-
-def _stored(tensor: Tensor) -> tuple[Any, int]:
-    """What tells the memory of a tensor from others', and its bytes."""
-    if tensor.layout is not torch.strided:
-        return id(tensor), tensor.numel() * tensor.element_size()
-    storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.checks.rollback import Generators
+from lightning_gpp.capture.checks.rollback import random_state
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import (
@@ -161,11 +161,11 @@ class Recording:
         is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
-            generators = Generators(self._device)
+            before = random_state(self._device)
             if run is None:  # a module may be false
                 run = functools.partial(run_call, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
-            draws = generators.have_drawn()
+            draws = not torch.equal(before, random_state(self._device))
         selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
         is_arithmetic = name is None and op == "call_function"
         of_sizes = is_arithmetic and all(arg.meta["of_sizes"] for arg in node.all_input_nodes)

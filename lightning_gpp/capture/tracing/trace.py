@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -259,22 +259,6 @@ def rebuild(structure: Structure, *leaves: Any) -> Any:
 
 
 # Train and eval mode: two traces that must be one graph ------------------------------------------
-
-
-def mode_flags(
-    module: nn.Module, train_modes: Mapping[str, bool] | None
-) -> dict[bool, dict[str, bool]]:
-    """The training flag of every sub-module, by qualified name, for train and for eval mode.
-
-    Args:
-        module: whose flags are taken for train mode if it is in train mode; else all are True.
-        train_modes: flags in train mode that the user gives instead; names that are missing train.
-    """
-    if train_modes is None:
-        parts = module.named_modules() if module.training else ()
-        train_modes = {name: item.training for name, item in parts}
-    train = {name: train_modes.get(name, True) for name, _ in module.named_modules()}
-    return {True: train, False: dict.fromkeys(train, False)}
 
 
 def check_same_graph(train: Trace, evaluation: Trace) -> None:

@@ -19,7 +19,7 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import (
     Structure,
     flatten,
-    is_opaque_graph,
+    is_graph,
     path_text,
 )
 
@@ -85,7 +85,7 @@ class Arguments:
                 names.append(name)
                 dtypes[name] = leaf.dtype
                 continue
-            if hides_tensors(leaf) or is_opaque_graph(leaf):
+            if hides_tensors(leaf) or is_graph(leaf):
                 raise CaptureError(
                     f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside "
                     "that is no container: pass its tensors as arguments of their own (forward(x, "
@@ -151,17 +151,11 @@ def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
     if _same(expected, leaf):
         return
     got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
-    is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
-    remedy = (
-        "pass what changes from call to call as a tensor, from the first call on"
-        if is_number or isinstance(leaf, Tensor)
-        else "call it alike in all steps (let it always return everything, say), or "
-        "pipeline a sub-module by GraphPipeStrategy(module=...)"
-    )
     kind = OtherFormError if _tells_form(expected) and _tells_form(leaf) else ValueError
     raise kind(
         f"argument {path!r} was {expected!r} when the model was captured and is frozen in its "
-        f"graph, got {got}: {remedy}"
+        f"graph, got {got}: call it alike in all steps, pass what changes as a tensor from the "
+        "first call on, or pipeline a sub-module by GraphPipeStrategy(module=...)"
     )
 
 

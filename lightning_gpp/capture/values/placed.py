@@ -12,7 +12,7 @@ can reach in another way: the flat list of ``nn.LSTM``, a list of the user's, To
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -27,10 +27,10 @@ from torch.nn.modules.module import (
 from lightning_gpp.capture.checks.check import check_unchanged, parameter_state
 from lightning_gpp.capture.values.structure import flatten, tensors_of
 from lightning_gpp.common.instance_attribute import replaced
-from lightning_gpp.common.tensor_places import tensor_places
+from lightning_gpp.common.tensor_places import memory_of, tensor_places
 
 _ORIGINAL = "_lightning_gpp_original"
-_BY_STORAGE = weakref.WeakValueDictionary[int, Tensor]()
+_BY_MEMORY = weakref.WeakValueDictionary[Hashable, Tensor]()
 """Copies of weights on a device."""
 
 
@@ -101,9 +101,7 @@ def original(tensor: Tensor) -> Tensor:
 
 def source(tensor: Tensor) -> Tensor:
     """The parameter whose copy's memory a tensor uses; the tensor itself if it uses none."""
-    if not _BY_STORAGE or tensor.layout is not torch.strided:
-        return tensor
-    copy = _BY_STORAGE.get(_storage(tensor))
+    copy = _BY_MEMORY.get(memory_of(tensor)) if _BY_MEMORY else None
     return tensor if copy is None else original(copy)
 
 
@@ -174,7 +172,7 @@ class HostWeights:
             with torch._C.DisableTorchFunction(), torch.enable_grad():
                 copy = value.to(self._device)
             vars(copy).update(vars(value), _is_param=True, **{_ORIGINAL: value})
-            self._copies[id(value)] = _BY_STORAGE[_storage(copy)] = copy
+            self._copies[id(value)] = _BY_MEMORY[memory_of(copy)] = copy
             if self._calls:
                 self._calls[-1][self._names[id(value)]] = copy, parameter_state(copy)
         return copy
@@ -227,11 +225,6 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy with the same strides, which kernels may count on."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return made.copy_(tensor)
-
-
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def _known_otherwise(module: nn.Module) -> set[int]:

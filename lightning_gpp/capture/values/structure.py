@@ -90,8 +90,6 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     >>> flatten({"a": (1, 2), "b": 3})[0]
     [1, 2, 3]
     """
-    if type(value) in _PLAIN_LEAVES:
-        return [value], LEAF
     level = _one_level(value)
     if level is None:
         return [value], LEAF
@@ -118,13 +116,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The leaves of a nested container, without its structure: that takes its time."""
-    kind = type(value)
-    if kind in _PLAIN_LEAVES:
-        return [value]
-    if kind in (list, tuple, dict):
-        items = value.values() if kind is dict else value
-        return [leaf for item in items for leaf in leaves_of(item)]
+    """The leaves of a nested container."""
     return flatten(value)[0]
 
 
@@ -224,10 +216,10 @@ def is_graph_type(kind: type | None) -> bool:
     return module is not None and kind is not None and issubclass(kind, module.Data)
 
 
-def is_opaque_graph(value: Any) -> bool:
-    """Whether a value is a graph of a kind that is not taken apart (``HeteroData``)."""
+def is_graph(value: Any) -> bool:
+    """Whether a value is a graph of any kind; some (``HeteroData``) are not taken apart."""
     module = sys.modules.get("torch_geometric.data.data")
-    return module is not None and isinstance(value, module.BaseData | module.GraphStore)
+    return module is not None and isinstance(value, module.BaseData)
 
 
 def _attributes_of(graph: Any) -> dict[str, Any]:

@@ -129,14 +129,13 @@ def recipe_divided(
     tensors, graph = call.tensors, captured.graph
     edges, num_vertices = the_graph(tensors)
     as_captured = {operator.name: (operator.name, 0) for operator in graph}
-    flags = {name: module.training for name, module in captured.module.named_modules()}
     seed = strategy_option(config, "seed")
     seed = torch.initial_seed() if seed is None else int(seed)
 
     def divide(ways: int, chunks: int) -> Divided:
         divided = partition(edges, num_vertices, chunks, seed % 2**31, ways)
         captured.take_graph(graph, as_captured)
-        model = ChunkedModel(captured, tensors, divided, Techniques(), flags, call.example)
+        model = ChunkedModel(captured, tensors, divided, Techniques(), call.example)
         captured.take_graph(model.graph, model.in_ways.operators)
         with threads_of_one_of(cluster):
             costs = chunk_costs(model, tensors)

@@ -11,12 +11,11 @@ close a circle: a second path between them would need a second neighbour.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 
+from lightning_gpp.common.graph_order import find_cycle, topological_order
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED, ModelGraph
 
@@ -225,44 +224,6 @@ def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool)
             weight_s[other] += weight_s[unit]
             spare -= 1
     return group
-
-
-def find_cycle(successors: Mapping[int, Iterable[int]]) -> list[int]:
-    """A cycle as its nodes in order, or an empty list.
-
-    >>> find_cycle({0: [1], 1: [2], 2: [1]})
-    [1, 2]
-    >>> find_cycle({0: [1], 1: []})
-    []
-    """
-    try:
-        TopologicalSorter(successors).prepare()
-    except CycleError as error:
-        cycle: list[int] = error.args[1][:0:-1]  # without its beginning at the end, the other way
-        first = cycle.index(min(cycle))
-        return cycle[first:] + cycle[:first]
-    return []
-
-
-def topological_order(successors: Mapping[int, Iterable[int]]) -> list[int]:
-    """The nodes of an acyclic graph, sources first; of those that can come next, the smallest.
-
-    >>> topological_order({0: [1], 2: [1], 1: []})
-    [0, 2, 1]
-    """
-    missing = dict.fromkeys(successors, 0)
-    for targets in successors.values():
-        for target in targets:
-            missing[target] += 1
-    ready = sorted(node for node, count in missing.items() if not count)
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for target in successors[order[-1]]:
-            missing[target] -= 1
-            if not missing[target]:
-                heapq.heappush(ready, target)
-    return order
 
 
 def order_to_end(successors: Mapping[int, set[int]], ends: Iterable[int]) -> list[int] | None:

@@ -207,11 +207,11 @@ def join_values(
         return dict(outputs[0])
     joined: dict[str, Any] = {}
     for name in outputs[0]:
-        flat = [flatten(values[name]) for values in outputs]
-        leaves, structure = flat[0]
-        if any(other != structure for _, other in flat):
+        found, structures = zip(*[flatten(values[name]) for values in outputs], strict=True)
+        leaves, structure = found[0], structures[0]
+        if structures.count(structure) < len(structures):
             raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
-        columns = zip(*(found for found, _ in flat), strict=True)
+        columns = zip(*found, strict=True)
         of_leaves = _dims_of(leaves, dims.get(name, ()))
         joined[name] = structure.unflatten(
             [

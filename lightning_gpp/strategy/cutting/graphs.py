@@ -25,12 +25,6 @@ from lightning_gpp.common.host_copies import to_device, to_host
 from lightning_gpp.runtime.pieces import Slices
 
 
-def is_graph(item: Any) -> bool:
-    """Whether something is a graph or a batch of graphs."""
-    module = sys.modules.get("torch_geometric.data.data")
-    return module is not None and isinstance(item, module.BaseData)
-
-
 def _is_batch(item: Any) -> bool:
     module = sys.modules.get("torch_geometric.data.batch")
     return module is not None and isinstance(item, module.Batch)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_gpp.strategy.cutting.graphs import is_graph, num_graphs, some_graphs
+from lightning_gpp.capture.values.structure import is_graph
+from lightning_gpp.strategy.cutting.graphs import num_graphs, some_graphs
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
 _PER_SAMPLE = (Tensor, np.ndarray)

@@ -8,7 +8,7 @@ a training step takes the time that it would take on the devices and links of th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
@@ -21,9 +21,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 )
 from lightning_gpp.strategy.settings import Emulated, Settings
 
-Tensors = Literal["real", "shape_only"]
-"""What tensors hold: numbers, so that training learns, or nothing but their shapes."""
-
 _NUMBER = 'accelerator="emulated" takes a number of devices, as in devices=4'
 
 
@@ -35,8 +32,6 @@ class EmulatedAccelerator(OurAccelerator):
             that of the strategy.
         time_scale: real seconds that an emulated second takes; by default chosen so that the real
             work of a step fits into its emulated time on this machine.
-        tensors: ``"real"``: training learns as on one device; ``"shape_only"``: tensors have no
-            numbers, so models far larger than this machine can be run.
 
     Raises:
         ValueError: an option makes no sense.
@@ -51,16 +46,12 @@ class EmulatedAccelerator(OurAccelerator):
         cluster: ClusterLike | None = None,
         *,
         time_scale: float | None = None,
-        tensors: Tensors = "real",
     ) -> None:
         check_cluster(cluster)
         if time_scale is not None and not time_scale > 0:
             raise ValueError(f"time_scale must be above 0, got {time_scale}")
-        if tensors not in get_args(Tensors):
-            raise ValueError(f"tensors={tensors!r}; known: {', '.join(get_args(Tensors))}")
         self.cluster = cluster
         self.time_scale = time_scale
-        self.tensors = tensors
 
     def apply(self, settings: Settings, *, num_devices: int, num_nodes: int) -> Settings:
         """The settings of a strategy that runs on these devices.
@@ -96,9 +87,8 @@ class EmulatedAccelerator(OurAccelerator):
                 f'"summit") or EmulatedAccelerator(cluster="summit"); {", ".join(PRESETS)}, a '
                 "cluster file, or a Cluster"
             )
-        emulated = Emulated(self.time_scale, self.tensors == "shape_only")
         cluster = resolve_cluster(cluster, num_devices)
-        return replace(settings, cluster=cluster, emulated=emulated)
+        return replace(settings, cluster=cluster, emulated=Emulated(self.time_scale))
 
     @staticmethod
     def parse_devices(devices: Any) -> int:

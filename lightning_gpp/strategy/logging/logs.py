@@ -52,34 +52,35 @@ class LogCall:
     kwargs: dict[str, Any]
 
 
+def noted(
+    module: nn.Module, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> LogCall:
+    """A call of ``self.log`` as it travels."""
+    named = kwargs | dict(zip(_POSITIONAL, args, strict=False))
+    if isinstance(value, Metric):
+        return LogCall(name, reference(module, value), named)
+    return LogCall(name, as_number(name, value), named)
+
+
 class LedLog:
     """Stands in for ``LightningModule.log`` on rank 0: makes the call, and notes it for the others.
 
     Args:
         module: whose; it names the metrics that are logged.
-        makes_calls: whether calls are made, and not only noted.
     """
 
-    def __init__(self, module: pl.LightningModule, *, makes_calls: bool = True) -> None:
-        self._module, self._makes_calls = module, makes_calls
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
         self._log = module.log
         self._calls: list[LogCall] = []
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Makes a call of ``self.log``."""
-        kwargs |= dict(zip(_POSITIONAL, args, strict=False))
         with lifted():
-            if isinstance(value, Tensor) and value.is_meta and not _is_shape_only(self._module):
+            if isinstance(value, Tensor) and value.is_meta:
                 raise RuntimeError(f"self.log({name!r}): {LACKS_VALUES}")
-            value = number_of(value)
-            if self._makes_calls:
-                self._log(name, value, **kwargs)
-            noted: Tensor | MetricRef
-            if isinstance(value, Metric):
-                noted = reference(self._module, value)
-            else:
-                noted = as_number(name, value)
-        self._calls.append(LogCall(name, noted, kwargs))
+            self._log(name, value, *args, **kwargs)
+            self._calls.append(noted(self._module, name, value, args, kwargs))
 
     def calls(self, batch: Any = None) -> list[LogCall]:
         """The calls in their order, with the size of the batch where Lightning looks it up in it.
@@ -95,60 +96,27 @@ class LedLog:
         return self._calls
 
 
-class MicrobatchLog:
-    """Stands in for ``LightningModule.log`` where the step runs for every micro-batch.
+def joined_calls(logged: Sequence[tuple[LogCall, int]], batch: Any) -> list[LogCall]:
+    """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples.
 
     Args:
-        module: whose; it names the metrics that are logged.
-
-    Attributes:
-        size: samples of the micro-batch whose step is running.
+        logged: calls in micro-batches, with the samples of each.
+        batch: the mini-batch, in which Lightning looks up the size where none is given.
     """
-
-    def __init__(self, module: pl.LightningModule) -> None:
-        self._module = module
-        self._calls: dict[str, list[tuple[Any, int, dict[str, Any]]]] = {}
-        self.size = 1
-
-    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Notes a call of ``self.log``.
-
-        Raises:
-            NotImplementedError: a metric is logged for every step.
-        """
-        kwargs |= dict(zip(_POSITIONAL, args, strict=False))
-        if isinstance(value, Metric):
-            if kwargs.get("on_step") in (None, True):
-                raise NotImplementedError(
-                    f"self.log({name!r}, metric) on every step: with the schedule '1f1b' a metric "
-                    "sees one micro-batch at a time, so its value is not that of the batch. Log it "
-                    "with on_step=False, on_epoch=True, or use schedule='gpipe'."
-                )
-        else:
-            value = as_number(name, value)
-        size = kwargs.get("batch_size") or self.size
-        self._calls.setdefault(name, []).append((value, size, kwargs))
-
-    def calls(self, batch: Any) -> list[LogCall]:
-        """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples.
-
-        Args:
-            batch: the mini-batch, in which Lightning looks up the size where none is given.
-        """
-        made = []
-        found = size_for_logs(batch) if self._calls else None
-        for name, calls in self._calls.items():
-            values, sizes, (kwargs, *_) = zip(*calls, strict=True)
-            value: Tensor | MetricRef
-            total = sum(sizes)
-            if isinstance(values[-1], Metric):
-                value = reference(self._module, values[-1])
-            else:
-                value = joined(values, sizes, kwargs.get("reduce_fx", "mean"))
-            is_given = kwargs.get("batch_size") is not None
-            size = total if is_given else found or total
-            made.append(LogCall(name, value, kwargs | {"batch_size": size}))
-        return made
+    by_name: dict[str, list[tuple[LogCall, int]]] = {}
+    for call, size in logged:
+        pair = call, call.kwargs.get("batch_size") or size
+        by_name.setdefault(call.name, []).append(pair)
+    made, found = [], size_for_logs(batch) if by_name else None
+    for name, pairs in by_name.items():
+        first, total = pairs[0][0].kwargs, sum(size for _, size in pairs)
+        value = pairs[-1][0].value
+        if isinstance(value, Tensor):
+            values = [call.value for call, _ in pairs if isinstance(call.value, Tensor)]
+            value = joined(values, [size for _, size in pairs], first.get("reduce_fx", "mean"))
+        size = total if first.get("batch_size") is not None else found or total
+        made.append(LogCall(name, value, first | {"batch_size": size}))
+    return made
 
 
 def joined(
@@ -207,17 +175,8 @@ def as_number(name: str, value: Any) -> Tensor:
     return tensor.clone().reshape(())
 
 
-def _is_shape_only(module: pl.LightningModule) -> bool:
-    return bool(getattr(module.trainer.strategy, "is_shape_only", False))
-
-
-def number_of(value: Any) -> Any:
-    """A value that can be logged; ``nan`` for a tensor that has a shape and no numbers."""
-    return torch.tensor(float("nan")) if isinstance(value, Tensor) and value.is_meta else value
-
-
 @contextlib.contextmanager
-def recording(module: pl.LightningModule, log: LedLog | MicrobatchLog) -> Iterator[None]:
+def recording(module: pl.LightningModule, log: Callable[..., None]) -> Iterator[None]:
     """Puts something in the place of the module's ``self.log``."""
     functools.update_wrapper(log, module.log, updated=())  # its signature is the user's
     with instance_attribute(module, "log", log):
@@ -234,7 +193,7 @@ def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
             metric._forward_cache = value.last
             module.log(call.name, metric, **call.kwargs)
         else:
-            module.log(call.name, number_of(value), **call.kwargs)
+            module.log(call.name, value, **call.kwargs)
 
 
 def compute_alike(module: nn.Module, peers: Peers | None) -> None:

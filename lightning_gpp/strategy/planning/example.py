@@ -58,11 +58,6 @@ class GraphCall:
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
         edges, num_vertices = the_graph(tensors)
-        if edges.is_meta:
-            raise GraphTrainingError(
-                "a graph is divided by its edges, of which the shape is not enough: emulate with "
-                'tensors="real"'
-            )
         check_edges(edges, num_vertices)
         sizes = {size for parameter in module.parameters() for size in parameter.shape}
         example = small_graph(tensors, sizes)
@@ -106,7 +101,7 @@ def model_in_chunks(
         chunks = partition(edges, num_vertices, num_chunks, seed % 2**31, asked.ways)
         check_in_chunks(captured, tensors, chunks.one_way(), flags, example)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
-    return ChunkedModel(captured, tensors, shared, asked.techniques, flags, example)
+    return ChunkedModel(captured, tensors, shared, asked.techniques, example)
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

@@ -100,7 +100,7 @@ class ProfileCache:
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
     """What a profile depends on."""
-    kind = "cpu" if device.type == "meta" else device.type
+    kind = device.type
     return {
         "graph": content_hash(graph_to_json(captured.graph)),
         "capture": captured.fingerprint,

@@ -76,7 +76,7 @@ class Autocast:
     @classmethod
     def current(cls, device: torch.device) -> Autocast:
         """The one that the caller is in."""
-        kind = _kind(device)
+        kind = device.type
         return cls(
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
@@ -90,7 +90,7 @@ class Autocast:
 
     def on(self, device: torch.device) -> torch.autocast:
         """The same on this rank's device."""
-        kind = _kind(device)
+        kind = device.type
         dtype = self.dtype if self.is_on else torch.get_autocast_dtype(kind)
         return torch.autocast(kind, dtype=dtype, enabled=self.is_on, cache_enabled=self.keeps_casts)
 
@@ -102,11 +102,6 @@ class Autocast:
 
 
 _CPU = torch.device("cpu")
-
-
-def _kind(device: torch.device) -> str:
-    """The type of device whose autocast holds there: shapes are computed as on a CPU."""
-    return "cpu" if device.type == "meta" else device.type
 
 
 @dataclass(frozen=True)
@@ -259,28 +254,6 @@ class ManualBackward:
 
 
 @dataclass(frozen=True)
-class OptimizerStep:
-    """Manual optimization: an optimizer steps.
-
-    Attributes:
-        optimizer: its index.
-        is_wrapped: whether Lightning's wrapper of it, which counts steps.
-        has_closure: whether a closure runs first; :class:`ClosureEnd` ends it.
-        arguments: of ``step`` beside the closure.
-    """
-
-    optimizer: int
-    is_wrapped: bool
-    has_closure: bool
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ClosureEnd:
-    """The closure of an optimizer step is over."""
-
-
-@dataclass(frozen=True)
 class RelayedCall:
     """Manual optimization: a method that works on parameters of all ranks.
 
@@ -327,11 +300,9 @@ class AsyncMinibatch:
     Attributes:
         since: mini-batches that went backward since the pipeline was empty.
         remaining: mini-batches that will follow, as far as they are read ahead.
-        drops: whether what is in flight is forgotten before.
         is_epoch: whether it is the first one of an epoch.
     """
 
     since: int
     remaining: int
-    drops: bool
     is_epoch: bool

@@ -51,13 +51,10 @@ class ProcessLauncher(MultiProcessingLauncher):
     def _collect_rank_zero_results(self, trainer: pl.Trainer, results: Any) -> Any:
         """What the first rank of a host hands back; weights only where they are all there.
 
-        On other hosts than that of rank 0 those of other stages are missing; with
-        ``tensors="shape_only"`` none has values.
+        On other hosts than that of rank 0 those of other stages are missing.
         """
         output = super()._collect_rank_zero_results(trainer, results)
-        has_weights = self._strategy.global_rank == 0
-        has_weights &= not getattr(self._strategy, "is_shape_only", False)
-        if output is None or has_weights:
+        if output is None or self._strategy.global_rank == 0:
             return output
         if output.weights_path is not None:
             self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)

@@ -85,8 +85,6 @@ class _ClipsOverRanks:
             nn.utils.clip_grad_value_(held, clip_val)
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        if self.pipeline_strategy.is_shape_only:
-            return  # there is no norm
         held = [
             parameter
             for group in optimizer.param_groups

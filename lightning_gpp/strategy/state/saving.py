@@ -20,7 +20,6 @@ from lightning_gpp.strategy.lightning_private import LightningOptimizer
 from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.pipelines import PipelinesStrategy
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.shape_only import refuse_checkpoint
 from lightning_gpp.strategy.state.sharded_checkpoint import (
     ReplacingCheckpointIO,
     ShardedCheckpoint,
@@ -46,11 +45,6 @@ class SavingStrategy(PipelinesStrategy):
     _saved: ShardedCheckpoint | None = None
     _doomed: tuple[str | Path, ...] = ()
     """Checkpoints that one on its way makes superfluous."""
-
-    @property
-    def is_shape_only(self) -> bool:
-        """Whether tensors have shapes and no numbers."""
-        return False
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -114,11 +108,8 @@ class SavingStrategy(PipelinesStrategy):
         Hyper-parameters may hold the module itself, so hooks step aside.
 
         Raises:
-            NotImplementedError: tensors are shapes, so there is nothing to write.
             TypeError: options for a folder, which no plug-in writes.
         """
-        if self.is_shape_only:
-            raise refuse_checkpoint()
         if self.state_dict_type == "sharded" and storage_options is not None:
             raise TypeError(
                 "storage_options are for the plug-in that writes a file; "
@@ -184,7 +175,7 @@ class SavingStrategy(PipelinesStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Every rank takes the values of what it holds, also while the module is partial."""
-        if self._session is not None and self._session.run.model is None and not self.is_shape_only:
+        if self._session is not None and self._session.run.model is None:
             assert self._lightning_module is not None
             give_values(self._lightning_module)
         with warnings.catch_warnings():

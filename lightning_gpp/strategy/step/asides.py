@@ -59,7 +59,7 @@ class Asides:
             hook: its name.
         """
         run = self._run
-        if run.model is None or run.is_alone or run.is_shape_only:
+        if run.model is None or run.is_alone:
             yield
             return
         forward = functools.wraps(run.target.forward)(functools.partial(self._call))
@@ -78,7 +78,7 @@ class Asides:
         is_often = "batch" in hook or not hook.endswith(("_start", "_end"))
         # Rank 0 leads even if it holds everything, as others may not.
         has_all = not (run.control.is_leader or run.partition.is_partial)
-        if is_often or run.model is None or has_all or run.is_shape_only:
+        if is_often or run.model is None or has_all:
             yield
             return
         with ExitStack() as stack:

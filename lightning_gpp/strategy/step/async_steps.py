@@ -12,21 +12,18 @@ Ranks do not wait for each other but for messages: a deep stage may be some step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lightning_gpp.capture.checks.rollback import keep
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Windows, most_ahead
 from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -34,33 +31,9 @@ from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
 from lightning_gpp.strategy.refusals import refuse_for_async, refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
-from lightning_gpp.strategy.step.suspended_steps import MicrobatchBoundary, SuspendedSteps
+from lightning_gpp.strategy.step.suspended_steps import OpenSteps, SuspendedSteps
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights
-
-
-@dataclass(slots=True)
-class BuffersAhead:
-    """The buffers that forwards of a stage change, as they were before those in flight.
-
-    Attributes:
-        keep: gives what puts them back to what they are now.
-        before: mini-batch -> puts them back to what they were before its forward.
-    """
-
-    keep: Callable[[], Callable[[], None]]
-    before: dict[int, Callable[[], None]] = field(default_factory=dict)
-
-    def note(self, number: int, ahead: int) -> None:
-        """The forward of a mini-batch begins; as many as the stage is ahead are in flight."""
-        self.before[number] = self.keep()
-        self.before.pop(number - ahead - 1, None)
-
-    def put_back(self, number: int) -> None:
-        """Only the mini-batches before this one count."""
-        if ahead := [each for each in self.before if each >= number]:
-            self.before[min(ahead)]()
-        self.before.clear()
 
 
 @dataclass(slots=True)
@@ -74,7 +47,6 @@ class WeightVersions:
             where training was resumed within an epoch.
         all_updates: updates since training began.
         stages: weights of every stage of this rank.
-        buffers: of those stages whose forward changes any.
     """
 
     first: int = 0
@@ -82,7 +54,6 @@ class WeightVersions:
     epoch: int = 0
     all_updates: int = 0
     stages: dict[int, StageWeights] = field(default_factory=dict)
-    buffers: list[BuffersAhead] = field(default_factory=list)
 
     @classmethod
     def of(cls, run: PipelinedRun, windows: Windows) -> WeightVersions:
@@ -104,19 +75,10 @@ class WeightVersions:
             weights = versions.stages[stage] = StageWeights(
                 run.settings.policy, own, run.last_steps
             )
-            buffers = None
-            if changing := sorted({name for each in operators for name in each.state}):
-                buffers = BuffersAhead(partial(keep, built.captured.module, changing))
-                versions.buffers.append(buffers)
-            function = VersionedStage(code.function, weights, versions, ahead[stage], most, buffers)
+            function = VersionedStage(code.function, weights, versions, ahead[stage], most)
             codes[stage] = replace(code, function=function, keep_state=None)
         built.executor.stages = codes
         return versions
-
-    def put_back_buffers(self, number: int) -> None:
-        """Buffers become what they were before the forward of a mini-batch, if it has begun."""
-        for buffers in self.buffers:
-            buffers.put_back(number)
 
     def count(self) -> None:
         """An update comes."""
@@ -153,7 +115,6 @@ class VersionedStage:
         versions: of the rank.
         ahead: mini-batches that the stage is ahead of its backward once the pipeline is full.
         most_ahead: the most that any stage is.
-        buffers: that its forward changes, if any.
     """
 
     function: StageFunction
@@ -161,42 +122,15 @@ class VersionedStage:
     versions: WeightVersions
     ahead: int
     most_ahead: int
-    buffers: BuffersAhead | None = None
 
     def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
         """The values that leave it; forwards that no backward follows have the weights of now."""
         if not torch.is_grad_enabled():
             return self.function(values, call)
-        if self.buffers is not None:
-            self.buffers.note(call.microbatch, self.ahead)
         place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
         found = self.weights.forward(place)
         with found.saving:
             return self.weights.apart(self.function(values, replace(call, weights=found.weights)))
-
-
-class _OpenSteps(Boundary):
-    """Rank 0: the steps of all batches in flight, by the number of their mini-batch."""
-
-    def __init__(self) -> None:
-        self.steps: dict[int, MicrobatchBoundary] = {}
-
-    def start(self, microbatch: int) -> Mapping[str, Tensor]:
-        """The arguments of its forward; its step runs up to there."""
-        step = self.steps[microbatch]
-        with step.intercepting():
-            return step.start(0)
-
-    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
-        """Goes on with its step; returns its loss."""
-        step = self.steps[microbatch]
-        with step.intercepting():
-            return step.finish(0, outputs)
-
-    def abandon(self, numbers: Sequence[int]) -> None:
-        """Ends steps that wait for their outputs."""
-        for number in numbers:
-            self.steps.pop(number).abandon()
 
 
 class AsyncSteps(SuspendedSteps):
@@ -210,49 +144,45 @@ class AsyncSteps(SuspendedSteps):
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
         super().__init__(run)
         follower.window = lambda message: self._perform(message, None)
-        self._open = _OpenSteps()
+        self._steps = OpenSteps(run)
         self._state = RunState()
         self._windows: Windows | None = None
         self._versions = WeightVersions()
-        self._last: Window | None = None
         self._batches: LeadingBatches | None = None
         self._number = self._since = 0
-        self._begins_anew = False
 
     # Rank 0 ----------------------------------------------------------------------------------
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns."""
-        run = self._run
+        run, steps = self._run, self._steps.steps
         is_epoch = run.train_batches is not self._batches
-        if is_epoch:  # a new iteration of the data begins with an empty pipeline
-            self._batches, self._begins_anew = run.train_batches, True
-            self._open.abandon(list(self._open.steps))
+        if is_epoch:
+            self._batches = run.train_batches
+            if steps:
+                raise NotImplementedError(_CUT_SHORT.format(len(steps)))
         if run.pipeline is None:
             self._build(name, self._step(name, args, kwargs), batch, batch_size(batch))
         run.built.captured.check_reads()
         ahead = self._ahead()
-        for lead, other in enumerate([batch, *ahead]):
-            if self._number + lead not in self._open.steps:
-                later = [args[0] + lead, *args[1:]] if args else args  # first the batch's index
-                boundary = self._boundary(
-                    self._step(name, later, kwargs), [other], [batch_size(other)]
-                )
-                self._open.steps[self._number + lead] = boundary
-        own = self._open.steps[self._number]
-        with run.control.alone(name), run.leader_state.watching(name), own.intercepting():
-            needs = own.needs()
-        if needs:
-            raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
-        drops, self._begins_anew = self._begins_anew and self._last is not None, False
-        if drops or self._last is None or run.settings.policy.drains:
-            self._since = 0
-        message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch)
-        with run.control.alone(name), run.leader_state.watching(name):
+        for number, other in enumerate([batch, *ahead], self._number):
+            if number not in steps:  # the first argument is the batch's index
+                later = [args[0] + number - self._number, *args[1:]] if args else args
+                size = batch_size(other)
+                steps[number] = self._open(self._step(name, later, kwargs), other, size)
+        with (
+            run.control.alone(name),
+            run.leader_state.watching(name),
+            self._steps.intercepting(),
+        ):
+            if needs := steps[self._number].needs:
+                raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
+            if is_epoch or run.settings.policy.drains:
+                self._since = 0
+            message = AsyncMinibatch(self._since, len(ahead), is_epoch)
             run.lead(message)
-            stash = self._perform(message, self._open)
-        del self._open.steps[self._number - 1]
-        return self._returned(own, batch, stash)
+            stash = self._perform(message, self._steps)
+        return self._returned([steps.pop(self._number - 1)], batch, stash)
 
     def _ahead(self) -> list[Any]:
         """The batches that follow, as far as the pipeline is ahead and the Trainer will go."""
@@ -278,20 +208,15 @@ class AsyncSteps(SuspendedSteps):
 
     # All ranks -------------------------------------------------------------------------------
 
-    def begin_anew(self) -> None:
-        """The next step forgets what is in flight, as a run does that is resumed from here."""
-        self._begins_anew = True
-        self._versions.put_back_buffers(self._number)
-
     def close(self) -> None:
         """Ends the steps that wait; the optimizers are the user's again."""
         for watched in self._run.last_steps:
             watched.close()
-        self._open.abandon(list(self._open.steps))
+        self._steps.abandon()
         super().close()
         self._batches = self._run.train_batches = None  # worker processes of a loader end
 
-    def _perform(self, message: AsyncMinibatch, boundary: _OpenSteps | None) -> GradientStash:
+    def _perform(self, message: AsyncMinibatch, boundary: OpenSteps | None) -> GradientStash:
         """This rank's part of a window; its gradients are in what is returned."""
         run = self._run
         if self._windows is None:
@@ -300,12 +225,6 @@ class AsyncSteps(SuspendedSteps):
                 partial(placed.program, schedule=ONE_F_ONE_B_ASYNC.name), most_ahead(placed.stages)
             )
             self._versions = WeightVersions.of(run, self._windows)
-        if message.drops:
-            assert self._last is not None
-            shift = self._number - 1 - self._last.number
-            dropped = run.built.in_window(self._last, self._state, shift, None)
-            dropped.drop_ahead(self._last.number)
-            self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
@@ -313,7 +232,6 @@ class AsyncSteps(SuspendedSteps):
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
         windowed = run.built.in_window(window, self._state, shift, boundary)
         stash = run.built.window(windowed, window.number, record)
-        self._last = window
         self._number += 1
         self._since = message.since + 1
         return stash
@@ -331,6 +249,11 @@ class AsyncSteps(SuspendedSteps):
         for watched in run.last_steps:
             watched.forget()
 
+
+_CUT_SHORT = (
+    "an epoch was cut short (by on_train_batch_start, say) while {} batches that follow were in "
+    "flight; use schedule='gpipe', or skip batches in the data loader."
+)
 
 _NEEDS = (
     "the pipelined forward takes {} with a gradient: layers before it would be trained with "

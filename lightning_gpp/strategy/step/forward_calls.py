@@ -92,7 +92,7 @@ class ForwardCalls:
             loss = loss_in(result) if name == "training_step" else None
             value = loss.detach() if isinstance(loss, Tensor) else None
             if value is not None:  # before others are told of it
-                check_is_here(value, is_shape_only=run.is_shape_only)
+                check_is_here(value)
             run.lead_end([] if run.is_alone else log.calls(batch), value)
             if not isinstance(loss, Tensor) or not run.module.automatic_optimization:
                 return result
@@ -123,7 +123,7 @@ class ForwardCalls:
             run.leader_state.watching(name),
             instance_attribute(target, "forward", self),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
-            nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
+            nullcontext() if run.is_alone else recording(run.module, log),
             run.held_elsewhere(),
         ):
             yield
@@ -197,9 +197,7 @@ class ForwardCalls:
         if len(units) > 1:
             if input_slices(captured, inputs, units) is None:
                 return [num_samples]
-            if not run.is_shape_only and not self._checks[id(run.model)].can_cut(
-                inputs, units, is_trained=is_trained
-            ):
+            if not self._checks[id(run.model)].can_cut(inputs, units, is_trained=is_trained):
                 units = [num_samples]
         if captured.module.training:
             run.show_state(len(units))

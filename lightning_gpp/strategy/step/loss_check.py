@@ -159,6 +159,14 @@ class OutputGradients:
         return joined
 
 
+def each_apart(outputs: Values) -> Values:
+    """The same; the gradient at one does not come through another that was made of it."""
+    found, structure = flatten(dict(outputs))
+    apart = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in found]
+    made: Values = structure.unflatten(apart)
+    return made
+
+
 def _slices(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
     """How gradients of micro-batches of these sizes make up the whole; ``tensor``: the first."""
     if dim is None or tensor.dim() <= dim:

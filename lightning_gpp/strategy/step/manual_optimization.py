@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -18,13 +17,7 @@ from torch.optim import Optimizer
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import LightningOptimizer, do_nothing_closure
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import (
-    ClosureEnd,
-    ManualBackward,
-    OptimizerRef,
-    OptimizerStep,
-    RelayedCall,
-)
+from lightning_gpp.strategy.ranks.messages import ManualBackward, OptimizerRef, RelayedCall
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import led_backward
 
@@ -43,14 +36,12 @@ class ManualOptimization:
     def __init__(
         self, run: PipelinedRun, follower: Follower, wrapped: Sequence[LightningOptimizer]
     ) -> None:
-        self._run = run
-        self._follower = follower
-        self._wrapped = wrapped
+        self._run, self._follower, self._wrapped = run, follower, wrapped
 
     @property
     def _is_everywhere(self) -> bool:
         """Whether what runs now runs on all ranks."""
-        return self._run.control.alone_in is None
+        return self._run.is_alone or self._run.control.alone_in is None
 
     # Rank 0 ----------------------------------------------------------------------------------
 
@@ -70,11 +61,7 @@ class ManualOptimization:
             for index, each in enumerate(self._wrapped):
                 put(each.optimizer, "zero_grad", index)
                 stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
-                for hook in (
-                    each.optimizer.register_step_pre_hook(self._before_step),
-                    each.optimizer.register_step_post_hook(self._after_step),
-                ):
-                    stack.callback(hook.remove)
+                stack.callback(each.optimizer.register_step_pre_hook(self._refuse_alone).remove)
             yield
 
     def _relay(self, call: Callable[..., Any], owner: str | int, method: str) -> Callable[..., Any]:
@@ -84,13 +71,18 @@ class ManualOptimization:
                 return call(*args, **kwargs)
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
-            self._run.lead(RelayedCall(owner, method, refs, named))
-            with self._run.control.together(), self._groups(method):
-                result = call(*args, **kwargs)
-            self._run.leader_state.look_again()
-            return result
+            with self._together(RelayedCall(owner, method, refs, named)), self._groups(method):
+                return call(*args, **kwargs)
 
         return relayed
+
+    @contextlib.contextmanager
+    def _together(self, message: Any) -> Iterator[None]:
+        """The other ranks, who are told, do what the body does."""
+        self._run.lead(message)
+        with self._run.control.together():
+            yield
+        self._run.leader_state.look_again()
 
     def _groups(self, method: str) -> contextlib.AbstractContextManager[None]:
         """Toggling sees the groups of one device: what it freezes shows on every rank."""
@@ -98,9 +90,7 @@ class ManualOptimization:
 
     def _reference(self, value: Any) -> Any:
         plain = value.optimizer if isinstance(value, LightningOptimizer) else value
-        if isinstance(plain, Optimizer):
-            return OptimizerRef(self._index(plain))
-        return value
+        return OptimizerRef(self._index(plain)) if isinstance(plain, Optimizer) else value
 
     def _index(self, optimizer: Optimizer) -> int:
         for index, known in enumerate(self._wrapped):
@@ -114,18 +104,23 @@ class ManualOptimization:
     @contextlib.contextmanager
     def step(
         self, optimizer: Optimizer, closure: Callable[[], Any], arguments: dict[str, Any]
-    ) -> Iterator[Callable[[], Any]]:
-        """The body steps Lightning's wrapper of an optimizer, with the closure yielded."""
+    ) -> Iterator[None]:
+        """The body steps an optimizer.
+
+        Raises:
+            NotImplementedError: the user gave a closure.
+        """
         if self._is_everywhere:
-            yield closure
+            yield
             return
-        has_closure = closure is not do_nothing_closure
-        self._run.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
-        if has_closure:
-            closure = self._told(closure)
-        with self._run.control.together():
-            yield closure
-        self._run.leader_state.look_again()
+        if closure is not do_nothing_closure:
+            raise NotImplementedError(
+                "optimizer.step(closure=...) in manual optimization: the closure would run on rank "
+                "0 in the midst of a step of all ranks; go backward first (self.manual_backward), "
+                "then call optimizer.step()"
+            )
+        with self._together(RelayedCall(self._index(optimizer), "step", (), arguments)):
+            yield
 
     @contextlib.contextmanager
     def backward(self, loss: Tensor) -> Iterator[Tensor]:
@@ -137,62 +132,33 @@ class ManualOptimization:
         with self._run.control.together():
             yield led_backward(loss, self._run)
 
-    def _told(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, which user code of rank 0 is again, and whose end is told."""
-        name = self._run.control.alone_in
-        assert name is not None
-
-        def told() -> Any:
-            with self._run.control.alone(name):
-                result = closure()
-            self._run.lead(ClosureEnd())
-            return result
-
-        return told
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """A step of an optimizer itself, without Lightning's wrapper."""
-        if self._is_everywhere:
-            return None
-        closure = kwargs.pop("closure", None) or (args[1] if len(args) > 1 else None)
-        message = OptimizerStep(self._index(optimizer), False, closure is not None, dict(kwargs))
-        self._run.lead(message)
-        if closure is not None:
-            kwargs["closure"] = self._told(closure)
-        return args[:1], kwargs
-
-    def _after_step(self, *_: Any) -> None:
-        self._run.leader_state.look_again()
+    def _refuse_alone(self, *_: Any) -> None:
+        """Before any step of an optimizer, also one that Lightning's wrapper does not see."""
+        if not self._is_everywhere:
+            raise NotImplementedError(
+                "an optimizer of torch steps by itself, of which other ranks do not hear; step "
+                "Lightning's: self.optimizers(), without use_pl_optimizer=False"
+            )
 
     # Other ranks -----------------------------------------------------------------------------
 
     def follow(self, message: Any) -> None:
         """Other ranks: does what rank 0 does."""
-        match message:
-            case ManualBackward():
-                loss = self._follower.loss(self._run.on_device(message.loss))
-                self._run.module.manual_backward(loss)
-            case OptimizerStep():
-                wrapped = self._wrapped[message.optimizer]
-                optimizer: Any = wrapped if message.is_wrapped else wrapped.optimizer
-                arguments = dict(message.arguments)
-                if message.has_closure:
-                    arguments["closure"] = partial(
-                        self._follower.until, ClosureEnd, doing="closure"
-                    )
-                optimizer.step(**arguments)
-            case RelayedCall():
-                owner: Any = (
-                    self._wrapped[message.owner].optimizer
-                    if isinstance(message.owner, int)
-                    else self._run.module.get_submodule(message.owner)
-                )
-                args = map(self._resolved, message.args)
-                kwargs = {key: self._resolved(value) for key, value in message.kwargs.items()}
-                with self._groups(message.method):
-                    getattr(owner, message.method)(*args, **kwargs)
-            case _:
-                raise RuntimeError(f"rank 0 told {message!r}, which nothing here answers to")
+        if isinstance(message, ManualBackward):
+            loss = self._follower.loss(self._run.on_device(message.loss))
+            self._run.module.manual_backward(loss)
+            return
+        assert isinstance(message, RelayedCall), message
+        owner: Any
+        if isinstance(message.owner, str):
+            owner = self._run.module.get_submodule(message.owner)
+        else:  # Lightning's wrapper counts steps
+            wrapped = self._wrapped[message.owner]
+            owner = wrapped if message.method == "step" else wrapped.optimizer
+        args = map(self._resolved, message.args)
+        kwargs = {key: self._resolved(value) for key, value in message.kwargs.items()}
+        with self._groups(message.method):
+            getattr(owner, message.method)(*args, **kwargs)
 
     def _resolved(self, value: Any) -> Any:
         return self._wrapped[value.index] if isinstance(value, OptimizerRef) else value

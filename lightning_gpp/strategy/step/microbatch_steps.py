@@ -9,11 +9,16 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rollback import Generators, rollback
+from lightning_gpp.capture.checks.rollback import random_state, rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
+from lightning_gpp.strategy.cutting.cutting import (
+    CannotJoinError,
+    Values,
+    input_slices,
+    join_values,
+)
 from lightning_gpp.strategy.cutting.microbatches import batch_size, copy_tensors, cut_batch
-from lightning_gpp.strategy.logging.logs import LedLog, recording
+from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch
@@ -21,7 +26,8 @@ from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.cut_checks import why_not_cut
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
 from lightning_gpp.strategy.step.suspended_steps import (
-    MicrobatchBoundary,
+    OpenStep,
+    OpenSteps,
     Step,
     SuspendedSteps,
     microbatch_loss,
@@ -71,29 +77,36 @@ class MicrobatchSteps(SuspendedSteps):
         units = run.unit_sizes(num_samples)
         run.show_state(len(units))
         sizes = run.built.step_sizes(units)
-        boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
+        parts = zip(cut_batch(batch, sizes), sizes, strict=True)
+        steps = [self._open(step, part, size) for part, size in parts]
+        boundary = OpenSteps(run)
+        boundary.steps, boundary.total = dict(enumerate(steps)), num_samples
         pairs: list[int] = []
         is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
-        if min(sizes) > 0 and len(units) > 1 and not run.is_shape_only:
+        if min(sizes) > 0 and len(units) > 1:
             dims = run.built.captured.graph.batch_dims
             pairs = self._looked_at.pairs(batch, units if is_once else sizes)
             if not is_once:
                 boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
-        with run.control.alone(name), run.leader_state.watching(name), boundary.active():
-            boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
-            minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
-            run.lead(minibatch)
-            stash = run.built.train(minibatch, boundary)
-            for seen in boundary.seen:
-                is_off = self._is_off(step, batch, boundary, seen)
-                why = "its gradients at the outputs of the forward are others" if is_off else None
-                _refuse(why or self._why_not_cut(boundary, units, seen.used))
-            if pairs and is_once:
-                _refuse(self._why_not_cut(boundary, units, None))
-        return self._returned(boundary, batch, stash)
+        with run.control.alone(name), run.leader_state.watching(name), boundary.intercepting():
+            try:
+                boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
+                minibatch = Minibatch(units, steps[0].needs, boundary.loss_scale)
+                run.lead(minibatch)
+                stash = run.built.train(minibatch, boundary)
+                for seen in boundary.seen:
+                    first, second = seen.pair
+                    is_off = self._is_off(step, batch, [steps[first], steps[second]], seen)
+                    why = "its gradients at the outputs of the forward are others"
+                    _refuse(why if is_off else self._why_not_cut(steps, units, seen.used))
+                if pairs and is_once:
+                    _refuse(self._why_not_cut(steps, units, None))
+            finally:
+                boundary.abandon()
+        return self._returned(steps, batch, stash)
 
     def _is_off(
-        self, step: Step, batch: Any, boundary: MicrobatchBoundary, seen: OutputGradients
+        self, step: Step, batch: Any, pair: Sequence[OpenStep], seen: OutputGradients
     ) -> bool:
         """Whether two micro-batches' losses show that they are not that of the step on both."""
         run, captured = self._run, self._run.built.captured
@@ -101,40 +114,59 @@ class MicrobatchSteps(SuspendedSteps):
 
         def loss_of_both(outputs: Values) -> Tensor:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                if not boundary.is_call_of(captured.inputs(args, kwargs), seen.pair):
+                # Of graphs the numbers of vertices are counted anew.
+                if not captured.takes_graphs and not _are_equal(
+                    captured.inputs(args, kwargs), self._inputs(pair)
+                ):
                     raise CannotCompareError
                 return captured.output(outputs)
 
             with instance_attribute(run.target, "forward", forward):
                 return microbatch_loss(step(copy_tensors(both)))
 
-        generators = Generators(run.device)
+        before = random_state(run.device)
         try:
             with (
                 run.leader_state.preserved(),
                 rollback(run.module),
-                recording(run.module, LedLog(run.module, makes_calls=False)),
+                recording(run.module, lambda *args, **kwargs: None),
                 torch.enable_grad(),
             ):
                 try:
                     is_off = seen.difference(loss_of_both) > 1
                 finally:
-                    if not self._has_drawn and generators.have_drawn():
+                    if not (self._has_drawn or torch.equal(before, random_state(run.device))):
                         self._has_drawn = True
                         rank_zero_warn(DRAWS)
                 return is_off and not seen.is_random(loss_of_both)
         except (CannotCompareError, CannotJoinError):
             return False  # the forward is tried
 
+    def _inputs(self, steps: Sequence[OpenStep]) -> Values | None:
+        """The joined arguments of some steps' forwards; None where they cannot be joined."""
+        dims = self._run.built.captured.graph.batch_dims
+        try:
+            return join_values([each.inputs() for each in steps], dims, [s.size for s in steps])
+        except CannotJoinError:
+            return None
+
     def _why_not_cut(
-        self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str] | None
+        self, steps: Sequence[OpenStep], units: Sequence[int], used: frozenset[str] | None
     ) -> str | None:
         """Why the forward must not be cut, as a few samples show; None if they do not."""
         run, captured = self._run, self._run.built.captured
-        inputs = None if captured.takes_graphs else boundary.inputs()
+        inputs = None if captured.takes_graphs else self._inputs(steps)
         if inputs is None or input_slices(captured, inputs, units) is None:
             return None
         return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
+
+
+def _are_equal(inputs: Mapping[str, Tensor], others: Values | None) -> bool:
+    return (
+        others is not None
+        and inputs.keys() == others.keys()
+        and all(torch.equal(tensor, others[name]) for name, tensor in inputs.items())
+    )
 
 
 def _refuse(why_not: str | None) -> None:

@@ -1,20 +1,20 @@
 """The user's step in the midst of a schedule: a call per micro-batch, suspended at its forward.
 
 Schedules that save memory (1F1B) begin the backward of a micro-batch before the forward of others,
-so the user's step has to run for every micro-batch, in the middle of the schedule.
+so the user's step has to run for every micro-batch, in the middle of the schedule. Where the
+pipeline does not drain, the steps of several mini-batches are open at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torchmetrics import Metric
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import OtherFormError
@@ -23,78 +23,125 @@ from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
-from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.forms import use_form_of
-from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording, replay
+from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
-from lightning_gpp.strategy.step.loss_check import OutputGradients
+from lightning_gpp.strategy.step.loss_check import OutputGradients, each_apart
 
 Step = Callable[[Any], Any]
 
 _OR_ONCE = "or use schedule='gpipe', which runs the step once on the whole batch"
 
 
-class MicrobatchBoundary(Boundary):
-    """Runs the user's step for every micro-batch and joins it to the pipeline.
+class OpenStep(SuspendedCall):
+    """The user's step on one batch or micro-batch.
 
     Args:
         run: of this rank.
-        step: the user's step with everything bound but the batch.
-        microbatches: the batches to call it with.
-        sizes: samples of each.
-        threads: where the steps run.
+        call: the step.
+        size: samples.
+        threads: where it runs.
 
     Attributes:
+        logged: its calls of ``self.log`` so far.
+        result: what it returned, without the graph, which would keep what the last stage read.
+    """
+
+    def __init__(
+        self, run: PipelinedRun, call: Callable[[], Any], size: int, threads: StepThreads
+    ) -> None:
+        super().__init__(call, threads)
+        self._run, self.size = run, size
+        self.logged: list[LogCall] = []
+        self.result: Any = None
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What it calls the pipelined forward with; runs it up to there.
+
+        Raises:
+            RuntimeError: it does not call it.
+        """
+        arguments = self.start()
+        if not self.is_paused:
+            raise RuntimeError(
+                "training_step returned without calling the pipelined forward of "
+                f"{type(self._run.target).__name__}. With the schedule '1f1b' it has to call "
+                "it (self(...)); name the sub-module that it calls (GraphPipeStrategy("
+                f"module='...')), {_OR_ONCE}"
+            )
+        return arguments  # type: ignore[no-any-return]
+
+    def inputs(self) -> Mapping[str, Tensor]:
+        """The arguments by value name."""
+        return self._run.built.captured.inputs(*self.arguments)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The arguments that need a gradient, which is the same for all steps of a mini-batch."""
+        return frozenset(name for name, tensor in self.inputs().items() if tensor.requires_grad)
+
+    def finish(self, outputs: Mapping[str, Any]) -> Tensor:
+        """Goes on with it; returns its loss."""
+        result = self.resume(self._run.built.captured.output(outputs))
+        if self.is_paused:
+            raise RuntimeError(
+                "training_step called the pipelined forward a second time. With the schedule "
+                f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR_ONCE}"
+            )
+        self.result = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        return microbatch_loss(result)
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Stands in for ``self.log``.
+
+        Raises:
+            NotImplementedError: a metric is logged for every step.
+        """
+        call = noted(self._run.module, name, value, args, kwargs)
+        if isinstance(value, Metric) and call.kwargs.get("on_step") in (None, True):
+            raise NotImplementedError(
+                f"self.log({name!r}, metric) on every step: with the schedule '1f1b' a metric "
+                "sees one micro-batch at a time, so its value is not that of the batch. Log it "
+                "with on_step=False, on_epoch=True, or use schedule='gpipe'."
+            )
+        self.logged.append(call)
+
+
+class OpenSteps(Boundary):
+    """Rank 0: joins steps to the pipeline.
+
+    Args:
+        run: of this rank.
+
+    Attributes:
+        steps: by the number of their micro-batch.
+        total: samples by which losses are weighted; 0 where every step is a mini-batch of its own.
         loss_scale: what losses are multiplied by before they go backward.
         seen: notes what the losses are differentiated to, where they are looked at.
     """
 
-    def __init__(
-        self,
-        run: PipelinedRun,
-        step: Step,
-        microbatches: Sequence[Any],
-        sizes: Sequence[int],
-        threads: StepThreads,
-    ) -> None:
-        self.seen: Sequence[OutputGradients] = ()
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+        self.steps: dict[int, OpenStep] = {}
+        self.total = 0
         self.loss_scale = 1.0
-        self._run, self._sizes = run, sizes
-        self._autocast = Autocast.current(run.device)
-        self._log = MicrobatchLog(run.module)
-        self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
-        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._results: dict[int, Any] = {}
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """While the pipeline runs: steps meet it, and none is left suspended afterwards."""
-        try:
-            with self.intercepting():
-                yield
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Ends steps that are suspended."""
-        for step in self._steps:
-            step.abandon()
+        self.seen: Sequence[OutputGradients] = ()
 
     @contextlib.contextmanager
     def intercepting(self) -> Iterator[None]:
         """Intercepts the forward and ``self.log`` of steps that run in the body."""
         target, device = self._run.target, self._run.device
-        forward = target.forward
+        forward, dtype = target.forward, Autocast.current(device).dtype_in_use
 
-        @functools.wraps(forward)
         def pause(*args: Any, **kwargs: Any) -> Any:
             if (call := running_call()) is None:
                 return forward(*args, **kwargs)
-            if Autocast.current(device).dtype_in_use != self._autocast.dtype_in_use:
+            if Autocast.current(device).dtype_in_use != dtype:
                 raise NotImplementedError(
                     "the pipelined forward was called under another torch.autocast than the "
                     "Trainer's precision has, which would not reach its stages with the schedule "
@@ -102,93 +149,38 @@ class MicrobatchBoundary(Boundary):
                 )
             return call.ask((args, kwargs))
 
+        def log(*args: Any, **kwargs: Any) -> None:
+            step = running_call()
+            assert isinstance(step, OpenStep), "user code runs in steps alone"
+            step.log(*args, **kwargs)
+
         with (
             instance_attribute(target, "forward", pause),
-            recording(self._run.module, self._log),
+            recording(self._run.module, log),
         ):
             yield
 
-    def call(self, microbatch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the step of a micro-batch calls the pipelined forward with; runs it up to there.
-
-        Raises:
-            RuntimeError: it does not call it.
-        """
-        if microbatch not in self._calls:
-            self._log.size = self._sizes[microbatch]
-            arguments = self._steps[microbatch].start()
-            if not self._steps[microbatch].is_paused:
-                raise RuntimeError(
-                    "training_step returned without calling the pipelined forward of "
-                    f"{type(self._run.target).__name__}. With the schedule '1f1b' it has to call "
-                    "it (self(...)); name the sub-module that it calls (GraphPipeStrategy("
-                    f"module='...')), {_OR_ONCE}"
-                )
-            self._calls[microbatch] = arguments
-        return self._calls[microbatch]
-
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
-        """The arguments of the pipelined forward, by value name."""
-        return self._run.built.captured.inputs(*self.call(microbatch))
-
-    def inputs(self, microbatches: Sequence[int] | None = None) -> Values | None:
-        """The joined arguments of some micro-batches' forwards; None where they cannot be joined.
-
-        Args:
-            microbatches: their numbers; all by default.
-        """
-        numbers = range(len(self._sizes)) if microbatches is None else microbatches
-        sizes = [self._sizes[number] for number in numbers]
-        dims = self._run.built.captured.graph.batch_dims
-        try:
-            return join_values([self.start(number) for number in numbers], dims, sizes)
-        except CannotJoinError:
-            return None
-
-    def is_call_of(self, inputs: Mapping[str, Tensor], microbatches: Sequence[int]) -> bool:
-        """Whether these arguments are those of some micro-batches' forwards, one after the other.
-
-        Batches of graphs are taken for that: their numbers of vertices are counted anew.
-        """
-        if self._run.built.captured.takes_graphs:
-            return True
-        joined = self.inputs(microbatches)
-        return (
-            joined is not None
-            and inputs.keys() == joined.keys()
-            and all(torch.equal(tensor, joined[name]) for name, tensor in inputs.items())
-        )
-
-    def needs(self) -> frozenset[str]:
-        """The arguments that need a gradient, which is the same for all micro-batches."""
-        return frozenset(name for name, tensor in self.start(0).items() if tensor.requires_grad)
+        """The arguments of its forward; its step runs up to there."""
+        return self.steps[microbatch].inputs()
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
-        """Goes on with the step; returns its loss times the share of its samples, scaled."""
-        size, total = self._sizes[microbatch], sum(self._sizes)
-        self._log.size = size
-        result = self._steps[microbatch].resume(self._run.built.captured.output(outputs))
-        if self._steps[microbatch].is_paused:
-            raise RuntimeError(
-                "training_step called the pipelined forward a second time. With the schedule "
-                f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR_ONCE}"
-            )
-        # A result with its graph would keep what the last stage read and its gradients.
-        self._results[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, result)
-        loss = microbatch_loss(result, is_shape_only=self._run.is_shape_only)
-        loss = loss * (size / total) if total else loss
+        """Goes on with its step; returns its loss times the share of its samples, scaled."""
+        step = self.steps[microbatch]
+        if self.seen:
+            outputs = each_apart(outputs)
+        loss = step.finish(outputs)
+        if self.total:
+            loss = loss * (step.size / self.total)
         for seen in self.seen:
             seen.take(microbatch, outputs, loss)
         return loss if self.loss_scale == 1 else loss * self.loss_scale
 
-    def result(self) -> Any:
-        """What the step returns for the whole mini-batch, gradients cut off."""
-        results = [self._results[index] for index in range(len(self._sizes))]
-        return combine_results(results, self._sizes)
-
-    def log_calls(self, batch: Any) -> list[LogCall]:
-        """The step's ``self.log`` calls, joined over the micro-batches of this mini-batch."""
-        return self._log.calls(batch)
+    def abandon(self) -> None:
+        """Ends steps that wait for their outputs."""
+        for step in self.steps.values():
+            step.abandon()
+        self.steps.clear()
 
 
 class SuspendedSteps:
@@ -215,10 +207,8 @@ class SuspendedSteps:
 
         return step
 
-    def _boundary(
-        self, step: Step, parts: Sequence[Any], sizes: Sequence[int]
-    ) -> MicrobatchBoundary:
-        return MicrobatchBoundary(self._run, step, parts, sizes, self._threads)
+    def _open(self, step: Step, batch: Any, size: int) -> OpenStep:
+        return OpenStep(self._run, partial(step, batch), size, self._threads)
 
     def _build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
         """Builds the pipeline of the step's call; its first micro-batch runs up to its forward.
@@ -227,16 +217,17 @@ class SuspendedSteps:
         """
         run = self._run
         units = run.unit_sizes(num_samples)
-        boundary = self._boundary(step, cut_batch(copy_tensors(batch), units), units)
+        first = self._open(step, cut_batch(copy_tensors(batch), units)[0], units[0])
         with (
             run.control.alone(name),
             run.leader_state.preserved(),
             rollback(run.module),
-            boundary.active(),
+            OpenSteps(run).intercepting(),
         ):
             try:
-                arguments = boundary.call(0)
+                arguments = first.arguments
             finally:
+                first.abandon()
                 run.stop_early_modules()  # before buffers are put back
         example = Example(*arguments, num_samples, len(units))
         if run.pipeline is not None:
@@ -250,15 +241,16 @@ class SuspendedSteps:
         with autocast.while_building(run.device):
             run.build(example)
 
-    def _returned(self, boundary: MicrobatchBoundary, batch: Any, stash: GradientStash) -> Any:
-        """What a step returns that is over, as is its backward; the others know it, too.
+    def _returned(self, steps: Sequence[OpenStep], batch: Any, stash: GradientStash) -> Any:
+        """What a step returns whose backward is over; the others know it, too.
 
         Args:
-            boundary: of the step.
-            batch: its batch.
+            steps: those that are over.
+            batch: of all of them.
             stash: the gradients, which the backward of the returned loss hands out.
         """
-        result, calls = boundary.result(), boundary.log_calls(batch)
+        result = combine_results([step.result for step in steps], [step.size for step in steps])
+        calls = joined_calls([(call, step.size) for step in steps for call in step.logged], batch)
         replay(self._run.module, calls)
         value = loss_in(result)
         self._run.lead_end(calls, value)
@@ -279,9 +271,9 @@ def with_loss(result: Any, loss: Tensor) -> Any:
     return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
 
-def check_is_here(loss: Tensor, *, is_shape_only: bool) -> None:
+def check_is_here(loss: Tensor) -> None:
     """Raises RuntimeError, with the remedy, where a loss depends on what other ranks hold."""
-    if loss.is_meta and not is_shape_only:
+    if loss.is_meta:
         raise RuntimeError(
             "the loss depends on parameters that another rank holds (a penalty over "
             "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "
@@ -289,7 +281,7 @@ def check_is_here(loss: Tensor, *, is_shape_only: bool) -> None:
         )
 
 
-def microbatch_loss(result: Any, *, is_shape_only: bool = False) -> Tensor:
+def microbatch_loss(result: Any) -> Tensor:
     """The loss that a step returned for a micro-batch, which its backward can start from.
 
     Raises:
@@ -301,7 +293,7 @@ def microbatch_loss(result: Any, *, is_shape_only: bool = False) -> Tensor:
             f"training_step returned {type(result).__name__} for a micro-batch; with the schedule "
             f"'1f1b' it has to return a loss tensor or a dict with the key 'loss', {_OR_ONCE}"
         )
-    check_is_here(loss, is_shape_only=is_shape_only)
+    check_is_here(loss)
     if loss.numel() != 1:
         raise ValueError(
             f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"

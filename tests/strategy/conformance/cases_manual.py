@@ -110,33 +110,6 @@ class ClippingModule(ManualModule):
         )
 
 
-class ClosureModule(ManualModule):
-    """The optimizer calls forward and backward."""
-
-    def optimize(self, optimizer: Any, batch: Any, batch_idx: int) -> Tensor:
-        found: list[Tensor] = []
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(batch)
-            self.manual_backward(loss)
-            found.append(loss)
-            return loss
-
-        optimizer.step(closure=closure)
-        assert len(found) == 1
-        return found[0]
-
-
-class RawModule(ManualModule):
-    """Steps the optimizer itself, past Lightning, which counts no steps then."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        assert type(optimizer) is torch.optim.SGD
-        self.log("train_loss", self.optimize(optimizer, batch, batch_idx))
-
-
 class TwoLossesModule(ManualModule):
     """Two backwards through one call, which keeps its graph for the second."""
 
@@ -226,8 +199,6 @@ CASES = [
     odd("none to four steps per batch", RestlessModule),
     odd("clipped by norm", lambda: ClippingModule("norm", 0.05)),
     odd("clipped by value", lambda: ClippingModule("value", 0.005)),
-    odd("closure", ClosureModule),
-    odd("optimizers of torch", RawModule),
     odd("two losses of one call", TwoLossesModule),
     odd("two losses of two calls", TwoCallsModule),
     odd("schedulers in the step", lambda: ScheduledModule(in_hook=False)),

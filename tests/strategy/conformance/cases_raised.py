@@ -67,32 +67,19 @@ class RaisingAfterForward(CaseModule):
 
 
 class RaisingByHand(CaseModule):
-    """Optimizes by hand; raises in a closure or between backward and step.
+    """Optimizes by hand; raises between backward and step."""
 
-    Args:
-        in_closure: which.
-    """
-
-    def __init__(self, in_closure: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.once, self.in_closure = Once(), in_closure
+        self.once = Once()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(batch)
-            self.manual_backward(loss)
-            self.once()
-            return loss
-
-        if self.in_closure:
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        self.once()
+        optimizer.step()
 
 
 class RaisingCallback(lp.Callback):
@@ -209,8 +196,7 @@ CASES = (
             SavesInFolder("", filename="raised"),
         ],
     ),
-    raised("in a closure", lambda: RaisingByHand(in_closure=True)),
-    raised("before a step by hand", lambda: RaisingByHand(in_closure=False)),
+    raised("before a step by hand", RaisingByHand),
     raised("in the data", CaseModule, data=raising_data),
     raised(
         "while gradients are collected",

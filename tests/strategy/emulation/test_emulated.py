@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as lp
@@ -14,15 +11,13 @@ import torch
 from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_same_training, train_one_device
 from helpers.training import Result, Training, quiet, train
-from helpers.workers import WorkerError, WorkerPool
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from helpers.workers import WorkerPool
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
 from lightning_gpp.emulation.clock import EmulatedStep, Slip
 from lightning_gpp.emulation.report import emulation_report
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.refusals import SHAPE_ONLY, refuse_callbacks
 
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
 PLAN = [TOWERS, TOP]
@@ -71,8 +66,6 @@ def test_options_that_make_no_sense() -> None:
         EmulatedAccelerator("sumit")
     with pytest.raises(ValueError, match="time_scale must be above 0, got 0"):
         EmulatedAccelerator(time_scale=0)
-    with pytest.raises(ValueError, match="tensors='shapes'; known: real, shape_only"):
-        EmulatedAccelerator(tensors="shapes")  # type: ignore[arg-type]
 
 
 def test_other_strategies_are_refused() -> None:
@@ -83,13 +76,6 @@ def test_other_strategies_are_refused() -> None:
         trainer.fit(ExportableModel(), DataSpec(num_inputs=2).loader())
 
 
-@pytest.mark.parametrize("callback", [ModelCheckpoint(), EarlyStopping("val_loss")])
-def test_shapes_decide_nothing(callback: lp.Callback) -> None:
-    trainer: Any = SimpleNamespace(callbacks=[lp.Callback(), callback])
-    with pytest.raises(NotImplementedError, match=f"{type(callback).__name__} has no .*shape_only"):
-        refuse_callbacks(trainer, SHAPE_ONLY)
-
-
 # Training ----------------------------------------------------------------------------------------
 
 
@@ -97,10 +83,6 @@ def emulated(training: Training, num_devices: int, **options: Any) -> Training:
     accelerator = EmulatedAccelerator(abaci(num_devices), **options)
     trainer = {**training.trainer, "accelerator": accelerator, "devices": num_devices}
     return dataclasses.replace(training, trainer=trainer)
-
-
-def shapes_of(training: Training, num_devices: int) -> Training:
-    return emulated(training, num_devices, tensors="shape_only")
 
 
 def train_and_report(
@@ -148,47 +130,6 @@ def check_pace(numbers: dict[str, float], timeline: Timeline) -> None:
     most_s = predicted_s * (1 + 1e-6) + timeline.num_ranks * slip_s
     assert numbers["emulated_step_s"] <= most_s
     assert timeline.source == "emulated" and timeline.step_s > 0.5 * predicted_s
-
-
-def test_shapes_train_without_numbers(pool: WorkerPool, tmp_path: Path) -> None:
-    """Replicas, clipping, validation, logs; the trace is written."""
-    training = dataclasses.replace(TRAINING, trainer={"gradient_clip_val": 0.5})
-    strategy = {"plan": REPLICAS, "num_microbatches": 2}
-    ranks = pool.run(train_and_report, shapes_of(training, 3), strategy, 3, num_ranks=3)
-    result, timelines = ranks[0]
-    numbers = {name: result.final_metrics.pop(name) for name in REPORTED}
-    check_pace(numbers, timelines[2])
-    assert result.global_step == 5 and not result.weights
-    assert all(value != value for value in result.final_metrics.values())
-    assert json.loads(Path("trace.json").read_text())["traceEvents"]
-
-
-def huge() -> Any:
-    with torch.device("meta"):
-        return ExportableModel(hidden=1 << 20)
-
-
-def test_models_larger_than_memory(pool: WorkerPool) -> None:
-    """A layer of 16 TB."""
-    training = shapes_of(dataclasses.replace(TRAINING, build=huge, num_steps=2, validate=False), 2)
-    results = pool.run(train, training, {"plan": PLAN}, 2, num_ranks=2)
-    assert results[0].global_step == 2
-    assert results[0].final_metrics["emulated_step_s"] > 1e6
-
-
-def test_a_step_that_needs_numbers_says_why_there_are_none(pool: WorkerPool) -> None:
-    training = shapes_of(dataclasses.replace(TRAINING, build=Curious), 1)
-    with pytest.raises(WorkerError, match=r'emulated with tensors="shape_only": .* no numbers'):
-        pool.run(train, training, {"plan": [[*TOWERS, *TOP]]}, 1, num_ranks=1)
-
-
-class Curious(ExportableModel):
-    """Looks at its loss."""
-
-    def step_loss(self, batch: Any) -> Any:
-        loss, outputs = super().step_loss(batch)
-        assert loss.item() < 1e9
-        return loss, outputs
 
 
 # The report --------------------------------------------------------------------------------------

@@ -57,6 +57,12 @@ def test_a_mean_is_none(pool: WorkerPool, build: Any, data: DataSpec) -> None:
     assert_equal_training(pool, training, num_ranks=2, **STRATEGY)
 
 
+def test_an_output_that_nobody_uses_says_nothing(pool: WorkerPool) -> None:
+    training = Training(losses.PerSampleTower, DATA, num_steps=3, validate=False)
+    plan = [["first"], ["head"]]
+    assert_equal_training(pool, training, num_ranks=2, plan=plan, **STRATEGY)
+
+
 @pytest.mark.parametrize(("build", "num_lines"), [(losses.TouchedTower, 1), (losses.Tower, 0)])
 def test_samples_that_touch_each_other_below_rounding(
     pool: WorkerPool, build: Any, num_lines: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from weakref import ref
 
 import lightning.pytorch as lp
 import pytest
@@ -14,7 +14,9 @@ import torchmetrics
 from torch import Tensor, nn
 
 from lightning_gpp.runtime.suspend import StepThreads
-from lightning_gpp.strategy.step.suspended_steps import MicrobatchBoundary
+from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.logging.logs import joined_calls
+from lightning_gpp.strategy.step.suspended_steps import OpenStep, OpenSteps
 
 Step = Callable[[lp.LightningModule, Tensor], Any]
 
@@ -38,7 +40,7 @@ def threads() -> Iterator[StepThreads]:
     found.close()
 
 
-def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> MicrobatchBoundary:
+def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> Any:
     """All steps up to the forward, then on to their ends, as a schedule with two in flight does."""
     module = Doubling()
     batch = torch.arange(float(sum(sizes)))
@@ -50,24 +52,25 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> Mi
         module=module,
         target=module,
         device=device,
-        is_shape_only=False,
         built=SimpleNamespace(captured=captured),
     )
-    boundary = MicrobatchBoundary(
-        of_rank, lambda part: step(module, part), batch.split(sizes), sizes, threads
-    )
-    with boundary.active():
-        started = [boundary.start(index)["x"] for index in range(len(sizes))]
-        read = [x.clone().requires_grad_() for x in started]
-        losses = [
-            boundary.finish(index, {"y": 2 * x * module.weight}) for index, x in enumerate(read)
-        ]
+    parts = zip(batch.split(sizes), sizes, strict=True)
+    steps = [OpenStep(of_rank, partial(step, module, part), size, threads) for part, size in parts]
+    boundary = OpenSteps(of_rank)
+    boundary.steps, boundary.total = dict(enumerate(steps)), sum(sizes)
+    try:
+        with boundary.intercepting():
+            started = [boundary.start(index)["x"] for index in range(len(sizes))]
+            read = [x.clone().requires_grad_() for x in started]
+            losses = [
+                boundary.finish(index, {"y": 2 * x * module.weight}) for index, x in enumerate(read)
+            ]
+    finally:
+        boundary.abandon()
     assert "forward" not in vars(module) and "log" not in vars(module)
     torch.stack(losses).sum().backward()
     assert module.weight.grad is not None
-    boundary.slope = float(module.weight.grad)  # type: ignore[attr-defined]
-    boundary.read = [ref(x) for x in read]  # type: ignore[attr-defined]
-    return boundary
+    return SimpleNamespace(steps=steps, slope=float(module.weight.grad))
 
 
 def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads) -> None:
@@ -77,12 +80,14 @@ def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads)
         module.log("sum", loss, reduce_fx="sum", on_epoch=True)
         return {"loss": loss, "rows": x}
 
-    boundary = run(threads, step)
+    found = run(threads, step)
     whole = (4 + 16 + 36) / 3
-    assert boundary.slope == pytest.approx(2 * whole)  # type: ignore[attr-defined]
-    result = boundary.result()
+    assert found.slope == pytest.approx(2 * whole)
+    results = [step.result for step in found.steps]
+    result = combine_results(results, [2, 1])
     assert float(result["loss"]) == pytest.approx(whole) and result["rows"].tolist() == [0, 1, 2]
-    calls = boundary.log_calls(torch.arange(3.0))
+    logged_calls = [(call, each.size) for each in found.steps for call in each.logged]
+    calls = joined_calls(logged_calls, torch.arange(3.0))
     logged = {call.name: float(call.value) for call in calls}  # type: ignore[arg-type]
     assert logged == {"loss": pytest.approx(whole), "sum": pytest.approx(10 + 36)}
     assert {call.kwargs["batch_size"] for call in calls} == {3}

@@ -124,6 +124,16 @@ def test_changing_weights_on_rank_0_is_refused(
         assert "on_train_batch_end changed the" in text and f"'{name}'" in text
 
 
+@pytest.mark.parametrize(
+    ("has_closure", "expected"), [(True, "go backward first"), (False, "steps by itself")]
+)
+def test_optimizing_by_hand_as_others_cannot_is_refused(
+    pool: WorkerPool, has_closure: bool, expected: str
+) -> None:
+    for text in errors(pool, partial(users.ByHandModel, has_closure)):
+        assert expected in text
+
+
 def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
     results = equal(pool, partial(users.ClampingModel, "offset"))
     assert float(results[0].weights["offset"].max()) == pytest.approx(0.1)

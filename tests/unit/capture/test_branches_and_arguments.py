@@ -150,7 +150,9 @@ def test_arguments_that_are_no_tensors_are_frozen_and_checked() -> None:
     assert captured.inputs((x,), {"twice": True, "mask": None}) == {"x": x}
     with pytest.raises(ValueError, match=r"argument 'twice' was True .* got False: call it alike"):
         captured.inputs((x, False), {})
-    with pytest.raises(ValueError, match=r"argument 'p' was 1\.0 .* got 0\.5: pass .* as a tensor"):
+    with pytest.raises(
+        ValueError, match=r"argument 'p' was 1\.0 .* got 0\.5: .* pass what changes as a tensor"
+    ):
         captured.inputs((x, True, None, 0.5), {})
     with pytest.raises(ValueError, match=r"'mask' was None .* got a tensor"):
         captured.inputs((x, True, x), {})

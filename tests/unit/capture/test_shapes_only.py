@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,15 +21,13 @@ class Two(nn.Module):
         return self.head(self.norm(self.left(x).relu() + self.right(x)))
 
 
-def test_the_graph_is_that_of_real_tensors(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_graph_is_that_of_real_tensors() -> None:
     real = capture(Two(), (torch.ones(6, 4),)).graph
-    caplog.set_level(logging.INFO)
     shapes = capture(Two().to(META), (torch.ones(6, 4, device=META),)).graph
     assert [(o.name, o.inputs, o.parameters) for o in shapes.operators] == [
         (o.name, o.inputs, o.parameters) for o in real.operators
     ]
     assert [v.tensors for v in shapes.values.values()] == [v.tensors for v in real.values.values()]
-    assert "checked for shapes and types, not for values" in caplog.text
 
 
 def test_outputs_larger_than_any_memory() -> None:

@@ -43,8 +43,7 @@ def chunked(
 ) -> ChunkedModel:
     """A net that runs in chunks."""
     captured = capture(net, (x, edges), opened=mixing_methods(net))
-    flags = {name: True for name, _ in net.named_modules()}
-    return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
+    return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques)
 
 
 @pytest.mark.parametrize("num_ways", [1, 2])

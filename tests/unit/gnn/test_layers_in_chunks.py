@@ -90,7 +90,7 @@ def checked(module: nn.Module, *args: Tensor, num_chunks: int = 3) -> ChunkedMod
     tensors = captured.inputs(args, {})
     chunks = partition(args[1], len(args[0]), num_chunks)
     check_in_chunks(captured, tensors, chunks, flags(module))
-    return ChunkedModel(captured, tensors, chunks, Techniques(), flags(module))
+    return ChunkedModel(captured, tensors, chunks, Techniques())
 
 
 @st.composite
@@ -187,7 +187,7 @@ def test_arguments_that_change_in_place(what: str) -> None:
     }
     captured = capture(net, tuple(given.values()), opened=mixing_methods(net))
     chunks = partition(given["edge_index"], 12, 1)
-    model = ChunkedModel(captured, given, chunks, Techniques(), flags(net))
+    model = ChunkedModel(captured, given, chunks, Techniques())
     names = [operator.name for operator in model.graph]
     stage = model.stage(names, list(given), model.graph.outputs)
     for _ in range(2):

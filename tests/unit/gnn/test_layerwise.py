@@ -58,8 +58,8 @@ def test_layers_at_once_are_chunks_in_turn(
     edges, args = graph.edge_index, (graph.x, graph.edge_index)
     chunks = partition(edges, len(graph.x), NUM_CHUNKS)
     captured = capture(net, args, opened=mixing_methods(net))
-    inputs, flags = captured.inputs(args, {}), {name: True for name, _ in net.named_modules()}
-    model = ChunkedModel(captured, inputs, chunks, techniques, flags)
+    inputs = captured.inputs(args, {})
+    model = ChunkedModel(captured, inputs, chunks, techniques)
     stages = stages_of(model, 1)
     twin.stem = SparseStem(twin.stem, graph.x, nn.Identity())
     history = LayerwiseHistory.of(twin, edges, chunks, techniques)

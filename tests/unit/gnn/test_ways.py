@@ -30,8 +30,7 @@ def divided(
         parts = torch.arange(len(x)) % num_ways
     chunks = Chunks.of(parts, 1, edges, "by hand", num_ways)
     captured = capture(module, (x, edges), opened=mixing_methods(module))
-    flags = {name: True for name, _ in module.named_modules()}
-    return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, Techniques(), flags)
+    return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, Techniques())
 
 
 class OneLayer(nn.Module):
