@@ -61,7 +61,7 @@ def _step(case: Case) -> str:
         f"{number_text(case.samples_per_s)} samples/s; bubble {bubble}"
     )
     if in_a_row > 1:
-        text += f" (the mean of {in_a_row} that overlap; what follows is of all of them)"
+        text += f" (the mean of {in_a_row} that overlap; what follows is for all of them)"
     return f"{text}."
 
 
@@ -182,8 +182,8 @@ def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:
         for count in next(iter(columns.values()))
     ]
     title = (
-        "Speed-up against one device that hides nothing (samples per second; as many samples for "
-        "every device): the planner's plans, and pure data parallelism (S-SGD)."
+        "Speed-up against one device without overlap (samples per second, equally many samples "
+        "per device): the planner's plans, and data parallelism (S-SGD)."
     )
     notes = [wrapped(found["notes"], max_width)] if found["notes"] else []
     return "\n".join([wrapped([title], max_width), text_table(["devices", *columns], rows), *notes])

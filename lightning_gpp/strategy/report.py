@@ -63,9 +63,9 @@ def describe_planned(planned: Planned, settings: Settings, *, waits: bool = Fals
     earlier = "; uses measurements of earlier runs" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
-        f"Bottleneck: {stages_text([found.stage.id for found in pace])} ({devices_text(devices)}), by "
-        f"{evaluation.pacemaker.bound}. Peak memory: {bytes_text(fullest.memory_bytes)}{limit} on "
-        f"device {fullest.device}.",
+        f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
+        f"({devices_text(devices)}), by {evaluation.pacemaker.bound}. Peak memory: "
+        f"{bytes_text(fullest.memory_bytes)}{limit} on device {fullest.device}.",
         *notes[:1],
         f'For more: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
     )

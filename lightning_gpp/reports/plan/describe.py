@@ -248,3 +248,12 @@ def describe_graph(stages: StageGraph, num_of_plan: int, *, max_width: int = 100
         rows.append([str(depth), names[stage], fed.get(stage, ""), ", ".join(sent)])
     header = ["depth", "stage", "inputs", "sends to"]
     return text_table(header, rows, left=["sends to"], flexible="sends to", max_width=max_width)
+
+
+def does_not_fit(found: PlanEvaluation) -> str:
+    """Which device lacks memory, for a plan that is not feasible."""
+    device = max(found.devices, key=lambda d: d.memory_bytes - (d.limit_bytes or d.memory_bytes))
+    return (
+        f"device {device.device} needs {bytes_text(device.memory_bytes)} of "
+        f"{bytes_text(device.limit_bytes or 0)}"
+    )

@@ -238,7 +238,7 @@ class SpmdCalls(ForwardCalls):
             self._shares = program.shares
         elif parts and program.shares != self._shares:
             raise RuntimeError(
-                f"the planner dealt {program.shares} where parameters are dealt {self._shares}"
+                f"the planner chose the shares {program.shares}, but parameters have {self._shares}"
             )
         return program
 
@@ -264,7 +264,7 @@ class SpmdCalls(ForwardCalls):
             )
         if isinstance(self._planner, HapPlanner) and self._planner.is_data_parallel:
             raise ValueError(
-                "planner='data_parallel' deals the samples of a batch, which has fewer than "
+                "planner='data_parallel' divides the samples of a batch, which has fewer than "
                 f"{num}, or no operator can be divided along them. Use a larger batch, fewer "
                 "devices, or planner='hap'"
             )

@@ -80,7 +80,7 @@ def test_more_devices_than_rows(pool: WorkerPool) -> None:
 
 def test_more_devices_than_samples(pool: WorkerPool) -> None:
     training = Training(build, DataSpec(batch_size=1), num_steps=1, validate=False)
-    with pytest.raises(WorkerError, match=r"deals the samples.*has fewer than 2"):
+    with pytest.raises(WorkerError, match=r"divides the samples.*has fewer than 2"):
         train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy", planner="data_parallel")
 
 

@@ -6,19 +6,13 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import (
-    Plan,
     PlanRequest,
-    Stage,
     evaluate_plan,
     plan_request,
     resolve_plan,
 )
 from lightning_gpp.reports.plan.describe import (
     describe_plan,
-)
-from lightning_gpp.reports.plan.explain import (
-    describe_alternatives,
-    why_it_lost,
 )
 
 GRAPH = literal_graph(
@@ -94,43 +88,3 @@ def test_the_whole_text():
             2      2          3 (256 B)
             1      3
     """)
-
-
-REPLICAS = Plan(
-    (
-        Stage(0, ("stem", "enc_a", "enc_b"), (0, 1), 2, recompute=True),
-        Stage(1, ("cat", "head"), (2, 3), 2),
-    ),
-    num_microbatches=4,
-)
-
-
-class TestAlternatives:
-    def test_reasons(self):
-        free = replace(REQUEST, cluster=uniform_cluster(4, FREE))
-        two = resolve_plan([["stem", "enc.a", "enc.b"], ["head", "cat"]], GRAPH)
-        chain = replace(PLAN, is_chain=True)
-        others = {
-            "gpipe": evaluate_plan(PLAN, question(schedule="gpipe")),
-            "chain": evaluate_plan(chain, REQUEST),
-            "too large": evaluate_plan(REPLICAS, REQUEST),
-            "slow": evaluate_plan(two, free),
-            "same": FOUND,
-        }
-        assert {name: why_it_lost(FOUND, other) for name, other in others.items()} == {
-            "gpipe": "same step",
-            "chain": "9.00 ms to fill and drain, not 6.00 ms",
-            "too large": "device 0 needs 12.8 kB of 12.0 kB",
-            "slow": "stage 0 takes 2.25 ms per sample (compute), not 1.50 ms",
-            "same": "same step",
-        }
-        assert why_it_lost(others["chain"], FOUND) == "faster: the planner did not find it"
-
-    def test_table(self):
-        others = {"two": evaluate_plan(REPLICAS, REQUEST)}
-        assert describe_alternatives(FOUND, others) == lines_of("""
-                                 micro-
-            plan  stages  depth   batch     step         memory  why not
-            ──────────────────────────────────────────────────────────────────────────────────────
-            two        2      3       8  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 12.0 kB
-        """)
