@@ -161,7 +161,7 @@ class PlanVerdict:
             one_s = took.own_s + self.one_device_s
             text = (
                 f"{who} are {_beside_one(one_s / took.batch_s)}: {batch}, one process about "
-                f"{seconds_text(one_s)}{self._in_pieces}, with {self._memory}"
+                f"{seconds_text(one_s)}{self._in_pieces}; each needs at most {self._memory}"
             )
         return wrapped([f"Verdict: {text}."], max_width)
 

@@ -92,8 +92,8 @@ def test_of_unequal_devices_the_fastest_is_the_one() -> None:
     [
         (
             BatchTimes(2.0, 10, 0.5),
-            "are slower than one: 2.00 s a batch (median of 10), one process about 1.50 s, with "
-            "50 % of its memory.",
+            "are slower than one: 2.00 s a batch (median of 10), one process about 1.50 s; "
+            "each needs at most 50 % of its memory.",
         ),
         (BatchTimes(1.0, 10, 0.4), "are about 1.4 times as fast as one: 1.00 s a batch (median"),
         (BatchTimes(1.0, 10, 0.0), "are about as fast as one: 1.00 s a batch (median of 10)"),
