@@ -23,7 +23,7 @@ from lightning_gpp.spmd.program import (
 
 LEGEND = (
     "R=: whole on every device. R: the same, but of its gradient each device has a summand. "
-    "S0/64: dimension 0, divided over the devices in 64 equal parts. P: a summand on every device."
+    "S0/64: dimension 0, divided over the devices in 64 equal units. P: a summand on every device."
 )
 
 
@@ -63,7 +63,7 @@ def _head(plan: SpmdPlan) -> list[str]:
     rest = f"{seconds_text(beside_s)} of this goes on side by side"
     if beside_s <= 0:
         late = seconds_text(-beside_s)
-        rest = f"the last all-reduce, which fills no bucket, takes {late} longer"
+        rest = f"the last sum of gradients, which fills no bucket, takes {late} longer"
     bound = "The program was found with other shares than its own: no bound is known."
     if plan.least_s is not None:
         least = seconds_text(plan.least_s)

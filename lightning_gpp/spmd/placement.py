@@ -41,7 +41,7 @@ class Placement:
     """How a tensor lies on all devices.
 
     A sharded dimension is seen as ``(outer, units, block)``, its length the product of the three,
-    and the *units* are dealt to the devices in order: device ``i`` has units
+    and the *units* are divided over the devices in order: device ``i`` has units
     ``[start_i, start_{i+1})`` of each of the ``outer`` parts, ``block`` elements each. Then views
     carry a shard through exactly::
 
@@ -49,13 +49,13 @@ class Placement:
         (3 * heads * width)     outer=3, units=heads          ->  (3, heads, width) dim 1
 
     How many units each device gets follows from the units and the shares alone
-    (:func:`units_per_device`), so what is dealt alike lies alike.
+    (:func:`units_per_device`), so what is divided alike lies alike.
 
     Attributes:
         kind: one of the four.
         dim: the sharded dimension, counted from the front; None unless sharded.
         units: number of units of the dimension; None unless sharded.
-        outer: number of parts of the dimension that are each dealt; 1 unless sharded.
+        outer: number of parts of the dimension that are each divided; 1 unless sharded.
 
     >>> str(R_SAME), str(R_SUMMED), str(PARTIAL), str(shard(0, 32)), str(shard(2, 12, outer=3))
     ('R=', 'R', 'P', 'S0/32', 'S2/3x12')
@@ -97,7 +97,7 @@ class Placement:
         """
         parts = self.outer * (self.units or 1)
         if length % parts:
-            raise ValueError(f"a dimension of length {length} cannot be dealt as {self}")
+            raise ValueError(f"a dimension of length {length} cannot be divided as {self}")
         return length // parts
 
 

@@ -83,10 +83,10 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
     def take_turns(shares: Shares) -> None:
         """Search and shares in turn, until shares come to units that have been met before."""
         for _ in range(MOST_TURNS):
-            dealt = tuple(units_per_device(units, shares) for units in theory.units)
-            if dealt in met:
+            divided = tuple(units_per_device(units, shares) for units in theory.units)
+            if divided in met:
                 return
-            met.add(dealt)
+            met.add(divided)
             try:
                 found = find_program(graph, machine, shares, theory, limits_memory=True)
             except NoProgramFitsError as error:

@@ -52,7 +52,7 @@ INFEASIBLE = 2
 def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tuple[float, ...]:
     """The shares with which a program takes least, as if units were as small as one likes.
 
-    Every device keeps at least a unit of whatever the program deals.
+    Every device keeps at least a unit of whatever the program divides.
 
     Args:
         program: whose shares are to be changed.
@@ -60,7 +60,7 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
         machine: the devices.
 
     Returns:
-        The program's own shares where it deals nothing, or where none fit the memory.
+        The program's own shares where it divides nothing, or where none fit the memory.
 
     Raises:
         RuntimeError: the solver gave up.

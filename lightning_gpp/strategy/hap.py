@@ -57,7 +57,7 @@ class HAPStrategy(GraphPipeStrategy):
         shares: part of the work of every device, summing to 1; by default those that are best
             for the speeds of the devices.
         planner: what makes the program: ``"hap"``, which searches, ``"data_parallel"``, which
-            deals samples (equally, unless there are shares), or a function that does.
+            divides samples (equally, unless there are shares), or a function that does.
         options: of :class:`GraphPipeStrategy`, those left out that are about pipelines.
 
     Raises:

@@ -34,7 +34,7 @@ class ShareLine:
     Attributes:
         constant_s: seconds whatever the part, shape ``(num_devices,)``.
         slope_s: seconds for all units, shape ``(num_devices,)``.
-        units: how many units the shares deal; 0 where nothing is dealt.
+        units: how many units the shares divide; 0 where nothing is divided.
     """
 
     constant_s: Vector

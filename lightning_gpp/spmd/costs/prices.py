@@ -193,7 +193,7 @@ class PriceList:
     def _roofline(
         self, count: int, units: int, flops: tuple[float, float], moved: tuple[float, float]
     ) -> ShareCost:
-        """Passes over what is dealt and what is whole, of operations and of bytes."""
+        """Passes over what is divided and what is whole, of operations and of bytes."""
         speeds = self.machine.speeds
         return tuple(
             ShareLine(count * (speeds.launch_s + whole / per_s), count * part / per_s, units)

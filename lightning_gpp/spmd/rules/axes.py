@@ -2,8 +2,8 @@
 
 A dimension is a product of *axes*: what every operator that it passes through sees as one piece.
 The output of a linear layer of width 768 that a view later takes as 12 heads of width 64 has the
-axes 12 and 64, and so have the rows of the layer's weight. Whoever deals heads deals whole heads,
-everywhere: one cut per axis keeps the search small, and no cut has to be redone at the view.
+axes 12 and 64, and so have the rows of the layer's weight. Heads are divided between heads and
+everywhere alike: one cut per axis keeps the search small, and no cut has to be redone at the view.
 
 The axes follow from the factors of all operators, by passing every boundary on until nothing
 changes. Boundaries that do not divide each other (12 heads here, 8 there) are not joined: each
@@ -81,7 +81,7 @@ class Axes:
         return chain
 
     def cuts(self, operator: SpmdOperator, least_units: int) -> Iterator[FactorCut]:
-        """The ways to deal an operator's factors, with so many units that each device has some."""
+        """Ways to divide an operator's factors, with so many units that each device has some."""
         for factor in self._specs[operator.name].sizes:
             for outer, units in _steps(self._chain(factor, operator), least_units):
                 yield FactorCut(factor, outer, units)

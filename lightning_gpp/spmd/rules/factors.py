@@ -7,7 +7,7 @@ says all sound ways to divide the operator::
 
 Dealing a factor to the devices shards every tensor that has it along that dimension; a tensor that
 has it not is replicated; an output that has it not is a sum over the devices, and so is whatever is
-*added* to such an output (the bias ``o`` where ``i`` is dealt). Some factors have to stay whole
+*added* to such an output (the bias ``o`` where ``i`` is divided). Some factors have to stay whole
 (the classes of a softmax). The idea is that of Shardy's operator sharding rules and of einsum
 strategies in ``torch.distributed.tensor``.
 """
@@ -37,12 +37,12 @@ class FactorSpec:
         inputs: of every input.
         outputs: of every output.
         sizes: length of every factor.
-        whole: factors that cannot be dealt.
+        whole: factors that cannot be divided.
         added: indices of inputs that are added to the result: where a factor that the output lacks
-            is dealt, they are summands.
+            is divided, they are summands.
         linear: sets of inputs in which the operator is linear together, the others being fixed:
             with these as summands, the outputs are summands.
-        options: what a device does beyond the plain call where a factor is dealt.
+        options: what a device does beyond the plain call where a factor is divided.
     """
 
     inputs: tuple[Dims, ...]
@@ -69,7 +69,7 @@ class FactorSpec:
 
 
 class FactorCut(NamedTuple):
-    """A factor dealt in units: the factor seen as ``(outer, units, block)``."""
+    """A factor divided in units: the factor seen as ``(outer, units, block)``."""
 
     factor: str
     outer: int
@@ -178,7 +178,7 @@ class ShapedCall:
         """Factors of an operator whose tensors all have the dimensions of the first output.
 
         Args:
-            whole: dimensions that cannot be dealt.
+            whole: dimensions that cannot be divided.
             more: further attributes.
         """
         left, right = (", ".join(["…"] * len(side)) for side in (self.inputs, self.outputs))

@@ -41,7 +41,7 @@ def rules_of_spec(
 
     Args:
         spec: the operator's factors.
-        cuts: in which ways its factors may be dealt.
+        cuts: in which ways its factors may be divided.
         has_gradient: of every input, then of every output, whether a gradient flows.
 
     Summands of what has no gradient come only from sums, and go no further: numbers that are
@@ -67,7 +67,7 @@ def rules_of_spec(
             rules.append(Rule(tuple(inputs), (PARTIAL,) * num_outputs))
     for cut in cuts:
         if cut.factor not in spec.whole:
-            rules += _dealt(spec, cut, has_gradient, whole)
+            rules += _divided(spec, cut, has_gradient, whole)
     return tuple(dict.fromkeys(rules))
 
 
@@ -81,20 +81,20 @@ def replicated_rules(
         yield Rule(summed[:num_inputs], summed[num_inputs:])
 
 
-def _dealt(
+def _divided(
     spec: FactorSpec, cut: FactorCut, has_gradient: tuple[bool, ...], whole: tuple[Placement, ...]
 ) -> Iterator[Rule]:
-    """The rules of a factor that is dealt; inputs without it lie as ``whole`` says."""
+    """The rules of a factor that is divided; inputs without it lie as ``whole`` says."""
 
     def place(tensor: Dims) -> Placement | None:
         found = spec.place(cut.factor, tensor)
         return found and shard(found[0], cut.units, outer=found[1] * cut.outer)
 
-    dealt = [place(tensor) for tensor in spec.outputs]
-    is_sum = None in dealt
-    if is_sum and any(dealt):
+    divided = [place(tensor) for tensor in spec.outputs]
+    is_sum = None in divided
+    if is_sum and any(divided):
         return
-    outputs = tuple(placement or PARTIAL for placement in dealt)
+    outputs = tuple(placement or PARTIAL for placement in divided)
     inputs = tuple(
         place(tensor) or (PARTIAL if is_sum and index in spec.added else whole[index])
         for index, tensor in enumerate(spec.inputs)
@@ -110,7 +110,7 @@ class Theory:
 
     Args:
         graph: the model.
-        num_devices: that it is divided over: a dimension is only dealt where every device gets a
+        num_devices: that it is divided over: a dimension is only divided where every device gets a
             unit of it, so no operator ever sees an empty tensor.
     """
 
@@ -149,6 +149,6 @@ class Theory:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """All numbers of units that anything is dealt in."""
+        """All numbers of units that anything is divided in."""
         placed = (placement for value in self.graph.values for placement in self.shards(value.name))
         return tuple(sorted({placement.units or 0 for placement in placed}))

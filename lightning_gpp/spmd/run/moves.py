@@ -1,6 +1,6 @@
 """Cutting tensors into the parts of the devices and joining them again, by placement and shares.
 
-A sharded dimension of length ``outer * units * block`` is dealt in units: a device has the same
+A sharded dimension of length ``outer * units * block`` is divided in units: a device has the same
 units of each of the ``outer`` parts (:class:`~lightning_gpp.spmd.placement.Placement`)::
 
     outer=2, units=3, block=1, two devices with 2 and 1 units:   a b c | d e f
@@ -21,7 +21,7 @@ from lightning_gpp.spmd.run.collectives import Collectives, Shape
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How tensors are dealt to the devices.
+    """How tensors are divided over the devices.
 
     Attributes:
         shares: of the devices.
@@ -99,7 +99,7 @@ class Mover:
 
     Attributes:
         collectives: of this device with the others.
-        shards: how tensors are dealt.
+        shards: how tensors are divided.
         device: where its tensors are.
     """
 

@@ -39,7 +39,7 @@ class Allowed:
 
 
 class DataParallel(Allowed):
-    """Samples are dealt, parameters are whole, their gradients are summed by an all-reduce.
+    """Samples are divided, parameters are whole, their gradients are summed by an all-reduce.
 
     An operator that cannot be divided along the samples runs on all devices, one that can does not:
     where all do everything, nothing is trained in parallel, even if that is the fastest.
@@ -52,19 +52,19 @@ class DataParallel(Allowed):
     def __init__(self, graph: SpmdGraph, theory: Theory) -> None:
         super().__init__({})
         self._samples = sample_shards(graph, theory)
-        self._dealt = frozenset(
+        self._divided = frozenset(
             operator.name
             for operator in graph.operators
-            if any(self._deals(operator, rule) for rule in theory.rules(operator))
+            if any(self._divides(operator, rule) for rule in theory.rules(operator))
         )
 
     def rule(self, operator: SpmdOperator, rule: Rule) -> bool:
         """Along the samples where that is possible, else not divided."""
-        if operator.name in self._dealt:
-            return self._deals(operator, rule)
+        if operator.name in self._divided:
+            return self._divides(operator, rule)
         return not any(placement.is_shard for placement in (*rule.inputs, *rule.outputs))
 
-    def _deals(self, operator: SpmdOperator, rule: Rule) -> bool:
+    def _divides(self, operator: SpmdOperator, rule: Rule) -> bool:
         """Whether a rule divides an operator along the samples, and nothing else."""
         shards = _shards(operator, rule)
         return bool(shards) and all(p in self._samples[name] for name, p in shards)
@@ -94,8 +94,8 @@ class ShardedDataParallel(DataParallel):
 def sample_shards(graph: SpmdGraph, theory: Theory) -> Mapping[str, set[Placement]]:
     """Of every value the shards that hold samples: what an input's first dimension becomes.
 
-    The samples are followed through the rules from the inputs on: a rule deals one factor, so where
-    one of its tensors is dealt by samples, all that it deals are.
+    Samples are followed through the rules from the inputs on: a rule divides one factor, so where
+    one of its tensors is divided by samples, all that it divides are.
     """
     found: defaultdict[str, set[Placement]] = defaultdict(set)
     for value in graph.of_source(ValueSource.INPUT):

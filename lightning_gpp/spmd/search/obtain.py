@@ -150,7 +150,7 @@ def _without_worse(ways: Iterable[Obtained]) -> list[Obtained]:
 def can_convert(value: SpmdValue, source: Placement, target: Placement) -> bool:
     """Whether there is a conversion; a value without a gradient has no ``R``.
 
-    None of a dimension to one that is dealt in other units: both are parts of the whole.
+    None of a dimension to one that is divided in other units: both are parts of the whole.
     """
     if source.is_shard and source.dim == target.dim:
         return False

@@ -70,7 +70,7 @@ class HapPlanner:
     Attributes:
         machine: the devices.
         has_shares: whether the user gave the shares; otherwise they are found with the program.
-        is_data_parallel: whether samples are dealt by the given shares, and nothing else.
+        is_data_parallel: whether samples are divided by the given shares, and nothing else.
     """
 
     machine: Machine
@@ -144,7 +144,7 @@ class Divider:
         """All ranks: on rank 0 a planner for the devices that there are or the user describes.
 
         Args:
-            name: ``"data_parallel"`` deals samples by the given shares, and nothing else.
+            name: ``"data_parallel"`` divides samples by the given shares, and nothing else.
             has_shares: whether the user gave shares.
         """
         run = self._run
@@ -153,7 +153,7 @@ class Divider:
         is_data_parallel = name == "data_parallel"
         speeds = times = None
         if chosen is None:
-            # Where samples are dealt by the shares that there are, speeds decide nothing; any do
+            # Where samples are divided by the shares that there are, speeds decide nothing; any do
             # beside which a collective's seconds are not lost in rounding.
             speeds = measured_speeds(np.full(num_ranks, 1e12))
             if not is_data_parallel:

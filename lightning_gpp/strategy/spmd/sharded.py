@@ -41,7 +41,7 @@ class ShardedPartition(Partition):
         module: the whole LightningModule.
         storage: name in the LightningModule -> placement of what all ranks have; the rest of the
             module belongs to rank 0.
-        shards: how parts are dealt.
+        shards: how parts are divided.
         control: how to reach the other ranks.
         device: where this rank's tensors are.
     """

@@ -238,7 +238,7 @@ class SpmdCalls(ForwardCalls):
             self._shares = program.shares
         elif parts and program.shares != self._shares:
             raise RuntimeError(
-                f"the planner chose the shares {program.shares}, but parameters have {self._shares}"
+                f"the planner divided {program.shares} where parameters are divided {self._shares}"
             )
         return program
 

@@ -65,7 +65,7 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
     def summed(name: str) -> Conversion:
         return Conversion(name, R_SAME, R_SUMMED)
 
-    def dealt(operator: SpmdOperator) -> Computation:
+    def divided(operator: SpmdOperator) -> Computation:
         return Computation(operator.name, (part, R_SUMMED), (part,))
 
     first, second = operators
@@ -74,7 +74,7 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
         {"a": R_SAME, "b": R_SAME},
         (
             ReceiveInput("x", part),
-            *(summed("a"), dealt(first), summed("b"), dealt(second)),
+            *(summed("a"), divided(first), summed("b"), divided(second)),
         ),
     )
     nothing = AlphaBeta()
