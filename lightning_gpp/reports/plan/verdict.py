@@ -155,8 +155,13 @@ class PlanVerdict:
             who += f" that share {count_text(self.num_cores, 'core')}"
         if self.num_devices > 1 and not self.one_device_fits:
             text = f"{who} {self._no_room}, {batch}"
-        elif self.num_devices == 1 or took.own_s is None:
+        elif self.num_devices == 1:
             text = f"{who}: {batch}"
+        elif took.own_s is None:
+            text = (
+                f"{who}: {batch}; one is predicted to take {seconds_text(self.one_device_s)}"
+                f"{self._in_pieces}, your step, data and optimizer not counted"
+            )
         else:
             one_s = took.own_s + self.one_device_s
             text = (

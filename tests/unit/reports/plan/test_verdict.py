@@ -104,3 +104,7 @@ def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
     found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
     assert says in text and text.startswith("Verdict: 2 processes are ")
+    assert found.measured_text(BatchTimes(2.0, 10), 400) == (
+        "Verdict: 2 processes: 2.00 s a batch (median of 10); one is predicted to take 1.00 s, "
+        "your step, data and optimizer not counted."
+    )
