@@ -164,7 +164,7 @@ class Batches(StepTimes):
         """A batch begins; those before the verdict do not count."""
         super().on_train_batch_start()
         strategy = trainer.strategy
-        if isinstance(strategy, GraphPipeStrategy) and strategy._reports.batch_times is None:
+        if isinstance(strategy, GraphPipeStrategy) and strategy.reports.batch_times is None:
             self.num_warmup = max(WARM_UP, len(self.begun))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -173,7 +173,7 @@ class Batches(StepTimes):
             return
         found, strategy = [statistics.median(self.steps())], trainer.strategy
         if isinstance(strategy, GraphPipeStrategy):
-            times = strategy._reports.batch_times
+            times = strategy.reports.batch_times
             verdict = verdict_on(strategy.session.run.pipeline.planned, strategy.settings)
             assert times is not None and times.own_s is not None, "it needs more batches"
             found += [verdict.step_s, times.batch_s, times.own_s + verdict.one_device_s]

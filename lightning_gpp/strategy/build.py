@@ -279,26 +279,6 @@ class PipelineBuild:
         else:
             partition = first.partition
             partition.also_read(readers)
-        groups = reduce_groups(stages.stages, stages.devices)
-        run.transport.connect(_pairs(stages, ranks, groups))
-        summed = {
-            tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
-            for group in groups
-            if group.stage is not None
-        }
-        executor = Executor(
-            transport=run.transport,
-            rank_of_device=ranks,
-            stages=codes,
-            output_names=graph.outputs,
-            cutter=Cutter(
-                graph.batch_dims, {name: value.variation for name, value in graph.values.items()}
-            ),
-            staying=StayingInputs(graph.staying),
-            sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
-            timeout_s=settings.timeout_s,
-            device=run.device,
-        )
         pipeline = Pipeline(
             self.captured,
             plan,
@@ -307,18 +287,42 @@ class PipelineBuild:
             self.planned,
             ranks,
             partition,
-            executor,
+            self._executor(stages, ranks, codes),
             run.module,
             run.recorder,
             chunked=self.chunked,
         )
         if (emulated := settings.emulated) is not None:
             begun = None
-            if self.planned is not None:
-                planned = self.planned
+            if (planned := self.planned) is not None:
                 begun = begin_emulation(planned.plan, planned.request, emulated.time_scale)
-            pipeline.time = Emulation(begun, executor, control, run.waits)
+            pipeline.time = Emulation(begun, pipeline.executor, control, run.waits)
         return pipeline
+
+    def _executor(
+        self, stages: PlanGraph, ranks: Sequence[int], codes: dict[int, StageCode]
+    ) -> Executor:
+        """All ranks: connects them, and makes what runs this one's stages."""
+        run, settings, graph = self.run, self.settings, self.captured.graph
+        groups = reduce_groups(stages.stages, stages.devices)
+        run.transport.connect(_pairs(stages, ranks, groups))
+        summed = {
+            tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
+            for group in groups
+            if group.stage is not None
+        }
+        variations = {name: value.variation for name, value in graph.values.items()}
+        return Executor(
+            transport=run.transport,
+            rank_of_device=ranks,
+            stages=codes,
+            output_names=graph.outputs,
+            cutter=Cutter(graph.batch_dims, variations),
+            staying=StayingInputs(graph.staying),
+            sums=ProcessSums(summed, settings.timeout_s, run.device, run.waits) if summed else None,
+            timeout_s=settings.timeout_s,
+            device=run.device,
+        )
 
     def _codes(
         self, plan: Plan, placed: PlanGraph, ranks: Sequence[int]

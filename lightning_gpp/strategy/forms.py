@@ -6,7 +6,6 @@ which stay on the ranks where the plan of the first form has put them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from lightning_gpp.planner.plan.manual import staged_operators
 from lightning_gpp.strategy.build import PipelineBuild
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
-from lightning_gpp.strategy.ranks.messages import Autocast, BuildForm
+from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 
 MOST_FORMS = 8
@@ -46,42 +45,50 @@ def use_form_of(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     example: Callable[[], Example],
-    error: OtherFormError,
 ) -> None:
     """Rank 0: all ranks use the pipeline of this form of call, which is built if there is none.
 
     Args:
-        run: whose pipeline in use is of another form.
+        run: whose pipeline in use, if there is one, is of another form.
         args: of the call.
         kwargs: likewise, by name.
         example: makes what the form is captured with.
-        error: to be raised where one form is all that can run.
+
+    Raises:
+        ValueError: there can be one form only.
     """
+    found = None
     for pipeline in run.forms:
-        with contextlib.suppress(OtherFormError):
+        try:
             pipeline.captured.inputs(args, kwargs)
-            run.to_form(pipeline)
-            return
-    if (why_not := why_no_other_form(run)) is not None:
-        raise ValueError(f"{error} ({why_not})") from None
+        except OtherFormError as error:
+            found = error
+            continue
+        run.to_form(pipeline)
+        return
+    if found is not None and (why_not := why_no_other_form(run)) is not None:
+        raise ValueError(f"{found} ({why_not})") from None
     autocast = Autocast.current(run.device)
-    run.lead(BuildForm(autocast))
+    run.lead(Build(autocast))
     with autocast.while_building(run.device):
         build_form(run, example)
 
 
 def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None:
-    """All ranks: builds the pipeline of another form of call, and uses it from now on.
+    """All ranks: builds the pipeline of a form of call, and uses it from now on.
 
     The module is whole on every rank while it is captured.
 
     Args:
-        run: of this rank, whose first pipeline is built.
-        example: on rank 0, makes a micro-batch of the new form.
+        run: of this rank.
+        example: on rank 0, makes a micro-batch of the form.
 
     Raises:
-        ValueError: the operators of the new form do not fit where the parameters are.
+        ValueError: the operators of the form do not fit where the first one put the parameters.
     """
+    if not run.forms:
+        run.build(None if example is None else example())
+        return
     first, partition = run.forms[0], run.partition
     with torch.inference_mode(False), torch.enable_grad(), lifted():
         partition.reunite(on_all_ranks=True)

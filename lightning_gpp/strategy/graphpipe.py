@@ -363,7 +363,10 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self.session.run
-        self.reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
+        counts = self.reports.batch_begins(
+            is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds
+        )
+        run.clock.is_wanted = counts and run.can_time
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization

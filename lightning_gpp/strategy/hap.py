@@ -14,6 +14,7 @@ from lightning_gpp.common.checks import is_number
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
@@ -89,6 +90,11 @@ class HAPStrategy(GraphPipeStrategy):
         self.program: SpmdProgram | None = None
 
     def _configure_launcher(self) -> None:
+        if isinstance(self.accelerator, EmulatedAccelerator):
+            raise NotImplementedError(
+                "emulated devices run pipelines, not SPMD programs; graphpipe job=plan planner=hap "
+                "predicts a program on any cluster"
+            )
         num_devices = self.num_nodes * self.num_processes
         if self.shares is not None and len(self.shares) != num_devices:
             raise ValueError(

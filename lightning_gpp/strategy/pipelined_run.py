@@ -107,7 +107,7 @@ class PipelinedRun:
         self.on_built: Callable[[], None] = lambda: None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
-        self.clock = PipelineClock(lambda: self.can_time)
+        self.clock = PipelineClock()
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None

@@ -177,17 +177,12 @@ def refuse_async_plan(stages: Iterable[Stage]) -> None:
         stages: of a plan.
     """
     for stage in stages:
-        if stage.num_replicas > 1:
+        if stage.num_replicas > 1 or stage.recompute:
+            what = f"{stage.num_replicas} replicas" if stage.num_replicas > 1 else "recomputation"
             raise NotImplementedError(
-                f"schedule='1f1b-async' updates every stage by itself, but stage {stage.id} has "
-                f"{stage.num_replicas} replicas, which would wait for each other's gradients "
-                f"before every update: give it one device, {_OR}"
-            )
-        if stage.recompute:
-            raise NotImplementedError(
-                f"schedule='1f1b-async' has no recomputation, but stage {stage.id} would run its "
-                "forward again, with other weights than those that others have the outputs of: "
-                f"use a plan without it, {_OR}"
+                "schedule='1f1b-async' updates every stage by itself, with weights of its own for "
+                f"every forward, but stage {stage.id} has {what}: give every stage one device "
+                f"and no recomputation, {_OR}"
             )
 
 

@@ -115,11 +115,19 @@ class PlanReports:
         """What batches took, once that is known."""
         return None if self._clock is None else self._clock.found
 
-    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float) -> None:
-        """A batch is trained; whether it is recorded, and how long calls took so far."""
+    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float) -> bool:
+        """A batch is trained; whether it counts.
+
+        Args:
+            is_recorded: whether it is recorded.
+            in_pipeline_s: how long calls took so far.
+        """
         clock = self._clock
-        if clock is not None and clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s):
+        if clock is None or clock.found is not None:
+            return False
+        if clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s):
             self._show_measured(clock)
+        return clock.found is None
 
     def _show_measured(self, clock: BatchClock) -> None:
         assert clock.found is not None and self._verdict is not None

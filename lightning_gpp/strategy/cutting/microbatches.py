@@ -23,31 +23,19 @@ _PER_SAMPLE = (Tensor, np.ndarray)
 
 
 def batch_size(batch: Any) -> int:
-    """Number of samples of a batch.
+    """Number of samples of a batch: the first dimension of its tensors and arrays.
 
-    It is the first dimension of a tensor or array with which all others agree that are not in
-    lists of samples; without such a tensor, the length of such lists. The samples of a ``Batch``
-    of torch_geometric are its graphs; one ``Data`` is one sample.
+    The samples of a ``Batch`` of torch_geometric are its graphs; one ``Data`` is one sample.
 
     Raises:
-        ValueError: there are no samples, or no number fits; the text names the places.
+        ValueError: there are no samples, or tensors do not agree; the text names the places.
         TypeError: the batch holds something that cannot be cut.
     """
-    errors = []
-    for size in dict.fromkeys([*_first_sizes(batch), *_list_lengths(batch)]):
-        try:
-            _check_size(batch, size)
-            return size
-        except ValueError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
+    if (size := size_or_none(batch)) is None:
+        raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
 
-
-def _check_size(batch: Any, size: int) -> None:
     def check(item: Any, place: str) -> Any:
-        found = size if isinstance(item, list | tuple) else next(_first_sizes(item), size)
+        found = next(_first_sizes(item), size)
         if found != size:
             raise ValueError(
                 "the tensors of a batch must agree in their first dimension to be cut into "
@@ -59,14 +47,12 @@ def _check_size(batch: Any, size: int) -> None:
         return item
 
     _walk(batch, "batch", size, check)
+    return size
 
 
 def size_or_none(batch: Any) -> int | None:
-    """Number of samples of a batch that can be cut; None of another one."""
-    try:
-        return batch_size(batch)
-    except (TypeError, ValueError):
-        return None
+    """The first dimension of the first tensor of a batch; None where there is none."""
+    return next(_first_sizes(batch), None)
 
 
 def copy_tensors(batch: Any) -> Any:
@@ -145,10 +131,8 @@ def _in_turns(count: int, at_a_time: int) -> int:
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Cuts a batch into consecutive micro-batches of the given sizes.
 
-    Tensors and arrays are cut along their first dimension. Lists with one item per sample are cut
-    too: lists of that length, unless their items are themselves batched tensors (a list of
-    fields). Batches of graphs are cut by graph. Tensors without dimensions and other plain data go
-    into every micro-batch.
+    Tensors and arrays are cut along their first dimension, batches of graphs by graph. Tensors
+    without dimensions and other plain data go into every micro-batch.
 
     Shapes:
         - every tensor: ``(sum(sizes), ...)`` or ``()``
@@ -179,33 +163,23 @@ def _chosen(batch: Any, chosen: slice | list[int], total: int) -> Any:
     def taken(item: Any, place: str) -> Any:
         if is_graph(item):
             return some_graphs(item, chosen, place)
-        if isinstance(item, _PER_SAMPLE):
-            return item[chosen] if item.ndim else item
-        return item[chosen] if isinstance(chosen, slice) else [item[index] for index in chosen]
+        return item[chosen] if item.ndim else item
 
     return _walk(batch, "batch", total, taken)
 
 
 def _walk(
-    item: Any,
-    place: str,
-    num_samples: int | None,
-    on_leaf: Callable[[Any, str], Any],
-    siblings: Sequence[Any] = (),
+    item: Any, place: str, num_samples: int | None, on_leaf: Callable[[Any, str], Any]
 ) -> Any:
-    """Rebuilds a nested batch with its tensors, arrays, graphs and lists of samples replaced.
+    """Rebuilds a nested batch with its tensors, arrays and graphs replaced.
 
     Args:
         item: the batch, or a part of it.
         place: where it is, for error texts.
-        num_samples: of a batch that is to be cut; None leaves lists of samples and what cannot be
-            cut as they are.
+        num_samples: of a batch that is to be cut; None leaves what cannot be cut as it is.
         on_leaf: makes another one, of what is replaced and its place.
-        siblings: the parts of the container that holds the item.
     """
     if isinstance(item, _PER_SAMPLE) or is_graph(item):
-        return on_leaf(item, place)
-    if num_samples is not None and _is_per_sample(item, num_samples, siblings):
         return on_leaf(item, place)
     opened = None if isinstance(item, (*_PLAIN, PackedSequence)) else _opened(item)
     if opened is None:
@@ -217,10 +191,16 @@ def _walk(
             "the collate function return those."
         )
     step, parts, rebuild = opened
-    values = list(parts.values())
+    is_list = isinstance(item, list | tuple) and len(item) == num_samples != 1
+    if is_list and next(_first_sizes(item), None) is None:
+        raise TypeError(
+            f"{place} is a {type(item).__name__} as long as the batch; lists with an item per "
+            "sample cannot be cut into micro-batches. Let the collate function make tensors of "
+            "them, or use schedule='gpipe', which does not cut batches."
+        )
     return rebuild(
         {
-            key: _walk(part, place + step.format(key), num_samples, on_leaf, values)
+            key: _walk(part, place + step.format(key), num_samples, on_leaf)
             for key, part in parts.items()
         }
     )
@@ -265,39 +245,6 @@ def _with_fields(item: Any, values: dict[str, Any]) -> Any:
     return other
 
 
-def _is_list(item: Any) -> bool:
-    return isinstance(item, list | tuple) and not hasattr(item, "_fields")
-
-
-def _is_per_sample(items: Any, num_samples: int, siblings: Sequence[Any]) -> bool:
-    """Whether something is a list with one item per sample, and no list of batched fields.
-
-    Samples are of one kind. Both may be: as many tensors as samples, each as long. Then it is the
-    former beside another list that holds samples of some other length.
-    """
-    if not _is_list(items) or len(items) != num_samples:
-        return False
-    if len({_kind(part) for part in items if part is not None}) > 1:
-        return False
-    sizes = _sizes(items)
-    if num_samples not in sizes or sizes - {num_samples, None}:
-        return True
-    lists = [s for s in siblings if isinstance(s, list | tuple) and len(s) == num_samples]
-    return any(_sizes(other) - {num_samples, None} for other in lists)
-
-
-def _kind(item: Any) -> Any:
-    """What samples of one list have in common."""
-    if isinstance(item, _PER_SAMPLE):
-        return type(item), item.dtype, item.ndim
-    return "plain" if isinstance(item, _PLAIN) else type(item)
-
-
-def _sizes(items: Sequence[Any]) -> set[int | None]:
-    """The first dimension of the first tensor in each of some items; None where there is none."""
-    return {next(_first_sizes(part), None) for part in items}
-
-
 def _parts(item: Any) -> Iterator[Any]:
     opened = None if is_graph(item) or isinstance(item, _PER_SAMPLE) else _opened(item)
     yield from () if opened is None else opened[1].values()
@@ -311,11 +258,3 @@ def _first_sizes(item: Any) -> Iterator[int]:
         yield num_graphs(item)
     for part in _parts(item):
         yield from _first_sizes(part)
-
-
-def _list_lengths(item: Any) -> Iterator[int]:
-    """Lengths of all lists inside of something, but empty ones."""
-    for part in _parts(item):
-        if _is_list(part) and part:
-            yield len(part)
-        yield from _list_lengths(part)

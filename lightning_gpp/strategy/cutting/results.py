@@ -6,20 +6,20 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.host_copies import to_device
 
+_PLAIN = (str, bytes, numbers.Number, type(None))
+
 
 def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
     """What the step would return for the whole mini-batch, gradients cut off.
 
-    What holds one entry per sample (tensors and arrays by their first dimension, lists by their
-    length) is concatenated; numbers and other tensors of floating point are averaged by samples;
-    dicts, tuples and other lists are joined item by item; everything else must be equal.
+    Tensors with one row per sample are concatenated; numbers and other tensors of floating point
+    are averaged by samples; dicts are joined entry by entry; everything else must be equal.
 
     Args:
         results: of each micro-batch.
@@ -31,8 +31,6 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
 
     >>> combine_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1])
     tensor(2.)
-    >>> combine_results([{"ids": ["a", "b"]}, {"ids": ["c"]}], [2, 1])
-    {'ids': ['a', 'b', 'c']}
     """
     first = results[0]
     if len(results) == 1:
@@ -46,31 +44,13 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
         }
     if isinstance(first, Tensor):
         return _combine_tensors([result.detach() for result in results], sizes, place)
-    if isinstance(first, np.ndarray):
-        if first.ndim == 0:
-            return np.asarray(combine_results([r.item() for r in results], sizes, place))
-        if [len(result) for result in results] == [*sizes]:
-            return np.concatenate(results)
-        return _combine_tensors([torch.as_tensor(r) for r in results], sizes, place).numpy()
-    if isinstance(first, list) and _are_per_sample(results, sizes):
-        return [item for result in results for item in result]
-    if isinstance(first, list | tuple):
-        if any(len(result) != len(first) for result in results):
-            raise ValueError(f"{place}: lists of different lengths that are not the samples'")
-        joined = [
-            combine_results(list(items), sizes, f"{place}[{index}]")
-            for index, items in enumerate(zip(*results, strict=True))
-        ]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    if all(result == first for result in results):
+    if isinstance(first, _PLAIN) and all(result == first for result in results):
         return first
     if isinstance(first, numbers.Real):
-        plain = [r.item() if isinstance(r, np.generic) else r for r in results]
-        mean = sum(r * n for r, n in zip(plain, sizes, strict=True)) / sum(sizes)
-        return type(first)(mean) if isinstance(first, np.floating) else mean
+        return sum(float(r) * n for r, n in zip(results, sizes, strict=True)) / sum(sizes)
     raise ValueError(
-        f"{place}: {type(first).__name__} values differ between micro-batches and cannot be "
-        "joined; return tensors or lists with one entry per sample, or use num_microbatches=1"
+        f"{place}: {type(first).__name__} values of micro-batches cannot be joined; return tensors "
+        "with one row per sample, or use num_microbatches=1 or schedule='gpipe'"
     )
 
 
@@ -85,7 +65,7 @@ def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str
             "cannot be joined; return one row per sample, or use num_microbatches=1"
         )
     stacked = torch.stack(list(tensors))
-    if stacked.is_floating_point() or first.is_meta:
+    if stacked.is_floating_point():
         return torch.where((stacked == first).all(0), first, mean_over_samples(stacked, sizes))
     if all(torch.equal(tensor, first) for tensor in tensors):
         return first
@@ -110,13 +90,3 @@ def mean_over_samples(values: Tensor, sizes: Sequence[int]) -> Tensor:
     weights = to_device(torch.tensor(sizes, dtype=wide), values.device)
     weighted = values.to(wide) * weights.reshape(-1, *[1] * (values.dim() - 1))
     return (weighted.sum(0) / sum(sizes)).to(dtype)
-
-
-def _are_per_sample(results: Sequence[list[Any]], sizes: Sequence[int]) -> bool:
-    if any(len(result) != size for result, size in zip(results, sizes, strict=True)):
-        return False
-    return not all(  # a list of fields that happens to have as many as there are samples
-        isinstance(item, Tensor) and item.dim() > 0 and item.shape[0] == size
-        for result, size in zip(results, sizes, strict=True)
-        for item in result
-    )

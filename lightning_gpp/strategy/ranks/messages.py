@@ -106,14 +106,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Build:
-    """The pipeline is built now."""
-
-    autocast: Autocast
-
-
-@dataclass(frozen=True)
-class BuildForm:
-    """The forward is called in a form that no pipeline was built for; one is built now."""
+    """The pipeline of a form of call is built now."""
 
     autocast: Autocast
 

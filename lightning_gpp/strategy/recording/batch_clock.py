@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from lightning_gpp.reports.plan.verdict import BatchTimes
@@ -76,21 +76,19 @@ class PipelineClock:
     These are calls of the forward, their backwards, and telling the other ranks what to do. What
     remains of a batch is the user's step, data, the optimizer and Lightning's loop.
 
-    Args:
-        can_time: whether the two can be told apart.
-
     Attributes:
-        seconds: so far; 0 where they cannot.
+        seconds: so far, while they were wanted.
+        is_wanted: whether anybody will ask, and the two can be told apart.
     """
 
-    def __init__(self, can_time: Callable[[], bool]) -> None:
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._can_time = can_time
-        self._is_on = False
+        self.is_wanted = self._is_on = False
 
     def pipeline(self) -> AbstractContextManager[None]:
         """What counts runs in this, nested or not."""
-        return self._timing(True) if not self._is_on and self._can_time() else nullcontext()
+        is_new = self.is_wanted and not self._is_on
+        return self._timing(True) if is_new else nullcontext()
 
     def user(self) -> AbstractContextManager[None]:
         """In the midst of what counts: user code, which one process runs as well."""

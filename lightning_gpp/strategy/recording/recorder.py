@@ -98,14 +98,17 @@ class StepRecorder:
             self._marks.append(replace(self._open, end_ns=time.monotonic_ns()))
             self._open = None
 
-    @contextlib.contextmanager
-    def part(self, run: Run, *, is_second: bool) -> Iterator[None]:
+    def part(self, run: Run, *, is_second: bool) -> contextlib.AbstractContextManager[None]:
         """Records a run, or one of its two parts; between them is the user's step.
 
         Args:
             run: what runs in the body, or a part of it.
             is_second: whether it is over after this.
         """
+        return self._part(run, is_second) if self.is_heard else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
         with self._recording(run.executor) as records:
             yield
         if not self.is_on:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -25,13 +25,12 @@ from lightning_gpp.common.instance_attribute import taken_away
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
-from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
 from lightning_gpp.spmd.run.operator_calls import is_random
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.spmd.divide import Divider, HapPlanner, ProgramPlanner
+from lightning_gpp.strategy.spmd.divide import Divider, ProgramPlanner
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdForward, SpmdModel
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
@@ -137,7 +136,7 @@ class SpmdCalls(ForwardCalls):
         check_reads(run.target, known.reads)
         if is_trained and not self._has_trained:
             self._has_trained = True
-            self._check_is_divided(known.number)
+            self._warn_if_undivided(known.number)
         inputs = known.form.inputs(args, kwargs)
         needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
         message = SpmdForward(
@@ -242,36 +241,17 @@ class SpmdCalls(ForwardCalls):
             )
         return program
 
-    def _check_is_divided(self, export: int) -> None:
-        """Whether the first training step's batch is divided.
-
-        Raises:
-            ValueError: nothing of the model can be divided over so many devices, or only samples
-                may be, of which there are too few.
-        """
+    def _warn_if_undivided(self, export: int) -> None:
+        """Says so where the first training step's batch is not divided."""
         assert self._model is not None
-        (interpreter, _), num = self._model.interpreters[export], len(self._shares)
-        computed = [i for i in interpreter.program.instructions if isinstance(i, Computation)]
-        if num == 1 or any(p.is_shard for each in computed for p in each.outputs):
-            return
-        theory = Theory(interpreter.graph, num)
-        rules = (rule for each in interpreter.graph.operators for rule in theory.rules(each))
-        if not any(p.is_shard for rule in rules for p in rule.outputs):
-            raise ValueError(
-                f"nothing of the model can be divided over {num} devices: every dimension that its "
-                "operators could be divided along has fewer rows than that. Use a larger batch, or "
-                "fewer devices"
+        program, num = self._model.interpreters[export][0].program, len(self._shares)
+        computed = [i for i in program.instructions if isinstance(i, Computation)]
+        if num > 1 and not any(p.is_shard for each in computed for p in each.outputs):
+            rank_zero_warn(
+                f"the program divides nothing, so each of {num} devices computes all of it: the "
+                "batch has fewer rows than devices, or what would move between them takes longer "
+                "than what they would save. Use a larger batch, or one device"
             )
-        if isinstance(self._planner, HapPlanner) and self._planner.is_data_parallel:
-            raise ValueError(
-                "planner='data_parallel' divides the samples of a batch, which has fewer than "
-                f"{num}, or no operator can be divided along them. Use a larger batch, fewer "
-                "devices, or planner='hap'"
-            )
-        rank_zero_info(
-            "the program divides nothing: what would move between the devices takes longer than "
-            "what they would save; a larger batch, or one device, is better"
-        )
 
 
 def _out_of_inference(leaf: Any) -> Any:

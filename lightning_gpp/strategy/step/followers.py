@@ -17,7 +17,6 @@ from lightning_gpp.strategy.ranks.messages import (
     Backward,
     BackwardEnd,
     Build,
-    BuildForm,
     Forward,
     HookEnd,
     Minibatch,
@@ -104,9 +103,6 @@ class Follower:
         run = self._run
         match message:
             case Build():
-                with message.autocast.while_building(run.device):
-                    run.build(None)
-            case BuildForm():
                 with message.autocast.while_building(run.device):
                     build_form(run, None)
             case UseForm():

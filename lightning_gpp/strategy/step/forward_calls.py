@@ -40,12 +40,10 @@ from lightning_gpp.strategy.lightning_private import (
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
-from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import (
     Autocast,
     Backward,
     BackwardEnd,
-    Build,
     Forward,
     HookEnd,
 )
@@ -133,8 +131,6 @@ class ForwardCalls:
         run = self._run
         self.before()
         with lifted(), run.clock.pipeline():
-            if run.pipeline is None:
-                self._build(args, kwargs)
             inputs = self._inputs(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
@@ -151,35 +147,27 @@ class ForwardCalls:
             return captured.output(self._called(captured, inputs, units, is_trained=is_trained))
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The arguments by name, with the pipeline of their form in use on all ranks."""
-        run = self._run
+        """The arguments by name, with the pipeline of their form in use on all ranks.
+
+        Raises:
+            BeginAnewError: the plan that was made needs a step for every micro-batch.
+        """
+        run, pipeline = self._run, self._run.pipeline
         try:
-            return run.built.captured.inputs(args, kwargs)
-        except OtherFormError as error:
-            with taken_away(run.target, "forward", self.inner), run.control.together():
-                use_form_of(run, args, kwargs, lambda: self._example(args, kwargs), error)
-            run.leader_state.look_again()
-        return run.built.captured.inputs(args, kwargs)
-
-    def _example(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
-        return example_of(self._run.target, args, kwargs, self._run.unit_sizes)
-
-    def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Builds the pipeline, on all ranks; this call is the example."""
-        run = self._run
+            if pipeline is not None:
+                return pipeline.captured.inputs(args, kwargs)
+        except OtherFormError:
+            pass
         run.stop_early_modules()
-        autocast = Autocast.current(run.device)
-        with (
-            taken_away(run.target, "forward", self.inner),
-            run.control.together(),
-            autocast.while_building(run.device),
-        ):
-            example = self._example(args, kwargs)
-            run.lead(Build(autocast))
-            run.build(example)
+        with taken_away(run.target, "forward", self.inner), run.control.together():
+            use_form_of(
+                run, args, kwargs, lambda: example_of(run.target, args, kwargs, run.unit_sizes)
+            )
         run.leader_state.look_again()
-        if run.steps_per_microbatch and run.control.alone_in == "training_step":
+        is_first = pipeline is None and run.control.alone_in == "training_step"
+        if is_first and run.steps_per_microbatch:
             raise BeginAnewError
+        return run.built.captured.inputs(args, kwargs)
 
     def _units(
         self, captured: CapturedModel, inputs: Mapping[str, Tensor], is_trained: bool

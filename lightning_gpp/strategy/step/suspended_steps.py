@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.boundary import Boundary
@@ -29,7 +28,7 @@ from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
-from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.ranks.messages import Autocast
 from lightning_gpp.strategy.step.loss_check import OutputGradients, each_apart
 
 Step = Callable[[Any], Any]
@@ -230,16 +229,7 @@ class SuspendedSteps:
                 first.abandon()
                 run.stop_early_modules()  # before buffers are put back
         example = Example(*arguments, num_samples, len(units))
-        if run.pipeline is not None:
-            try:
-                run.built.captured.inputs(*arguments)
-            except OtherFormError as error:
-                use_form_of(run, *arguments, lambda: example, error)
-            return
-        autocast = Autocast.current(run.device)
-        run.lead(Build(autocast))
-        with autocast.while_building(run.device):
-            run.build(example)
+        use_form_of(run, *arguments, lambda: example)
 
     def _returned(self, steps: Sequence[OpenStep], batch: Any, stash: GradientStash) -> Any:
         """What a step returns whose backward is over; the others know it, too.

@@ -95,10 +95,10 @@ def test_a_forward_that_draws_is_judged_by_its_evaluation_mode(
 
 
 def test_cut_batch_keeps_the_structure() -> None:
-    batch = {"x": torch.arange(5), "ids": list("abcde"), "pair": (torch.ones(5, 2), None), "n": 3}
+    batch = {"x": torch.arange(5), "names": ["a", "b"], "pair": (torch.ones(5, 2), None), "n": 3}
     parts = cut_batch(batch, microbatch_sizes(5, 2))
     assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
-    assert [part["ids"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
+    assert [part["names"] for part in parts] == [["a", "b"], ["a", "b"]]
     assert [part["pair"][0].shape for part in parts] == [(3, 2), (2, 2)]
     assert all(part["n"] == 3 and part["pair"][1] is None for part in parts)
 
@@ -107,19 +107,16 @@ def test_cut_batch_keeps_the_structure() -> None:
 def test_batches_of_other_sizes_have_the_first_samples_over_and_over(
     num_samples: int, taken: str
 ) -> None:
-    batch = {"x": torch.arange(5), "a": np.arange(5), "ids": list("abcde"), "n": 3}
+    batch = {"x": torch.arange(5), "a": np.arange(5), "n": 3}
     found = resized_batch(batch, num_samples)
     places = ["abcde".index(letter) for letter in taken]
     assert found["x"].tolist() == found["a"].tolist() == places
-    assert found["ids"] == list(taken) and found["n"] == 3
+    assert found["n"] == 3
 
 
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
-        ((tuple(torch.ones(3, 4, 4) for _ in range(5)), torch.arange(5)), 5),
-        ({"images": [torch.ones(2), torch.ones(3)], "boxes": [torch.ones(1, 4)] * 2}, 2),
-        ({"texts": ["a", "b", "c"], "ids": [[1], [2, 3], []]}, 3),
         (([torch.ones(4), torch.ones(4)], torch.ones(4, 2)), 4),
     ],
 )
@@ -131,12 +128,24 @@ def test_the_number_of_samples(batch: object, size: int) -> None:
     "batch",
     [
         (torch.ones(4, 10), torch.ones(4, dtype=torch.int64), torch.ones(3)),
-        (torch.ones(2, 3), [torch.ones(2)] * 3, [torch.ones(5), torch.ones(2), torch.ones(4)]),
+        (torch.ones(2, 3), [torch.ones(5), torch.ones(2), torch.ones(4)]),
+        (tuple(torch.ones(3, 4, 4) for _ in range(5)), torch.arange(5)),
     ],
 )
-def test_fields_that_are_as_many_as_samples_could_be_are_no_samples(batch: object) -> None:
+def test_tensors_that_do_not_agree(batch: object) -> None:
     with pytest.raises(ValueError, match="must agree in their first dimension"):
         batch_size(batch)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[[1, 2], [], [3]], ("a", "b", "c"), [torch.tensor(number) for number in range(3)]],
+    ids=["lists", "texts", "numbers in tensors"],
+)
+def test_lists_of_samples_are_not_cut(items: object) -> None:
+    with pytest.raises(TypeError, match=r"batch\['items'\] is a .* as long as the batch"):
+        batch_size({"x": torch.arange(3), "items": items})
+    assert batch_size({"x": torch.arange(1), "items": ["a"]}) == 1
 
 
 def test_batches_that_cannot_be_cut() -> None:

@@ -83,8 +83,8 @@ def test_the_fewest_batches_of_an_update() -> None:
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        (Stage(0, ("a",), (0, 1), 2), "stage 0 has 2 replicas.*give it one device, or use"),
-        (Stage(0, ("a",), (0,), recompute=True), "stage 0 would run its forward again.*without it"),
+        (Stage(0, ("a",), (0, 1), 2), "stage 0 has 2 replicas: give every stage one"),
+        (Stage(0, ("a",), (0,), recompute=True), "stage 0 has recomputation: .*or use"),
     ],
 )
 def test_stages_that_cannot(stage: Stage, message: str) -> None:
