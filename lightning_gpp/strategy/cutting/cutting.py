@@ -171,7 +171,7 @@ def influence(
         columns = list(zip(*(flatten(values[name])[0] for values in (whole, again, beside_others))))
         of_leaves = _dims_of([first for first, _, _ in columns], dims.get(name, ()))
         for column, dim in zip(columns, of_leaves, strict=True):
-            if dim is not None and not column[0].is_meta:
+            if dim is not None:
                 length = column[0].shape[dim] // num_samples * num_first
                 if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
                     return _DEPENDS.format(name)
@@ -238,7 +238,7 @@ def _join_leaf(
         if averages and are_tensors and all(value.is_floating_point() for value in column):
             return mean_over_samples(torch.stack(list(column)), sizes)
         if are_tensors:  # the host waits once
-            flags = [(value == first).all() for value in column[1:] if not value.is_meta]
+            flags = [(value == first).all() for value in column[1:]]
             are_same = all(to_host(flags))
         else:
             are_same = all(_is_same(value, first) for value in column)
@@ -249,7 +249,7 @@ def _join_leaf(
 
 def _is_same(value: Any, first: Any) -> bool:
     if isinstance(first, Tensor):
-        return isinstance(value, Tensor) and (value.is_meta or torch.equal(value, first))
+        return isinstance(value, Tensor) and torch.equal(value, first)
     return value is first or (type(value) is type(first) and bool(value == first))
 
 

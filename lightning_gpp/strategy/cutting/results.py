@@ -65,7 +65,7 @@ def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str
             "cannot be joined; return one row per sample, or use num_microbatches=1"
         )
     stacked = torch.stack(list(tensors))
-    if stacked.is_floating_point() or first.is_meta:
+    if stacked.is_floating_point():
         return torch.where((stacked == first).all(0), first, mean_over_samples(stacked, sizes))
     if all(torch.equal(tensor, first) for tensor in tensors):
         return first
