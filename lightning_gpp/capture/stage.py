@@ -111,10 +111,6 @@ class StageModule:
         own = ((name, self._module.get_parameter(name)) for name in self.parameter_names)
         return {name: places[id(parameter)] for name, parameter in own}
 
-    def source(self, *, training: bool) -> str:
-        """The generated Python source, for reading."""
-        return self._sources[training].text
-
     def _device(self, values: Sequence[Any]) -> torch.device:
         """Where the stage computes; some of its values are on the CPU on any device (lengths)."""
         for value in (*values, *map(self._module.get_parameter, self.parameter_names[:1])):

@@ -50,7 +50,7 @@ class ChunkRows:
 
     def on(self, device: torch.device) -> ChunkRows:
         """The same with their tensors on a device."""
-        if self.vertices.device == device or device.type == "meta":
+        if self.vertices.device == device:
             return self
         tensors = (self.vertices, self.extended, self.places, self.sent)
         moved = pytree.tree_map_only(Tensor, lambda each: each.to(device), tensors)

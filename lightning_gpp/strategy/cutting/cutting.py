@@ -241,16 +241,13 @@ def _join_leaf(
             flags = [(value == first).all() for value in column[1:]]
             are_same = all(to_host(flags))
         else:
-            are_same = all(_is_same(value, first) for value in column)
+            are_same = not isinstance(first, Tensor) and all(
+                value is first or (type(value) is type(first) and bool(value == first))
+                for value in column
+            )
         if are_same:
             return first
     raise CannotJoinError(f"output {name!r} is not one entry per sample")
-
-
-def _is_same(value: Any, first: Any) -> bool:
-    if isinstance(first, Tensor):
-        return isinstance(value, Tensor) and torch.equal(value, first)
-    return value is first or (type(value) is type(first) and bool(value == first))
 
 
 def difference(joined: Values, whole: Values) -> str | None:

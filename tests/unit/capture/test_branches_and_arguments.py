@@ -151,7 +151,7 @@ def test_arguments_that_are_no_tensors_are_frozen_and_checked() -> None:
     with pytest.raises(ValueError, match=r"argument 'twice' was True .* got False: call it alike"):
         captured.inputs((x, False), {})
     with pytest.raises(
-        ValueError, match=r"argument 'p' was 1\.0 .* got 0\.5: .* pass what changes as a tensor"
+        ValueError, match=r"'p' was 1\.0 .* got 0\.5: .* pass what changes as a tensor"
     ):
         captured.inputs((x, True, None, 0.5), {})
     with pytest.raises(ValueError, match=r"'mask' was None .* got a tensor"):
