@@ -21,6 +21,8 @@ A ``hydra_plugins`` folder has no ``__init__.py``: it is a namespace that distri
 
 from __future__ import annotations
 
+import os
+
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
@@ -28,9 +30,19 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 PREFIX = "lightning_gpp"
 PACKAGE = "lightning_gpp.configs"
+
+
+def processes(most: int) -> int:
+    """Processes for the cores that this one may use: at least two, so that there is a pipeline."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return max(2, min(most, len(affinity(0)) if affinity else os.cpu_count() or 1))
+
+
+OmegaConf.register_new_resolver(f"{PREFIX}.processes", processes, replace=True)
 
 
 class LightningGppSearchPath(SearchPathPlugin):

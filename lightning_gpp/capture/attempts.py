@@ -230,7 +230,7 @@ class _Attempt:
         if _scope_of(error, trace):
             raise error
         _logger.warning(
-            "captured with micro-batches of %d samples; with %d it would raise: %s",
+            "captured with micro-batches of %d samples, as forward raises with %d: %s",
             *(self.runs.sample.num_samples, sample.num_samples, error),
         )
 

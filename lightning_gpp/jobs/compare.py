@@ -20,12 +20,11 @@ from lightning_gpp.jobs.problem.problem_of import (
 )
 from lightning_gpp.jobs.search import search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, check_spmd, program_within
-from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows, save_csv
+from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows
 from lightning_gpp.planner import PLANNERS, PlanRequest
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.step_time.evaluate import message_bytes
-from lightning_gpp.reports.plan.describe import describe_source
-from lightning_gpp.reports.plan.explain import does_not_fit
+from lightning_gpp.reports.plan.describe import describe_source, does_not_fit
 
 SPMD = "spmd"
 """What stands in the place of a schedule where all devices work on every operator."""
@@ -60,7 +59,6 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     if programs := [name for name in names if name in SPMD_PLANNERS]:
         rows += compared_programs(config, request, programs, limit_s)
     save_json(rows, folder / "compare.json")
-    save_csv(rows, folder / "compare.csv")
     rates = {row["planner"]: row["samples_per_s"] for row in rows if row["samples_per_s"]}
     save_metrics(rates, folder)
     schedules = {row["schedule"] for row in rows if row["schedule"]}
@@ -189,12 +187,11 @@ def legend_of(source: str, schedules: Collection[str]) -> list[str]:
     )
     if SPMD in schedules:
         step += (
-            " Where it is spmd, all devices work on every operator: hap by the program that is "
-            "cheapest, even_shares and shares_by_speed on samples (DP-EV, DP-CP), "
-            "sharded_data_parallel with parts of all weights (ZeRO)."
+            " spmd: all devices work on every operator. hap: the cheapest program. even_shares, "
+            "shares_by_speed: data parallelism (DP-EV, DP-CP). sharded_data_parallel: ZeRO."
         )
     return [
         step,
-        "Memory: of the fullest device. Messages: bytes that all devices send. Search: time to "
-        "find the plan. More of each plan: compare.csv.",
+        "Memory: the peak of the device that needs most. Messages: bytes that all devices send. "
+        "Search: time to find the plan. More of each plan: compare.json.",
     ]

@@ -88,9 +88,8 @@ class PredictionsFile(Callback):
         readers = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         if readers > 1:
             raise ValueError(
-                f"{readers} ranks would predict a part of the data each, and the file of "
-                "predictions is that of the first one; choose strategy.pipelines=1, or "
-                "strategy=single_device"
+                f"{readers} ranks would each predict a part of the data, but only the first one "
+                "writes its predictions; choose strategy.pipelines=1, or strategy=single_device"
             )
 
     def on_predict_batch_end(

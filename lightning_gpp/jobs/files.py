@@ -15,7 +15,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.pt"
 FILES = (
-    *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json", "compare.csv"),
+    *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json"),
     *("simulation.json", "graph.json", "costs.json"),
     *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
 )

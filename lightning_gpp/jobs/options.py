@@ -42,7 +42,7 @@ def as_text(name: str, value: Any) -> str | None:
 
 
 def as_flag(name: str, value: Any) -> bool:
-    """Whether."""
+    """True or false."""
     _check(name, "true or false", value, is_right=isinstance(value, bool))
     return bool(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,7 @@ from lightning_gpp.jobs.table import console_width
 from lightning_gpp.planner import resolve_plan, save_plan, validate_plan
 from lightning_gpp.planner.plan.by_rank import with_devices_of
 from lightning_gpp.reports.plan.describe import describe_plan
-from lightning_gpp.reports.plan.explain import describe_alternatives
 from lightning_gpp.reports.plan.verdict import PlanVerdict
-
-NUM_NEXT = 3
-"""Next best plans that are shown."""
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -43,8 +38,10 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     evaluation = found.evaluation
     save_plan(evaluation.plan, folder / "plan.json")
     print(f"{verdict_of(config, found).text(width)}\n", flush=True)
-    for part in explanation(found, width):
-        print(f"{part}\n", flush=True)
+    print(f"{describe_plan(evaluation, found.request, max_width=width)}\n", flush=True)
+    notes = [*(f"Search: {note}." for note in found.answer.result.notes), *found.answer.notes]
+    notes.append(f"Searched by {found.planner} in {found.search_s:.2f} s.")
+    print(f"{wrapped(notes, width)}\n", flush=True)
     metrics = {
         "step_s": evaluation.minibatch_s,
         "samples_per_s": evaluation.throughput,
@@ -86,19 +83,3 @@ def verdict_of(config: DictConfig, found: FoundPlan) -> PlanVerdict:
     return PlanVerdict.of(
         found.evaluation, found.request, num_cores=num_cores() if is_here else None
     )
-
-
-def explanation(found: FoundPlan, width: int) -> Iterator[str]:
-    """Texts that say what the plan is and why; each is made when it is asked for."""
-    evaluation, request, result = found.evaluation, found.request, found.answer.result
-    yield describe_plan(evaluation, request, max_width=width)
-    notes = [*(f"Search: {note}." for note in result.notes), *found.answer.notes]
-    if notes:
-        yield wrapped(notes, width)
-    rows = {
-        f"{found.planner}, {number}.": ranked
-        for number, ranked in enumerate(result.ranked[1 : 1 + NUM_NEXT], start=2)
-    }
-    if rows:
-        yield describe_alternatives(evaluation, rows, max_width=width)
-    yield f"searched: {found.planner} {found.search_s:.2f} s"

@@ -105,6 +105,4 @@ def call_within(limit_s: float | None, function: Callable[..., Result], *args: A
         try:
             return pool.apply_async(function, args).get(limit_s)
         except multiprocessing.TimeoutError:
-            raise OutOfTimeError(
-                f"no answer within {limit_s:g} s; a larger job.limit_s gives it longer"
-            ) from None
+            raise OutOfTimeError(f"no answer within {limit_s:g} s; raise job.limit_s") from None

@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.cluster import Cluster, Link
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.files import save_json, save_metrics, written_to
@@ -57,14 +56,13 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     if planner in SPMD_PLANNERS:
         raise ValueError(
             f"planner={planner} makes programs of torch's operators, which job=simulate does not "
-            f"play; job=plan planner={planner} predicts and explains one, and job=compare puts it "
-            "beside plans of pipelines"
+            f"simulate; job=plan planner={planner} predicts and explains one, and job=compare puts "
+            "it beside plans of pipelines"
         )
     check_planner(planner)
     problem = problem_of(config, folder)
-    cluster = with_links(problem.request.cluster, config.links)
-    problem = problem.with_request(replace(problem.request, cluster=cluster))
-    counts = device_counts(cluster.num_devices, as_list("job.speedup", config.job.speedup))
+    num_devices = problem.request.num_devices
+    counts = device_counts(num_devices, as_list("job.speedup", config.job.speedup))
     factors = _plain(config.what_if)
     before, notes = case_of(config, problem)
     after = before.changed(factors)
@@ -101,7 +99,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     save_plan(after.plan, folder / "plan.json")
     save_metrics(metrics, folder)
     save_json(data, folder / "simulation.json")
-    if config.job.picture and cluster.num_devices <= MOST_DRAWN:
+    if config.job.picture and num_devices <= MOST_DRAWN:
         weights = policy.name if policy else ""
         write_step([timeline_of(case, name, weights) for name, case in worlds.items()], folder)
     print(f"\n{written_to(folder)}")
@@ -126,38 +124,6 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
         schedule=None if problem.question.schedule is None else found.request.schedule,
     )
     return case, found.answer.notes
-
-
-def with_links(cluster: Cluster, config: DictConfig) -> Cluster:
-    """The cluster with the links that the configuration changes.
-
-    Raises:
-        ValueError: a number makes no sense.
-    """
-
-    def changed(level: str, *known: Link | None) -> Link | None:
-        changes = _plain(config[level])
-        link = next((each for each in known if each is not None), None)
-        if not changes or link is None:
-            return known[0]
-        for name, value in changes.items():
-            if name.startswith("is_") and not isinstance(value, bool):
-                raise ValueError(f"links.{level}.{name} must be true or false, got {value!r}")
-        try:
-            return replace(link, **changes)
-        except ValueError as error:
-            raise ValueError(f"links.{level}: {error}") from error
-
-    host = changed("host", cluster.host_link) or cluster.host_link
-    rack = changed("rack", cluster.rack_link, cluster.host_link)
-    if host != cluster.host_link:  # what goes between hosts stays as it was
-        rack = rack or cluster.host_link
-    return replace(
-        cluster,
-        host_link=host,
-        rack_link=rack,
-        spine_link=changed("spine", cluster.spine_link, rack, cluster.host_link),
-    )
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -227,6 +193,9 @@ def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
         return samples / case.ssgd(count, variant).step_s
 
     alone, notes, own = ssgd(1, "naive"), [], dict[int, float | None]()
+    hosts = [device.host for device in case.request.cluster.devices]
+    if max(counts) > (of_one_host := hosts.count(hosts[0])):
+        notes.append(f"More than {count_text(of_one_host, 'device')} are on several hosts.")
     for count in counts:
         try:
             own[count] = case.on_first_devices(count).samples_per_s / alone

@@ -29,14 +29,14 @@ LEAST_GAIN = 5e-4
 KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
     {
         TaskKind.TRANSFER: "messages",
-        TaskKind.REDUCE: "sums of gradients",
+        TaskKind.REDUCE: "all-reduce",
         TaskKind.FEED: "your step before the forward",
         TaskKind.TURN: "your step after the forward",
         TaskKind.DATA: "reading input",
         TaskKind.COPY: "copying input",
-        TaskKind.PREPARE: "cutting input",
+        TaskKind.PREPARE: "splitting input",
         TaskKind.FINISH: "joining results",
-        TaskKind.OVERHEAD: "the interpreter",
+        TaskKind.OVERHEAD: "Python",
         TaskKind.SEND: "sending",
         TaskKind.RECEIVE: "receiving",
     }
@@ -61,7 +61,7 @@ def _step(case: Case) -> str:
         f"{number_text(case.samples_per_s)} samples/s; bubble {bubble}"
     )
     if in_a_row > 1:
-        text += f" (the mean of {in_a_row} that overlap; what follows is of all of them)"
+        text += f" (the mean of {in_a_row} that overlap; what follows is for all of them)"
     return f"{text}."
 
 
@@ -76,7 +76,7 @@ def _path(case: Case) -> str:
     text = f"Critical path: {', '.join(texts)}"
     if path.channel_s > 0:
         waited = percent_text(path.channel_s, path.duration_s)
-        text += f"; of this, {waited} waiting for a channel that others occupy"
+        text += f"; of this, {waited} waiting for a busy channel"
     return f"{text}."
 
 
@@ -182,8 +182,8 @@ def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:
         for count in next(iter(columns.values()))
     ]
     title = (
-        "Speed-up against one device that hides nothing (samples per second; as many samples for "
-        "every device): the planner's plans, and pure data parallelism (S-SGD)."
+        "Speed-up against one device without overlap (samples per second, equally many samples "
+        "per device): the planner's plans, and data parallelism (S-SGD)."
     )
     notes = [wrapped(found["notes"], max_width)] if found["notes"] else []
     return "\n".join([wrapped([title], max_width), text_table(["devices", *columns], rows), *notes])

@@ -103,13 +103,13 @@ def explain_program(config: DictConfig, name: str, folder: Path) -> dict[str, fl
         request,
         step_s=plan.evaluation.step_s,
         memory_bytes=round(metrics["peak_memory_bytes"]),
-        busy_s=plan.evaluation.busy_s.tolist(),
+        num_devices=len(plan.evaluation.busy_s),
     )
     kinds = [device.kind for device in request.cluster.devices]
     factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())
     prices = (
-        "Computing is priced by flops and bytes, at a part of the devices' speeds with which one "
-        f"alone takes as long as its measured operators do ({factors})."
+        "Compute is priced by FLOPs and bytes, with the devices' speeds scaled so that one device "
+        f"alone takes as long as its measured operators ({factors})."
     )
     text = explain_plan(plan, question.graph, question.machine, kinds=kinds, max_width=width)
     print(f"{verdict.text(width)}\n\n{text}\n\n{wrapped([prices], width)}")

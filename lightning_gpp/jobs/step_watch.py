@@ -29,7 +29,7 @@ class StepWatch(Callback):
         self._last_s = now_s
 
     def on_validation_start(self, *args: object) -> None:
-        """What comes now is no training."""
+        """Validation does not count."""
         self._last_s = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -63,7 +63,7 @@ def _head(plan: SpmdPlan) -> list[str]:
     rest = f"{seconds_text(beside_s)} of this goes on side by side"
     if beside_s <= 0:
         late = seconds_text(-beside_s)
-        rest = f"the last sum of gradients, which fills no bucket, takes {late} longer"
+        rest = f"the last all-reduce, whose bucket is not full, takes {late} longer"
     bound = "The program was found with other shares than its own: no bound is known."
     if plan.least_s is not None:
         least = seconds_text(plan.least_s)

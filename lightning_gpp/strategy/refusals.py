@@ -70,8 +70,8 @@ def check_settings(settings: Settings) -> None:
         check_whole("num_microbatches", num_microbatches)
     if settings.is_asynchronous and num_microbatches not in (None, 1):
         raise ValueError(
-            f"schedule={schedule!r} has whole mini-batches in flight, so num_microbatches is 1, "
-            f"got {num_microbatches}"
+            f"schedule={schedule!r} keeps whole mini-batches in flight and needs "
+            f"num_microbatches=1, got {num_microbatches}"
         )
     if not is_number(settings.timeout_s) or settings.timeout_s <= 0:
         raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s!r}")

@@ -60,14 +60,14 @@ def describe_planned(planned: Planned, settings: Settings, *, waits: bool = Fals
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
     notes = [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
     also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
-    earlier = "; made of what earlier runs kept" if len(notes) < len(planned.notes) else ""
+    earlier = "; uses measurements of earlier runs" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
-        f"Pace: {stages_text([found.stage.id for found in pace])} ({devices_text(devices)}), by "
-        f"{evaluation.pacemaker.bound}. Fullest: device {fullest.device}, "
-        f"{bytes_text(fullest.memory_bytes)}{limit}.",
+        f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
+        f"({devices_text(devices)}), by {evaluation.pacemaker.bound}. Peak memory: "
+        f"{bytes_text(fullest.memory_bytes)}{limit} on device {fullest.device}.",
         *notes[:1],
-        f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
+        f'For more: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
     )
     return f"{verdict}\n{wrapped(lines, width())}"
 

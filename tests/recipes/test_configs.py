@@ -131,6 +131,14 @@ def test_command_of_the_readme() -> None:
     assert config.trainer.devices == 4
 
 
+@pytest.mark.parametrize(("cores", "expected"), [(1, 2), (2, 2), (3, 3), (8, 4)])
+def test_by_default_a_process_per_core(
+    monkeypatch: pytest.MonkeyPatch, cores: int, expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores), raising=False)
+    assert composed("recipe=multimodal").trainer.devices == expected
+
+
 def test_unknown_recipe_lists_the_known() -> None:
     with pytest.raises(MissingConfigException, match="Could not find 'recipe/foo'") as caught:
         composed("recipe=foo")

@@ -52,7 +52,7 @@ class TestPlan:
         assert printed.startswith(
             "graph: 5 operators for 2 devices (NVIDIA A100-SXM4-80GB) in 1 host, mini-batches of 16"
         )
-        for heading in ("Predicted step:", "Pace: stage", "searched: "):
+        for heading in ("Predicted step:", "Bottleneck: stage", "Searched by "):
             assert heading in printed
         assert max(map(len, printed.split("\n"))) <= 100 or str(run_folder) in printed
         run = run_folder / "run"
@@ -84,7 +84,7 @@ class TestPlan:
         one = [*PLAN, *COSTS, "cluster.num_devices=1", "num_microbatches=64"]
         roomy = graphpipe(*one)
         assert "schedule gpipe" in roomy and "Schedule: 1f1b" not in roomy
-        assert "Memory by schedule: gpipe 348 kB, 1f1b 25.2 kB on the fullest device" in roomy
+        assert "Peak memory by schedule: gpipe 348 kB, 1f1b 25.2 kB" in roomy
         named = graphpipe(*one, "strategy.schedule=1f1b")
         assert "schedule 1f1b" in named and "Schedule: 1f1b" not in named
         tight = " ".join(graphpipe(*one, "cluster.memory_bytes=300000").split())
@@ -154,8 +154,6 @@ class TestCompare:
             assert row["samples_per_s"] == pytest.approx(16 / row["step_s"])
             assert row["schedule"] == "gpipe"
             assert any(line.startswith(row["planner"]) for line in printed.split("\n"))
-        with (run_folder / "run" / "compare.csv").open(newline="") as file:
-            assert [row["planner"] for row in csv.DictReader(file)] == list(PLANNERS)
 
     def test_every_planner_has_the_schedule_that_fits(
         self, graphpipe: Run, run_folder: Path
@@ -197,7 +195,7 @@ class TestCompare:
         printed = graphpipe("job=compare", *PLAN[1:], *options)
         (row,) = json.loads((run_folder / "run" / "compare.json").read_text())
         assert row["step_s"] is None and row["search_s"] == 0.01
-        assert "no answer within 0.01 s; a larger job.limit_s" in row["error"]
+        assert "no answer within 0.01 s; raise job.limit_s" in row["error"]
         assert "no answer" in printed
 
     def test_models_on_one_graph_have_one_planner(

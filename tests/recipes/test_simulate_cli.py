@@ -82,7 +82,6 @@ class TestSimulate:
             [],
             ["what_if.compute=0.5"],
             ["what_if.bandwidth=1e-6"],
-            ["links.host.bandwidth_bytes_per_s=1e4"],
             ["num_microbatches=1"],
         ):
             graphpipe(*two, *change)

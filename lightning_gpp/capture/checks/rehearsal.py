@@ -110,7 +110,7 @@ class Rehearsal:
         self._take(first_sample(self.arguments.tensors(args, kwargs)))
         if not self.sample.num_samples:
             raise CaptureError(
-                "the first batch has no samples, which do not show how the model goes with them: "
+                "the first batch has no samples, so the model cannot be captured from it: "
                 "begin with another batch. Later ones may be empty"
             )
         self.weights = HostWeights(module, self.sample.device)

@@ -236,7 +236,7 @@ def full_graph_problem(config: DictConfig, folder: Path) -> PlanningProblem:
         each = (
             f"ways={one.model.num_ways} {seconds_text(one.evaluation.step_s)}, "
             f"{bytes_text(one.message_bytes)} of messages, "
-            f"{bytes_text(one.evaluation.peak_memory_bytes)} on the fullest device"
+            f"{bytes_text(one.evaluation.peak_memory_bytes)} at most on a device"
             for one in answers
         )
         notes += (f"An epoch takes with {'; with '.join(each)}.",)

@@ -94,21 +94,21 @@ def _held(plan: Plan, request: PlanRequest) -> str:
     """What the fullest device holds; of pipelines that do not drain how many versions, too."""
     if request.num_minibatches == 1:
         held = [
-            f"{schedule} {_fullest_text(plan, replace(request, schedule=schedule))}"
+            f"{schedule} {_peak_text(plan, replace(request, schedule=schedule))}"
             for schedule in (HOLDS_ALL, HOLDS_FEW)
         ]
-        return f"Memory by schedule: {', '.join(held)} on the fullest device"
+        return f"Peak memory by schedule: {', '.join(held)}"
     copies = request.held_versions
     versions = [str(copies.of(s.in_flight)) for s in evaluate_plan(plan, request).stages]
     count = copies.per_update
     many = f", with updates of {count} mini-batches" if count > 1 else ""
     return (
-        f"Memory: {_fullest_text(plan, request)} on the fullest device; versions "
-        f"of the parameters by stage: {', '.join(versions)}{many}"
+        f"Peak memory: {_peak_text(plan, request)}; versions of the parameters by stage: "
+        f"{', '.join(versions)}{many}"
     )
 
 
-def _fullest_text(plan: Plan, request: PlanRequest) -> str:
+def _peak_text(plan: Plan, request: PlanRequest) -> str:
     return bytes_text(max(device.memory_bytes for device in plan_devices(plan, request)))
 
 
@@ -156,17 +156,17 @@ def shares_text(found: StageEvaluation) -> str:
 
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
-    """The stage that sets the pace, what the pipeline's ends add, and how full the memory is."""
+    """The bottleneck, what filling and draining add, and the peak of memory."""
     stage, step_s = evaluation.pacemaker, evaluation.step_s
     pace = (
-        f"Pace: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) sets it by "
+        f"Bottleneck: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) by "
         f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: compute "
         f"{seconds_text(stage.compute_s)} per micro-batch of "
-        f"{samples_text(stage.microbatch_size)}, messages {seconds_text(stage.communication_s)} "
-        "meanwhile"
+        f"{samples_text(stage.microbatch_size)}, at the same time messages "
+        f"{seconds_text(stage.communication_s)}"
     )
     if stage.reduce_s:
-        pace += f"; summing its gradients {seconds_text(stage.reduce_s)}"
+        pace += f"; all-reduce {seconds_text(stage.reduce_s)}"
     others = [found.stage.id for found in evaluation.bottlenecks if found is not stage]
     if evaluation.seconds_per_sample > stage.seconds_per_sample:
         whole, together = seconds_text(evaluation.seconds_per_sample), [*others, stage.stage.id]
@@ -175,19 +175,17 @@ def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
         pace += f"; {stages_text(others)} likewise"
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
     step = (
-        f"Step: {seconds_text(steady_s)} at that pace, and "
-        f"{seconds_text(max(0.0, step_s - steady_s))} to fill and to empty the pipeline"
+        f"Step: {seconds_text(steady_s)} at the bottleneck's pace, and "
+        f"{seconds_text(max(0.0, step_s - steady_s))} to fill and drain the pipeline"
     )
     if steady_s > step_s:
-        step = f"Step: {seconds_text(step_s)}, as messages and sums lie beside other stages' work"
-    fullest = max(evaluation.devices, key=lambda device: device.memory_bytes)
-    memory = f"Memory: device {fullest.device} is the fullest, {bytes_text(fullest.memory_bytes)}"
-    if (limit_bytes := fullest.limit_bytes) is None:
-        memory += "; its limit is not known"
-    else:
-        share = percent_text(fullest.memory_bytes, limit_bytes)
+        step = f"Step: {seconds_text(step_s)}; messages and all-reduces overlap with compute"
+    most = max(evaluation.devices, key=lambda device: device.memory_bytes)
+    memory = f"Peak memory: {bytes_text(most.memory_bytes)}"
+    if (limit_bytes := most.limit_bytes) is not None:
+        share = percent_text(most.memory_bytes, limit_bytes)
         memory += f" of {bytes_text(limit_bytes)} ({share})"
-        memory += "" if fullest.fits else ": the plan does not fit"
+    memory += f" on device {most.device}{'' if most.fits else ': the plan does not fit'}"
     return wrapped([f"{text}." for text in (pace, step, memory)], max_width)
 
 
@@ -195,11 +193,11 @@ def _columns(request: PlanRequest) -> list[str]:
     """What the columns of the stages mean, and where the seconds are from."""
     return [
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
-        "Messages: what a replica sends meanwhile.",
-        "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
+        "Messages: what a replica sends at the same time.",
+        "Per sample: the longer of both, and the all-reduce. Load: of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({request.optimizer_values} values per "
-        "parameter) and activations in flight, on each device. r: activations are computed again.",
-        "Below, stages of one depth work side by side; bytes are of a message, of one micro-batch.",
+        "parameter) and activations in flight, on each device. r: activations are recomputed.",
+        "Below: stages of equal depth run in parallel; bytes of a message, of one micro-batch.",
     ]
 
 
@@ -250,3 +248,12 @@ def describe_graph(stages: StageGraph, num_of_plan: int, *, max_width: int = 100
         rows.append([str(depth), names[stage], fed.get(stage, ""), ", ".join(sent)])
     header = ["depth", "stage", "inputs", "sends to"]
     return text_table(header, rows, left=["sends to"], flexible="sends to", max_width=max_width)
+
+
+def does_not_fit(found: PlanEvaluation) -> str:
+    """Which device lacks memory, for a plan that is not feasible."""
+    device = max(found.devices, key=lambda d: d.memory_bytes - (d.limit_bytes or d.memory_bytes))
+    return (
+        f"device {device.device} needs {bytes_text(device.memory_bytes)} of "
+        f"{bytes_text(device.limit_bytes or 0)}"
+    )

@@ -163,7 +163,7 @@ def _subtitle(evaluation: PlanEvaluation) -> str:
     return (
         f"predicted step {seconds_text(evaluation.minibatch_s)} for {samples}, "
         f"{number_text(evaluation.throughput)} samples/s; "
-        f"pace: {stages_text(pace)} ({evaluation.pacemaker.bound})"
+        f"bottleneck: {stages_text(pace)} ({evaluation.pacemaker.bound})"
     )
 
 
@@ -181,7 +181,7 @@ def _content(
         shares = f": {shares_text(found)} samples" if len(set(stage.shares)) > 1 else ""
         lines += textwrap.wrap(f"{stage.num_replicas} replicas{shares}", width)
     if stage.recompute:
-        lines.append("activations again")
+        lines.append("recompute")
     limits = [request.cluster.devices[device].memory_bytes for device in stage.devices]
     limit = min((limit for limit in limits if limit is not None), default=None)
     used = found.memory.total_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +16,6 @@ from lightning_gpp.common.units_of_measure import (
 from lightning_gpp.planner.base import HOLDS_FEW, PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, plan_devices
-
-OWN = "your step, data, optimizer and Lightning's loop"
-"""What is in no prediction."""
 
 AS_FAST = 1.05
 """Gains below this factor are called none: predictions are not closer than that."""
@@ -45,26 +41,22 @@ class BatchTimes:
 class PlanVerdict:
     """A plan beside one device of the same cluster that runs the whole model.
 
-    Both are predicted from operators and messages alone: the user's step, the data, the optimizer
-    and Lightning's loop are in neither. Steps of some milliseconds consist of that, so
-    :meth:`measured_text` has the better verdict where batches could be timed.
+    Both are predicted from operators and messages alone, without the user's step, the data, the
+    optimizer and Lightning's loop, of which short steps consist: :meth:`measured_text` has the
+    better verdict where batches could be timed.
 
     Attributes:
         num_devices: that the plan uses.
         step_s: seconds of a step by the plan.
         one_device_s: seconds of a step on the one device that is fastest.
-        memory_bytes: on the fullest device of the plan.
+        memory_bytes: on the device of the plan that needs most.
         one_device_bytes: on the one device.
         one_device_fits: whether they fit there.
         one_device_pieces: micro-batches in which it takes the mini-batch, accumulating gradients:
             the fewest that fit there.
-        longest_compute_s: seconds that the busiest device of the plan computes in a step.
-        compute_s: seconds that all its devices compute in a step.
         is_estimated: whether operators were not measured, but taken from data sheets.
-        num_sharing: processes of the plan that share the cores of one host; 0 where each has
-            devices of its own.
-        num_cores: cores that they share.
-        on_processes: whether processes on CPUs run it, which lose most to what is in neither.
+        num_cores: of the machine, where more processes of the plan than these share them; else 0.
+        on_processes: whether processes on CPUs run it, which lose most to what is not predicted.
     """
 
     num_devices: int
@@ -73,10 +65,7 @@ class PlanVerdict:
     memory_bytes: int
     one_device_bytes: int
     one_device_fits: bool
-    longest_compute_s: float
-    compute_s: float
     is_estimated: bool = False
-    num_sharing: int = 0
     num_cores: int = 0
     on_processes: bool = False
     one_device_pieces: int = 1
@@ -94,34 +83,27 @@ class PlanVerdict:
         """
         kinds = [request.cluster.devices[found.device].kind for found in evaluation.devices]
         on_cpus = kinds.count("cpu")
-        is_shared = num_cores is not None and on_cpus > num_cores
         return cls.beside_one(
             request,
+            num_devices=len(kinds),
             step_s=evaluation.minibatch_s,
             memory_bytes=evaluation.peak_memory_bytes,
-            busy_s=[d.busy_s / evaluation.num_minibatches for d in evaluation.devices],
-            num_sharing=on_cpus if is_shared else 0,
-            num_cores=num_cores or 0,
+            num_cores=num_cores if num_cores is not None and on_cpus > num_cores else 0,
             on_processes=on_cpus > 0,
         )
 
     @classmethod
-    def beside_one(
-        cls, request: PlanRequest, *, busy_s: Sequence[float], **shared: Any
-    ) -> PlanVerdict:
-        """The verdict on what takes a step of so long, on devices that compute for so long."""
+    def beside_one(cls, request: PlanRequest, **plan: Any) -> PlanVerdict:
+        """The verdict on what is known of a plan."""
         alone = best_alone(request)
         is_cut = not request.graph.staying and request.num_minibatches == 1
         return cls(
-            num_devices=len(busy_s),
             one_device_s=alone.minibatch_s,
             one_device_bytes=alone.peak_memory_bytes,
             one_device_fits=alone.is_feasible,
             one_device_pieces=alone.plan.num_microbatches or 1 if is_cut else 1,
-            longest_compute_s=max(busy_s),
-            compute_s=sum(busy_s),
             is_estimated=request.is_estimated,
-            **shared,
+            **plan,
         )
 
     @property
@@ -130,44 +112,35 @@ class PlanVerdict:
         return self.one_device_s / self.step_s
 
     def text(self, max_width: int = 100) -> str:
-        """A sentence of so many columns; more where processes share cores."""
-        sentences, several = [f"Verdict: {self._predicted()}"], self.num_devices > 1
-        if several and self.num_sharing:
-            least_s = max(self.step_s, self.compute_s / self.num_cores)
-            sentences.append(
-                f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
-                f"at best {_times(self.one_device_s / least_s)} one process."
-            )
-        if several and self.on_processes:
-            sentences.append(
-                f"Y{OWN[1:]} and what processes do beside are in neither: of short steps they are "
-                "the larger part, which training tells."
-            )
-        return wrapped(sentences, max_width)
+        """What is predicted, in lines of so many columns."""
+        return wrapped([f"Verdict: {self._predicted()}."], max_width)
 
     def _predicted(self) -> str:
-        step, alone = seconds_text(self.step_s), seconds_text(self.one_device_s)
+        how = "estimated, not measured" if self.is_estimated else "predicted"
+        step, devices = seconds_text(self.step_s), count_text(self.num_devices, "device")
         if self.num_devices == 1:
-            return f"one device does it all, {step} a step ({self._how})."
-        devices = count_text(self.num_devices, "device")
-        own = " of their own" if self.num_sharing else ""
+            return f"one device does it all, {step} a step ({how})"
+        if self.num_cores:
+            return (
+                f"only training tells, as {self.num_devices} processes share "
+                f"{count_text(self.num_cores, 'core')}; what is predicted is for devices with "
+                "cores of their own"
+            )
         if not self.one_device_fits:
-            return f"{devices}{own} {self._no_room}, {step} a step ({self._how})."
-        beside = f"({self._how}: {step} a step, one {alone}{self._in_pieces}), with {self._memory}"
+            return f"{devices} {self._no_room}, {step} a step ({how})"
+        without = "; your step, data and optimizer not counted" if self.on_processes else ""
+        beside = (
+            f"({how}: {step} a step, one {seconds_text(self.one_device_s)}{self._in_pieces}"
+            f"{without}), with {self._memory}"
+        )
         if self.speedup >= AS_FAST:
             at_best = "at best " if self.on_processes else ""
-            return f"{devices}{own} are {at_best}{_times(self.speedup)} as fast as one {beside}."
+            return f"{devices} are {at_best}{_times(self.speedup)} as fast as one {beside}"
         slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
-        other_s = max(0.0, self.step_s - self.longest_compute_s)
-        return (
-            f"{devices} are {slower} one {beside}: the busiest computes "
-            f"{seconds_text(self.longest_compute_s)} a step, messages and waiting cost "
-            f"{seconds_text(other_s)}. Larger batches or layers would change that; 1 device would "
-            "do."
-        )
+        return f"{devices} are {slower} one {beside}; larger batches or layers would help"
 
     def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
-        """The verdict by what batches took, beside what was predicted of them and of one device.
+        """The verdict by what batches took.
 
         One process has the step, the data and the loop as well, and shares its cores with no other
         ranks, but its optimizer has all weights.
@@ -176,27 +149,26 @@ class PlanVerdict:
             took: what they took.
             max_width: columns.
         """
-        batch, step = f"{seconds_text(took.batch_s)} a batch", seconds_text(self.step_s)
-        if self.num_devices == 1 or took.own_s is None:
-            text = f"Measured: {batch} (median of {took.num_batches}), "
-            if self.num_devices == 1:
-                return wrapped([f"{text}of which operators take {step} ({self._how})."], max_width)
-            text += f"{self._how}: {step} without {OWN}; one device, also without, "
-            text += f"{seconds_text(self.one_device_s)}."
-            text += "" if self.one_device_fits else " One device has no room for the model."
-            return wrapped([text], max_width)
-        one_s = took.own_s + self.one_device_s
-        batch = f"measured: {batch}, median of {took.num_batches}"
-        what = f"{self._no_room} ({batch})"
-        if self.one_device_fits:
-            what = f"{_beside_one(one_s / took.batch_s)} ({batch}; one about {seconds_text(one_s)}"
-            what += f"{self._in_pieces}), with {self._memory}"
-        text = f"Verdict: {count_text(self.num_devices, 'process')} {what}."
-        text += (
-            f" Of a batch {seconds_text(took.batch_s - took.own_s)} are in the pipeline "
-            f"({self._how}: {step}), {seconds_text(took.own_s)} in {OWN}."
-        )
-        return wrapped([text], max_width)
+        batch = f"{seconds_text(took.batch_s)} a batch (median of {took.num_batches})"
+        who = count_text(self.num_devices, "process")
+        if self.num_cores and self.num_devices > 1:
+            who += f" that share {count_text(self.num_cores, 'core')}"
+        if self.num_devices > 1 and not self.one_device_fits:
+            text = f"{who} {self._no_room}, {batch}"
+        elif self.num_devices == 1:
+            text = f"{who}: {batch}"
+        elif took.own_s is None:
+            text = (
+                f"{who}: {batch}; one is predicted to take {seconds_text(self.one_device_s)}"
+                f"{self._in_pieces}, your step, data and optimizer not counted"
+            )
+        else:
+            one_s = took.own_s + self.one_device_s
+            text = (
+                f"{who} are {_beside_one(one_s / took.batch_s)}: {batch}, one process about "
+                f"{seconds_text(one_s)}{self._in_pieces}; each needs at most {self._memory}"
+            )
+        return wrapped([f"Verdict: {text}."], max_width)
 
     @property
     def _memory(self) -> str:
@@ -210,13 +182,9 @@ class PlanVerdict:
     @property
     def _no_room(self) -> str:
         return (
-            f"train what one has no room for ({bytes_text(self.one_device_bytes)}): "
-            f"{bytes_text(self.memory_bytes)} on the fullest"
+            f"train what does not fit on one ({bytes_text(self.one_device_bytes)}): at most "
+            f"{bytes_text(self.memory_bytes)} on each"
         )
-
-    @property
-    def _how(self) -> str:
-        return "estimated, not measured" if self.is_estimated else "predicted"
 
 
 def _times(factor: float) -> str:
@@ -225,8 +193,8 @@ def _times(factor: float) -> str:
 
 def _beside_one(gain: float) -> str:
     if gain <= 1 / AS_FAST:
-        return f"are slower than one, which would be about {_times(1 / gain)} as fast"
-    return f"are about {f'{_times(gain)} ' if gain >= AS_FAST else ''}as fast as one"
+        return "slower than one"
+    return f"about {f'{_times(gain)} ' if gain >= AS_FAST else ''}as fast as one"
 
 
 def best_alone(request: PlanRequest) -> PlanEvaluation:

@@ -2,9 +2,8 @@
 
 The format is the JSON object format of "Trace Event Format" (Google, 2016): complete events
 (``"X"``) for spans and transfers, metadata events (``"M"``) for names and order, flow events
-(``"s"``, ``"f"``) for messages, counter events (``"C"``) for memory. Each timeline is a process;
-its critical path, each of its ranks and each lane of a channel is a thread. Times are
-microseconds.
+(``"s"``, ``"f"``) for messages. Each timeline is a process, each of its ranks and each lane of a
+channel is a thread. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from lightning_gpp.graph import FEED
 from lightning_gpp.reports.step.paint import lanes
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.timeline import PathSegment, Timeline
+from lightning_gpp.simulate.timeline.timeline import Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer
 from lightning_gpp.simulate.timeline.words import stage_title, words_of
 
@@ -45,47 +44,26 @@ def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[Event]:
         found = {"ph": phase, "pid": pid, "tid": tid, "name": name} | more
         return found if time_s is None else found | {"ts": time_s * _US_PER_S}
 
-    def thread(tid: int, name: str, order: int) -> Iterator[Event]:
-        yield event("M", tid, "thread_name", args={"name": name})
-        yield event("M", tid, "thread_sort_index", args={"sort_index": order})
-
-    def complete(
-        tid: int, when: Span | Transfer | PathSegment, name: str, args: dict[str, Any]
-    ) -> Event:
-        item = when.item if isinstance(when, PathSegment) else when
-        category = item.kind.category.value if isinstance(item, Span) else "communication"
-        duration_us = when.duration_s * _US_PER_S
-        return event("X", tid, name, when.start_s, dur=duration_us, cat=category, args=args)
-
     yield event("M", 0, "process_name", args={"name": timeline.full_name})
     yield event("M", 0, "process_sort_index", args={"sort_index": pid})
-    shown = list(lanes(timeline))
-    if timeline.critical_path:
-        yield from thread(len(shown), "critical path", -1)
-    for segment in timeline.path_segments:
-        on_its_way = "" if isinstance(segment.item, Span) else ", on its way"
-        if segment.duration_s:
-            name = _name(segment.item, timeline) + on_its_way
-            yield complete(len(shown), segment, name, {})
-    for tid, lane in enumerate(shown):
+    for tid, lane in enumerate(lanes(timeline)):
         name = f"link {lane.name}"
         if lane.rank is not None:
             name = ", ".join(stage.title for stage in timeline.stages_of(lane.rank))
             name = f"{lane.name} · {name}" if name else lane.name
-        yield from thread(tid, name, tid)
+        yield event("M", tid, "thread_name", args={"name": name})
+        yield event("M", tid, "thread_sort_index", args={"sort_index": tid})
         for item, is_critical in zip(lane.items, lane.critical):
             arguments = _arguments(timeline, item) | {"critical": is_critical}
-            yield complete(tid, item, _name(item, timeline), arguments)
+            category = item.kind.category.value if isinstance(item, Span) else "communication"
+            look = {"dur": item.duration_s * _US_PER_S, "cat": category, "args": arguments}
+            yield event("X", tid, _name(item, timeline), item.start_s, **look)
     for number, (sent, received) in enumerate(timeline.messages()):
         start_s = (sent.start_s + sent.end_s) / 2  # within its span, to which it is tied
         end_s = max(start_s, (received.start_s + received.end_s) / 2)
         tie = {"cat": "message", "id": f"{pid}.{number}"}
         yield event("s", sent.rank, "message", start_s, **tie)
         yield event("f", received.rank, "message", end_s, **tie, bp="e")
-    for curve in timeline.memory:
-        for time_s, used_bytes in zip(curve.times_s, curve.used_bytes):
-            args = {"bytes": used_bytes}
-            yield event("C", curve.rank, f"memory of rank {curve.rank}", time_s, args=args)
 
 
 def _name(item: Span | Transfer, timeline: Timeline) -> str:

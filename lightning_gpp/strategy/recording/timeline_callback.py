@@ -259,7 +259,9 @@ class TimelineCallback(pl.Callback):
         predicted = ""
         if isinstance(report, StepReport):
             metrics |= report.comparison.metrics()
-            predicted = f", {seconds_text(report.predicted.step_s)} by the {report.source}"
+            predicted = (
+                f", {seconds_text(report.predicted.step_s)} predicted by the {report.source}"
+            )
         if isinstance(last_report, StepReport):
             written += self._keep(run, last_report)
         for logger in run.module.trainer.loggers:

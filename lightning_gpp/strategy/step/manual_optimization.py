@@ -136,7 +136,7 @@ class ManualOptimization:
         """Before any step of an optimizer, also one that Lightning's wrapper does not see."""
         if not self._is_everywhere:
             raise NotImplementedError(
-                "an optimizer of torch steps by itself, of which other ranks do not hear; step "
+                "an optimizer of torch was stepped directly, so other ranks do not step; step "
                 "Lightning's: self.optimizers(), without use_pl_optimizer=False"
             )
 

@@ -125,7 +125,7 @@ def test_changing_weights_on_rank_0_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("has_closure", "expected"), [(True, "go backward first"), (False, "steps by itself")]
+    ("has_closure", "expected"), [(True, "go backward first"), (False, "was stepped directly")]
 )
 def test_optimizing_by_hand_as_others_cannot_is_refused(
     pool: WorkerPool, has_closure: bool, expected: str

@@ -15,5 +15,7 @@ from lightning_gpp.jobs.evaluate import PredictionsFile
 def test_parts_of_the_data_are_refused(tmp_path: Path) -> None:
     strategy = GraphPipeStrategy(pipelines=2)
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
-    with pytest.raises(ValueError, match=r"2 ranks would predict a part.*strategy\.pipelines=1"):
+    with pytest.raises(
+        ValueError, match=r"2 ranks would each predict a part.*strategy\.pipelines=1"
+    ):
         PredictionsFile(tmp_path / "predictions.pt").on_predict_start(trainer, BoringModel())

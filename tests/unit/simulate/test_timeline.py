@@ -109,7 +109,7 @@ class TestTrace:
 
 
 class TestTraceOfTwo:
-    """Predicted and measured as two processes, each with its links, critical path and memory."""
+    """Predicted and measured as two processes, each with its links and critical path."""
 
     @pytest.fixture
     def events(self, tmp_path: Path) -> list[dict]:

@@ -6,19 +6,13 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import (
-    Plan,
     PlanRequest,
-    Stage,
     evaluate_plan,
     plan_request,
     resolve_plan,
 )
 from lightning_gpp.reports.plan.describe import (
     describe_plan,
-)
-from lightning_gpp.reports.plan.explain import (
-    describe_alternatives,
-    why_it_lost,
 )
 
 GRAPH = literal_graph(
@@ -65,7 +59,7 @@ def test_the_whole_text():
     assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
         Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
         Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
-        Memory by schedule: gpipe 11.9 kB, 1f1b 9.7 kB on the fullest device
+        Peak memory by schedule: gpipe 11.9 kB, 1f1b 9.7 kB
 
                                   micro-      in                         per
         stage  device  operators   batch  flight  compute  messages   sample   load  memory
@@ -75,17 +69,17 @@ def test_the_whole_text():
             2       2  enc.b           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
             3       3  head, cat       4       1  6.00 ms       0 s  1.50 ms  100 %  8.2 kB
 
-        Pace: stage 3 (device 3) sets it by compute, 1.50 ms per sample: compute 6.00 ms per
-          micro-batch of 4, messages 0 s meanwhile.
-        Step: 24.0 ms at that pace, and 6.00 ms to fill and to empty the pipeline.
-        Memory: device 3 is the fullest, 9.7 kB of 12.0 kB (81 %).
+        Bottleneck: stage 3 (device 3) by compute, 1.50 ms per sample: compute 6.00 ms per
+          micro-batch of 4, at the same time messages 0 s.
+        Step: 24.0 ms at the bottleneck's pace, and 6.00 ms to fill and drain the pipeline.
+        Peak memory: 9.7 kB of 12.0 kB (81 %) on device 3.
 
         Compute: forward and backward of one micro-batch (measured on cpu).
-        Messages: what a replica sends meanwhile.
-        Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
+        Messages: what a replica sends at the same time.
+        Per sample: the longer of both, and the all-reduce. Load: of the slowest stage's.
         Memory: parameters, gradients, optimizer state (2 values per parameter) and activations in
-          flight, on each device. r: activations are computed again.
-        Below, stages of one depth work side by side; bytes are of a message, of one micro-batch.
+          flight, on each device. r: activations are recomputed.
+        Below: stages of equal depth run in parallel; bytes of a message, of one micro-batch.
 
         depth  stage  inputs  sends to
         ──────────────────────────────────────────
@@ -94,43 +88,3 @@ def test_the_whole_text():
             2      2          3 (256 B)
             1      3
     """)
-
-
-REPLICAS = Plan(
-    (
-        Stage(0, ("stem", "enc_a", "enc_b"), (0, 1), 2, recompute=True),
-        Stage(1, ("cat", "head"), (2, 3), 2),
-    ),
-    num_microbatches=4,
-)
-
-
-class TestAlternatives:
-    def test_reasons(self):
-        free = replace(REQUEST, cluster=uniform_cluster(4, FREE))
-        two = resolve_plan([["stem", "enc.a", "enc.b"], ["head", "cat"]], GRAPH)
-        chain = replace(PLAN, is_chain=True)
-        others = {
-            "gpipe": evaluate_plan(PLAN, question(schedule="gpipe")),
-            "chain": evaluate_plan(chain, REQUEST),
-            "too large": evaluate_plan(REPLICAS, REQUEST),
-            "slow": evaluate_plan(two, free),
-            "same": FOUND,
-        }
-        assert {name: why_it_lost(FOUND, other) for name, other in others.items()} == {
-            "gpipe": "same step",
-            "chain": "9.00 ms to fill and empty, not 6.00 ms",
-            "too large": "device 0 needs 12.8 kB of 12.0 kB",
-            "slow": "stage 0 takes 2.25 ms per sample (compute), not 1.50 ms",
-            "same": "same step",
-        }
-        assert why_it_lost(others["chain"], FOUND) == "faster: the planner did not find it"
-
-    def test_table(self):
-        others = {"two": evaluate_plan(REPLICAS, REQUEST)}
-        assert describe_alternatives(FOUND, others) == lines_of("""
-                                 micro-
-            plan  stages  depth   batch     step         memory  why not
-            ──────────────────────────────────────────────────────────────────────────────────────
-            two        2      3       8  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 12.0 kB
-        """)

@@ -41,7 +41,7 @@ def test_branches_side_by_side_are_a_gain() -> None:
     assert found.text(200).startswith(
         "Verdict: 2 devices are at best 1.5 times as fast as one (predicted:"
     )
-    assert "Larger batches" not in found.text()
+    assert "larger batches" not in found.text(400)
 
 
 def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
@@ -49,7 +49,7 @@ def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
     assert found.speedup < 0.01
     text = found.text(400)
     assert "2 devices are slower than one" in text
-    assert "messages and waiting cost" in text and "Larger batches or layers" in text
+    assert text.endswith("larger batches or layers would help.")
 
 
 def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() -> None:
@@ -61,14 +61,18 @@ def test_one_device_accumulates_gradients_where_the_mini_batch_does_not_fit() ->
     cut = replace(request, schedule="1f1b", num_microbatches=2)
     plan = Plan((Stage(0, ("a", "b", "cat"), (0,)),), num_microbatches=2)
     assert found.one_device_s == evaluate_plan(plan, cut).step_s
-    assert "in 2 micro-batches, as more does not fit)" in found.text(400)
+    assert "in 2 micro-batches, as more does not fit" in found.text(400)
     assert "in 2 micro-batches" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
 
 
-@pytest.mark.parametrize("num_cores", [1, 2])
-def test_processes_that_share_cores_gain_no_more_than_these_can(num_cores: int) -> None:
-    found = verdict(question(), num_cores=num_cores)
-    assert ("Here 2 processes share 1 core: at best 1 times" in found.text()) == (num_cores == 1)
+def test_nothing_is_predicted_of_processes_that_share_cores() -> None:
+    shared, alone = (verdict(question(), num_cores=count) for count in (1, 2))
+    assert "predicted: " in alone.text(400)
+    assert shared.text(400).startswith(
+        "Verdict: only training tells, as 2 processes share 1 core; what is predicted is for"
+    )
+    text = shared.measured_text(BatchTimes(2.0, 10, 0.5), 400)
+    assert text.startswith("Verdict: 2 processes that share 1 core are slower than one: 2.00 s")
 
 
 def test_of_unequal_devices_the_fastest_is_the_one() -> None:
@@ -88,12 +92,11 @@ def test_of_unequal_devices_the_fastest_is_the_one() -> None:
     [
         (
             BatchTimes(2.0, 10, 0.5),
-            "are slower than one, which would be about 1.33 times as fast (measured: 2.00 s a "
-            "batch, median of 10; one about 1.50 s), with 50 % of its memory. Of a batch 1.50 s "
-            "are in the pipeline (predicted: 500 ms), 500 ms in your step",
+            "are slower than one: 2.00 s a batch (median of 10), one process about 1.50 s; "
+            "each needs at most 50 % of its memory.",
         ),
-        (BatchTimes(1.0, 10, 0.4), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
-        (BatchTimes(1.0, 10, 0.0), "are about as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 0.4), "are about 1.4 times as fast as one: 1.00 s a batch (median"),
+        (BatchTimes(1.0, 10, 0.0), "are about as fast as one: 1.00 s a batch (median of 10)"),
     ],
 )
 def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
@@ -101,3 +104,7 @@ def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
     found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
     assert says in text and text.startswith("Verdict: 2 processes are ")
+    assert found.measured_text(BatchTimes(2.0, 10), 400) == (
+        "Verdict: 2 processes: 2.00 s a batch (median of 10); one is predicted to take 1.00 s, "
+        "your step, data and optimizer not counted."
+    )
