@@ -14,6 +14,9 @@ UNSUPPORTED: dict[str, str] = {
     ),
     r"throughput and device statistics": "a GPU has other statistics than one CPU",
     r"emulation/test_emulated.py::test_training_equals": "emulated devices round as CPUs do",
+    r"test_late_modules.py.*(random_models_begin|memory_of_every|from_files)": (
+        "weights are drawn as on a CPU, mapped from files, or limited by the host's memory"
+    ),
     r"strategy/ranks/test_hosts": "the script's ranks name the CPU as their accelerator",
 }
 """Patterns of test ids (``re.search``) and the reason for each."""
