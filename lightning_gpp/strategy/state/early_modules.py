@@ -41,7 +41,7 @@ class EarlyModules:
 
     def start(self) -> None:
         """From now on it moves, and ``self.device`` is that device."""
-        if self._device.type in ("cpu", "meta"):
+        if self._device.type == "cpu":
             return
         tell_device(self._module, self._device)
         self._members = set(self._module.modules()) - self._around

@@ -45,11 +45,11 @@ def place_precision(
 
     Args:
         plugin: in use.
-        device: of this rank; ``meta`` where tensors have no numbers.
+        device: of this rank.
         total: of a number on all ranks.
     """
     if isinstance(plugin, plugins.MixedPrecision):
-        plugin.device = "cpu" if device.type == "meta" else device.type
+        plugin.device = device.type
         if plugin.scaler is not None and not isinstance(plugin.scaler, AgreedScaler):
             plugin.scaler = AgreedScaler.like(plugin.scaler, device)
         if isinstance(plugin.scaler, AgreedScaler):
@@ -165,9 +165,7 @@ class AgreedScaler(GradScaler):
             device: of this rank.
         """
         was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
-        has_numbers = device.type != "meta"  # without them all gradients are finite
-        kind = device.type if has_numbers else "cpu"
-        made = cls(kind, enabled=has_numbers and (scaler.is_enabled() or was_meant))
+        made = cls(device.type, enabled=scaler.is_enabled() or was_meant)
         if scaler.is_enabled():
             made.load_state_dict(scaler.state_dict())
         return made
