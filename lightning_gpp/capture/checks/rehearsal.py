@@ -34,12 +34,13 @@ from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
-from lightning_gpp.common.mapped_tensor import is_mapped, mapped
+from lightning_gpp.common.mapped_tensor import is_mapped
 
 _logger = logging.getLogger(__name__)
 
 MODES = (True, False)
 """Training flags."""
+_NUM_SUMS = 4096
 
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
 
@@ -253,19 +254,22 @@ class Rehearsal:
     def _gradients(self, output: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Of parameters and inputs, after a backward from all of the output.
 
-        Those of parameters in files go to files, too, one by one.
+        Of those of parameters in files sums are given: memory and disk have no room for them all.
         """
+        sums: dict[Tensor, Tensor] = {}
 
-        def move(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                parameter.grad = mapped(parameter.grad)
+        def condense(parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                found = _weighted_sums(parameter.grad)  # once per use where weights visit a device
+                sums[parameter] = sums[parameter] + found if parameter in sums else found
+                parameter.grad = None
 
         handles = []
         for parameter in self.module.parameters():
             parameter.grad = None  # rollback puts it back
             if parameter.requires_grad and is_mapped(parameter):
                 hook: Any = parameter.register_post_accumulate_grad_hook
-                handles.append(hook(move))
+                handles.append(hook(condense))
         loss = _any_loss(output)
         try:
             if loss is not None and torch.is_grad_enabled():
@@ -275,7 +279,18 @@ class Rehearsal:
             for handle in handles:
                 handle.remove()
         sources = dict(self.module.named_parameters()) | dict(inputs)
-        return {name: item.grad for name, item in sources.items() if item.requires_grad}
+        return {
+            name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
+        }
+
+
+def _weighted_sums(tensor: Tensor) -> Tensor:
+    """Sums of pieces of a tensor, as large as its values, in which every element weighs its own."""
+    pieces = torch.split(tensor.reshape(-1), -(-tensor.numel() // _NUM_SUMS))
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.rand(len(pieces[0]), generator=generator) + 0.5).to(tensor)
+    weights /= len(weights) ** 0.5
+    return torch.stack([piece @ weights[: len(piece)] for piece in pieces])
 
 
 def _any_loss(output: Any) -> Tensor | None:

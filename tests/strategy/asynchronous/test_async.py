@@ -244,7 +244,7 @@ def test_resuming_goes_on_exactly(pool: WorkerPool, tmp_path: Path, optimizer: s
             "updates after every batch, but .* is 2: use weights='pipeoptim', or larger batches",
         ),
         ({}, {"weights": "2bw"}, "got accumulate_grad_batches=1, expected at least 2"),
-        ({}, {"num_microbatches": 4}, "num_microbatches is 1, got 4"),
+        ({}, {"num_microbatches": 4}, "needs num_microbatches=1, got 4"),
         ({}, {"weights": "stale"}, "unknown policy of weights 'stale'; known: pipeoptim"),
         ({}, {"schedule": "gpipe"}, "is for schedule='1f1b-async', got schedule='gpipe'"),
     ],

@@ -20,7 +20,6 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 from lightning_gpp.capture import CaptureError
-from lightning_gpp.gnn import GraphTrainingError
 from lightning_gpp.strategy import GNNPipeStrategy
 from lightning_gpp.strategy.planning.example import GraphCall
 
@@ -103,12 +102,6 @@ def test_a_sparse_adjacency_is_refused() -> None:
     matrix = torch.eye(len(graph.x)).to_sparse()
     with pytest.raises(CaptureError, match=r"'edge_index' is a sparse tensor.* edge_weight"):
         GraphCall.of(NodeClassifier(), (graph.x, matrix), {})
-
-
-def test_a_graph_that_is_a_shape_alone() -> None:
-    graph = random_graph().to("meta")
-    with pytest.raises(GraphTrainingError, match='emulate with tensors="real"'):
-        GraphCall.of(NodeClassifier(), (graph.x, graph.edge_index), {})
 
 
 def test_options_of_other_strategies() -> None:
