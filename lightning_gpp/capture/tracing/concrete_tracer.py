@@ -163,6 +163,17 @@ class _CallTracer(TorchFunctionMode):
                 return call(module, *args, **kwargs)
             return tracer._module_call(call, module, args, kwargs)
 
+        def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
+            """A leaf module whose class calls it in its own way is recorded with what that does."""
+
+            def leaf_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                name = tracer.recording.names.modules.get(id(module), "")
+                if name and is_recording() and tracer.policy.is_leaf(module, name):
+                    return tracer._module_call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+
+            return leaf_call
+
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
                 return apply(function, *args, **kwargs)
@@ -172,12 +183,19 @@ class _CallTracer(TorchFunctionMode):
             called = (function, *args)
             return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
+        kinds = {
+            kind
+            for module in self.module.modules()
+            for kind in type(module).__mro__
+            if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
+        }
         script_call = torch._C.ScriptFunction.__call__
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             return (record if is_recording() else script_call)(function, *args, **kwargs)
 
         places: list[tuple[Any, str, Any]] = [
+            *((kind, "__call__", own_call(vars(kind)["__call__"])) for kind in kinds),
             (nn.Module, "__call__", module_call),
             (torch._C.ScriptFunction, "__call__", scripted),
             (torch.autograd.Function, "apply", classmethod(function_apply)),

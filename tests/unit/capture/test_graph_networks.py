@@ -233,3 +233,31 @@ def test_a_batch_of_graphs_is_not_taken_for_a_value_without_samples() -> None:
     read = {graph.values[name] for operator in graph for name in operator.inputs}
     assert read
     assert {value.variation for value in read} == {Variation.WHOLE}
+
+
+AGGREGATIONS: dict[str, Callable[[], nn.Module]] = {
+    "mean": pyg.MeanAggregation,
+    "softmax": lambda: pyg.SoftmaxAggregation(learn=True),
+    "attention": lambda: pyg.AttentionalAggregation(nn.Linear(6, 1)),
+    "several": lambda: pyg.MultiAggregation(["mean", "max"]),
+}
+
+
+class ReadOut(nn.Module):
+    """An aggregation that reads the number of graphs out of the batch, before its own forward."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv, self.pool = pyg.GCNConv(3, 6), AGGREGATIONS[kind]()
+        self.out = nn.Linear(12 if kind == "several" else 6, 2)
+
+    def forward(self, graph: Data) -> Tensor:
+        x = self.conv(graph.x, graph.edge_index).relu()
+        return self.out(self.pool(x, graph.batch))
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_aggregations_as_read_outs(kind: str) -> None:
+    captured = capture(ReadOut(kind), (graphs(),))
+    assert "pool" in [operator.name for operator in captured.graph]
+    assert_same_on_other_sizes(captured, lambda batch: (batch,))
