@@ -84,7 +84,7 @@ def compare(expected: Result, got: Result, what: str) -> None:
 
 
 def _compare_leaf(expected: Any, got: Any, what: str, beside: Sequence[Any] = ()) -> None:
-    """Compares two values; rounding is relative to the largest of them and of others."""
+    """Compares two values; those beside it tell how large the terms are that cancel in it."""
     if not _is_alike(expected, got):
         raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
     if (excess := _excess(expected, got, _OF_FLOAT32, beside)) is not None:
@@ -126,12 +126,20 @@ def _excess(
     if not (expected.is_floating_point() or expected.is_complex()):
         return math.inf, 0.0
     tolerance = relative_tolerance(expected.dtype, of_float32=of_float32)
-    tensors = (each for each in (expected, *beside) if isinstance(each, Tensor) and each.numel())
-    largest = (_dense(each).abs().nan_to_num(0, 0, 0).max().item() for each in tensors)
-    scale = max(largest, default=0.0)
+    scale = _largest(expected)
     if torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return None
-    return (expected - got).abs().max().item(), scale
+    error = (expected - got).abs().max().item()
+    # Never by more than a few percent of itself, which a lost or doubled path would be.
+    if beside and error <= min(COARSE * scale, tolerance * max(map(_largest, beside))):
+        return None
+    return error, scale
+
+
+def _largest(value: Any) -> float:
+    if not isinstance(value, Tensor) or not value.numel():
+        return 0.0
+    return _dense(value).abs().nan_to_num(0, 0, 0).max().item()
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -72,6 +72,12 @@ def test_a_small_gradient_among_large_ones_may_be_rounding(
         capture(module, (torch.randn(4, 3),))
 
 
+def test_a_small_gradient_that_is_another_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsal, "replayed", off_by(0.1, torch.float32, part="1."))
+    with pytest.raises(CaptureError, match=r"the gradient of '1\.shift' differs by"):
+        capture(nn.Sequential(net(), Cancelling()), (torch.randn(4, 3),))
+
+
 class Cancelling(nn.Module):
     """Its parameter has a gradient of a millionth of others'."""
 
