@@ -100,7 +100,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.
         module: qualified name of the sub-module whose forward is pipelined; by default the
-            LightningModule's own forward.
+            LightningModule's own forward or, if it has none, that of its one child with parameters.
         blocks: the graph of blocks, for a forward that cannot be captured.
         leaf_modules: module types or qualified names that stay one operator each.
         cluster: what the planner takes the devices and links for, one device per rank in the order

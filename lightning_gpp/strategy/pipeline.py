@@ -306,18 +306,46 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
     """The module whose forward is pipelined.
 
     Raises:
-        ValueError: there is no sub-module of that name.
+        ValueError: there is no sub-module of that name, or there are several to choose from.
     """
-    if name is None:
-        return module
+    name = pipelined_name(module, name)
     try:
-        return module.get_submodule(name)
+        return module if name is None else module.get_submodule(name)
     except AttributeError:
         known = ", ".join(child for child, _ in module.named_children())
         raise ValueError(
             f"GraphPipeStrategy(module={name!r}): {type(module).__name__} has no such sub-module; "
             f"its children are: {known}"
         ) from None
+
+
+def pipelined_name(module: nn.Module, name: str | None) -> str | None:
+    """A module without a forward of its own names its one child with parameters, if none is named.
+
+    Raises:
+        ValueError: there are several to choose from, or none.
+    """
+    if name is not None or has_forward(module):
+        return name
+    trained = [
+        child
+        for child, part in module.named_children()
+        if next(part.parameters(), None) is not None
+    ]
+    callable_ones = [child for child in trained if has_forward(module.get_submodule(child))]
+    if len(trained) == len(callable_ones) == 1:
+        return trained[0]
+    raise ValueError(
+        f"{type(module).__name__} has no forward to pipeline. Give it one that its steps call "
+        "(self(...)), or name the sub-module that they call: GraphPipeStrategy(module='...'); "
+        f"its children with a forward are: {', '.join(callable_ones) or 'none'}"
+    )
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether it can be called: it defines a forward, or was given one."""
+    inherited = (nn.Module.forward, pl.LightningModule.forward)
+    return "forward" in vars(module) or type(module).forward not in inherited
 
 
 def sparse_parameters(module: nn.Module) -> Iterator[str]:

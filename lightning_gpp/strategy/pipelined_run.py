@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,7 +26,7 @@ from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LogCall
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, pipelined_name
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told, UseForm
@@ -143,6 +144,7 @@ class PipelinedRun:
         """Takes the whole module and the optimizers of all its parameters."""
         self.module, self.has_module = module, True
         self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
         self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]

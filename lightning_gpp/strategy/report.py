@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
@@ -149,6 +150,15 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
         module: whose Trainer knows the rank.
     """
     return doing(what, show) if module.trainer.is_global_zero else nullcontext()
+
+
+def warn_of_no_call(module: nn.Module, target: nn.Module) -> None:
+    """Says that a step pipelined nothing."""
+    rank_zero_warn(
+        f"training_step of {type(module).__name__} did not call the forward of "
+        f"{type(target).__name__}, so nothing was pipelined: the batch ran on one device. Call it "
+        "(self(...)), or name the sub-module that the step calls: GraphPipeStrategy(module='...')."
+    )
 
 
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:

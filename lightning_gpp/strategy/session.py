@@ -20,6 +20,7 @@ from lightning_gpp.strategy.lightning_private import (
     tell_device,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.report import warn_of_no_call
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.strategy.state.without_values import note_lost_weights
 from lightning_gpp.strategy.step.asides import Asides
@@ -107,11 +108,14 @@ class Session:
             if is_training and run.model is None and run.settings.schedule is None:
                 before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
-                return steps.lead(name, batch, args, kwargs)
+                result = steps.lead(name, batch, args, kwargs)
             except BeginAnewError:
                 for put_back in before:
                     put_back()
                 return self._microbatch_steps.lead(name, batch, args, kwargs)
+            if is_training and run.model is None:
+                warn_of_no_call(run.module, run.target)
+            return result
 
     def hook(
         self,

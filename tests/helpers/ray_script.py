@@ -13,27 +13,12 @@ import ray.train
 import torch
 from ray.train.lightning import RayLightningEnvironment, RayTrainReportCallback
 from ray.train.torch import TorchTrainer
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.small_chain import SmallChain
 from lightning_gpp import GraphPipeStrategy
 
 NUM_EPOCHS = 4
-
-
-class Model(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-        return (self(batch[0]) - batch[1]).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
 class Dies(pl.Callback):
@@ -48,10 +33,10 @@ class Dies(pl.Callback):
             os._exit(1)
 
 
-def fit(checkpoint: Path | None = None, **options: Any) -> Model:
+def fit(checkpoint: Path | None = None, **options: Any) -> SmallChain:
     """A trained module."""
     pl.seed_everything(3)
-    module = Model().double()
+    module = SmallChain().double()
     data = TensorDataset(torch.randn(80, 4).double(), torch.randn(80, 2).double())
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -12,30 +12,21 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.small_chain import SmallChain
 from lightning_gpp import GraphPipeStrategy
 
 
-class Model(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
+class Model(SmallChain):
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         time.sleep(0.05)
-        return (self(batch[0]) - batch[1]).square().mean()
+        return super().training_step(batch, index)
 
     def on_train_batch_end(self, *args: Any) -> None:
         if self.global_step == 5:
             Path("began").touch()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
 class Resumable(DataLoader[Any]):
