@@ -270,7 +270,7 @@ class GraphValues:
             return arg.to(self.device) if isinstance(arg, Tensor) else arg
 
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), at_hand)
-        return run_node(node, self.module, args, kwargs, {})
+        return run_node(node, self.module, {}, *args, **kwargs)
 
     def size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
         """A number out of shapes, as the rows of a chunk have it.

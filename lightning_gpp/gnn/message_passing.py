@@ -56,7 +56,7 @@ class Mixing(WholeMethod):
         """The layer whose method a node calls, for errors."""
         return f"the layer {node.meta['layer'].name} ({type(self.layer).__name__})"
 
-    def along(self, edges: Tensor, **kwargs: Any) -> Any:
+    def along(self, edges: Tensor, /, **kwargs: Any) -> Any:
         """The same for edges that are given as (sources, targets), whatever the layer's flow is."""
         with instance_attribute(self.layer, "flow", "source_to_target"):
             return self(edges, **kwargs)

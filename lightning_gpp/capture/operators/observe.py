@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -153,12 +154,8 @@ def observe(
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.value)
         try:
-            observer.watch(
-                node,
-                args,
-                kwargs,
-                lambda *a, n=node, **k: run_node(n, observer.module, a, k, tensors),
-            )
+            run = partial(run_node, node, observer.module, tensors)
+            observer.watch(node, args, kwargs, run)
         except GuardError as error:
             error.name = node.name
             raise
@@ -168,9 +165,10 @@ def observe(
 def run_node(
     node: fx.Node,
     module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     tensors: Mapping[str, Tensor],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """The result of one node."""
     with context_of(node):

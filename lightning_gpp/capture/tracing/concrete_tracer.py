@@ -158,7 +158,7 @@ class _CallTracer(TorchFunctionMode):
         tracer, record = self, self.recording.call
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
 
-        def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def module_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not is_recording():
                 return call(module, *args, **kwargs)
             return tracer._module_call(call, module, args, kwargs)
@@ -166,7 +166,7 @@ class _CallTracer(TorchFunctionMode):
         def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
             """A leaf module whose class calls it in its own way is recorded with what that does."""
 
-            def leaf_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            def leaf_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 name = tracer.recording.names.modules.get(id(module), "")
                 if name and is_recording() and tracer.policy.is_leaf(module, name):
                     return tracer._module_call(original, module, args, kwargs)

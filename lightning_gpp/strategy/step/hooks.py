@@ -87,11 +87,11 @@ class LedHooks:
 
         self._installed.enter_context(instance_attribute(owner, name, relayed))
 
-    def _led(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+    def _led(self, name: str, hook: _Hook, /, *args: Any, **kwargs: Any) -> Any:
         with self._session.run.failures.guard():
             return self._session.hook(name, hook, args, kwargs)
 
-    def _aside(self, name: str, hook: _Hook, *args: Any, **kwargs: Any) -> Any:
+    def _aside(self, name: str, hook: _Hook, /, *args: Any, **kwargs: Any) -> Any:
         with self._session.asides.around(name):
             return hook(*args, **kwargs)
 

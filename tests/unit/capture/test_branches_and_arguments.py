@@ -265,3 +265,34 @@ def test_blocks_given_by_the_user() -> None:
         Untraceable(), data(4, 3), data(4, 2), options={"blocks": blocks}
     )
     assert [operator.name for operator in captured.graph] == ["a", "b", "fuse"]
+
+
+class Keyworded(nn.Module):
+    """Its arguments have names that code which calls it may have, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, *, module: Tensor, node: Tensor, n: int, name: str, args: Tensor) -> Tensor:
+        return self.net(module) * node + args * n * len(name)
+
+
+class KeywordsOfCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened, self.whole = Keyworded(), Keyworded()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.opened(module=x, node=x, n=2, name="x", args=x)
+        x = self.whole(module=x, node=x, n=3, name="x", args=x)
+        spectrum = torch.fft.rfft(x, n=4)
+        loss = nn.functional.mse_loss(input=x, target=x.tanh(), reduction="none")
+        return torch.fft.irfft(spectrum, n=4) + loss
+
+
+def test_keywords_of_calls_are_those_of_nothing_else() -> None:
+    captured = assert_partitions_exact(
+        KeywordsOfCalls(), data(4, 4), options={"leaf_modules": ["whole"]}
+    )
+    assert "whole" in captured.graph.operator
