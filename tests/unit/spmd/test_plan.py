@@ -24,7 +24,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
-from lightning_gpp.strategy.spmd.divide import HapPlanner
+from lightning_gpp.strategy.spmd.planners import HapPlanner
 
 
 def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:
