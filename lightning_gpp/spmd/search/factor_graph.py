@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lightning_gpp.spmd.costs.machine import Machine, Vector
 from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement, units_per_device
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
@@ -114,7 +114,7 @@ class FactorGraph:
         self.prices = PriceList(self.graph, machine, shares)
         alike: dict[tuple[float, ...], list[int]] = {}
         for device in np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist():
-            parts = (self.prices.parts.of(units)[device] for units in theory.units)
+            parts = (units_per_device(units, shares)[device] for units in theory.units)
             alike.setdefault((machine.memory_bytes[device], *parts), []).append(device)
         self.classes = tuple(devices[0] for devices in alike.values())
         self.num_alike = np.array([float(len(devices)) for devices in alike.values()])
@@ -266,7 +266,7 @@ class FactorGraph:
             made = rule.inputs, rule.outputs, rule.option
             instructions.append(Computation(step.operator.name, *made))
             there |= {n: {p} for n, p in zip(step.operator.outputs, rule.outputs)}
-        return SpmdProgram(self.prices.parts.shares, storage, tuple(instructions), name)
+        return SpmdProgram(self.prices.shares, storage, tuple(instructions), name)
 
 
 def _reading(
