@@ -38,8 +38,9 @@ MOST_POINTS = 30
 INFEASIBLE = 2
 """SciPy's status."""
 
-_STEP, _SAME = 1e-6, 1e-9
-"""A difference of shares that tells slopes; and seconds that are equal, relative."""
+_STEP, _SAME = 1e-6, 1e-6
+"""A difference of shares that tells slopes; and what steps may differ by, relative: as the solver
+keeps to its constraints."""
 
 
 def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tuple[float, ...]:
@@ -61,16 +62,18 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
     units = {placement.units for placement in program.placements if placement.units is not None}
     firsts, shares = [devices[0] for devices in machine.alike], np.array(program.shares)
     tangents: list[NDArray[np.float64]] = []
-    least_s = 0.0
+    scale_s, least = 1.0, 0.0
     while units and len(tangents) < MOST_POINTS:
         now = _each_takes(program, graph, machine, shares)
-        if tangents and now[:-1].max(1).sum() <= least_s * (1 + _SAME):
+        step_s = now[:-1].max(1).sum()
+        if tangents and step_s <= least * scale_s * (1 + _SAME):
             break
+        scale_s = scale_s if tangents else step_s  # the solver's numbers are to be about 1
         slopes = (_each_takes(program, graph, machine, shares + _STEP) - now) / _STEP
         lines = np.stack([now - slopes * shares, slopes], 1)[..., firsts]
         if not slopes[:-1].any():
             return program.shares
-        tangents.append(lines[:-1])
+        tangents.append(lines[:-1] / scale_s)
         constant_bytes, slope_bytes = lines[-1]
         most = np.ones(len(firsts))
         limits = machine.memory_bytes[firsts]
@@ -79,7 +82,7 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
         found = _solved(np.stack(tangents, 1), [*map(len, machine.alike)], bounds)
         if found is None:
             return program.shares
-        of_kinds, least_s = found
+        of_kinds, least = found
         for share, devices in zip(of_kinds, machine.alike, strict=True):
             shares[list(devices)] = share
     return tuple((shares / shares.sum()).tolist())
@@ -88,7 +91,7 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
 def _solved(
     tangents: NDArray[np.float64], counts: list[int], bounds: NDArray[np.float64]
 ) -> tuple[Vector, float] | None:
-    """The share of every kind of device, and the seconds; None if none fit.
+    """The share of every kind of device, and what a step takes; None if none fit.
 
     Shapes:
         - tangents: (stretches, points, 2, kinds), constants and slopes
@@ -124,7 +127,7 @@ def _each_takes(
     Shapes:
         - returned: (stretches + 1, devices)
     """
-    priced = PricedProgram(program, PriceList(graph, machine, shares, in_units=False))
+    priced = PricedProgram(program, PriceList(graph, machine, shares.tolist(), in_units=False))
     none, found, has_sums = np.zeros(machine.num_devices), list[Vector](), False
     now = none
     for half, waiting_bytes in priced.halves_in_order():

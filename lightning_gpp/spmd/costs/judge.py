@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, Vector
-from lightning_gpp.spmd.costs.prices import Half, Price, PriceList
+from lightning_gpp.spmd.costs.prices import Half, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import ReceiveInput, SpmdProgram, bytes_in_bucket
 
@@ -102,8 +102,9 @@ class PricedProgram:
         if self._prices.machine.is_training:
             pairs = zip(self._program.instructions, self._instructions)
             for instruction, price in reversed([*pairs]):
-                yield price.halves[1], bytes_in_bucket(
-                    self._program, instruction, self._prices.graph
+                yield (
+                    price.halves[1],
+                    bytes_in_bucket(self._program, instruction, self._prices.graph),
                 )
 
 

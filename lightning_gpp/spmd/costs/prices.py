@@ -88,6 +88,10 @@ class Price:
     memory_bytes: Vector
     halves: tuple[Half, Half]
 
+    def held_bytes(self, devices: Sequence[int]) -> float:
+        """Bytes that stay on some devices together."""
+        return float(self.memory_bytes[devices].sum())
+
 
 class PriceList:
     """Prices of a graph's instructions, worked out once for all that are alike (equal layers).
