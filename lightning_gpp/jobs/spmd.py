@@ -19,7 +19,7 @@ from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 if TYPE_CHECKING:
     from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
-    from lightning_gpp.spmd.plan import SpmdPlan
+    from lightning_gpp.spmd.search.find import SpmdPlan
 
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
 

@@ -11,7 +11,6 @@ from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
 from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.plan import SpmdPlan
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
@@ -20,6 +19,7 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
     bytes_in_bucket,
 )
+from lightning_gpp.spmd.search.find import SpmdPlan
 
 LEGEND = (
     "R=: whole on every device. R: the same, but of its gradient each device has a summand. "

@@ -10,46 +10,22 @@ simulated step is shortest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_gpp.common.without_collection import without_collection
-from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
+from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import units_per_device
-from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
+from lightning_gpp.spmd.search.find import NoProgramFitsError, SpmdPlan, find_program
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
 
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
 
 Shares = tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpmdPlan:
-    """A program with its prediction.
-
-    Attributes:
-        program: with its shares.
-        evaluation: what it takes.
-        least_s: no program has a smaller price with these shares. None where the program was found
-            with other shares.
-    """
-
-    program: SpmdProgram
-    evaluation: ProgramEvaluation
-    least_s: float | None
-
-    @property
-    def gap(self) -> float | None:
-        """At most this part of the program's price could be saved with these shares, if known."""
-        if self.least_s is None or not self.evaluation.price_s:
-            return None
-        return max(0.0, 1 - self.least_s / self.evaluation.price_s)
 
 
 @without_collection()
@@ -64,20 +40,17 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
         NoProgramFitsError: no program fits the memory of all devices.
     """
     theory = Theory(graph, machine.num_devices)
-    tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
+    tried: list[SpmdPlan] = []
     met: set[tuple[tuple[int, ...], ...]] = set()
     refused: list[NoProgramFitsError] = []
 
-    def add(program: SpmdProgram, least_s: float | None = None) -> None:
-        evaluation = evaluate_program(program, graph, machine)
-        if evaluation.fits(machine):
-            tried.append((program, evaluation, least_s))
-
-    def add_with_best_shares(program: SpmdProgram) -> Shares:
-        """The next program may do without what the shares are for; this pair counts, too."""
-        shares = best_shares(program, graph, machine)
-        add(program)
-        add(replace(program, shares=shares))
+    def add(plan: SpmdPlan) -> Shares:
+        """With its own shares and the best; the next may do without what those are for."""
+        shares = best_shares(plan.program, graph, machine)
+        other = replace(plan.program, shares=shares)
+        evaluation = evaluate_program(other, graph, machine)
+        pairs = plan, SpmdPlan(other, evaluation, None)
+        tried.extend(pair for pair in pairs if pair.evaluation.fits(machine))
         return shares
 
     def take_turns(shares: Shares) -> None:
@@ -92,8 +65,7 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
             except NoProgramFitsError as error:
                 refused.append(error)
                 return
-            add(found.program, found.least_s)
-            shares = add_with_best_shares(found.program)
+            shares = add(found)
 
     take_turns(machine.speeds.shares)
     take_turns((1 / machine.num_devices,) * machine.num_devices)
@@ -101,10 +73,9 @@ def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
         raise refused[0]
     # Prices know nothing of sums of gradients beside the backward, which these have most of.
     for name in BASELINES:
-        add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
+        add(replace(plan_baseline(graph, machine, name, theory), least_s=None))
     # Of equal ones those that were searched with their shares.
-    best = min(tried, key=lambda each: (each[1].step_s, each[2] is None))
-    return SpmdPlan(*best)
+    return min(tried, key=lambda each: (each.evaluation.step_s, each.least_s is None))
 
 
 def plan_baseline(
@@ -128,9 +99,7 @@ def plan_baseline(
     even = (1 / machine.num_devices,) * machine.num_devices
     shares = even if is_even else machine.speeds.shares
     allowed = limits(graph, theory)
-    found = find_program(graph, machine, shares, theory, allowed=allowed, name=name)
-    evaluation = evaluate_program(found.program, graph, machine)
-    return SpmdPlan(found.program, evaluation, found.least_s)
+    return find_program(graph, machine, shares, theory, allowed=allowed, name=name)
 
 
 BASELINES: dict[str, tuple[Callable[[SpmdGraph, Theory], Allowed], bool]] = {

@@ -1,52 +1,46 @@
 """Every device's share: the linear program of HAP (equation 3) with its constants.
 
-Between two collectives devices compute on their own, each instruction ``constant + slope * share``
-or, where several lines bound it, the largest of these. Such a *stretch* ``k`` takes ``X_k``, as
-long as its slowest device, and so does a collective. The shares that make the sum least are those
-of::
+Between two collectives devices compute on their own. Such a *stretch* ``k`` takes ``X_k``, as long
+as its slowest device, and so does a collective. What a device takes grows with its own share alone,
+and is convex (the largest of lines). The shares that make the sum least are those of::
 
     minimise    sum_k X_k
-    subject to  sum_i t_id <= X_k                    all instructions i of a stretch, kinds d
-                constant_id + slope_id * r_d <= t_id    for every line
-                bytes_d(r_d) <= memory_d                where there is a limit
+    subject to  t_kd(s_d) + t'_kd(s_d) * (r_d - s_d) <= X_k      stretches k, kinds d, points s
+                bytes_d(r_d) <= memory_d                         where there is a limit
                 sum_d n_d * r_d = 1,  r_d >= one unit
 
-Sums of gradients, which go on beside the backward, end no stretch but the last one. Devices that
-are alike get alike (the mean of a solution over them is one, too), so the columns are the kinds
-``d`` of devices with their numbers ``n_d``.
+The tangents are those at the shares ``s`` that were met so far, at first the program's own; there
+are enough when a step takes as long as they say (Kelley, "The cutting-plane method for solving
+convex programs", 1960), mostly after two or three. Sums of gradients, which go on beside the
+backward, end no stretch but the last one. Devices that are alike get alike, so the columns are the
+kinds ``d`` of devices with their numbers ``n_d``.
 
 The release leaves the constants out, which moves the minimum where an instruction has both (a
-launch, a replicated part). Equal stretches are one row with their number as weight, so a model of
-many equal layers is no larger a program than one of few.
+launch, a replicated part).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from lightning_gpp.spmd.costs.judge import halves_in_order, updates
-from lightning_gpp.spmd.costs.machine import Machine, ShareCost, Vector
+from lightning_gpp.spmd.costs.judge import PricedProgram
+from lightning_gpp.spmd.costs.machine import Machine, Vector
 from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.program import Computation, Conversion, SpmdProgram
+from lightning_gpp.spmd.program import SpmdProgram
 
-Line = tuple[tuple[float, ...], tuple[float, ...]]
-"""Constants and slopes of all kinds of devices."""
-
-Cost = tuple[Line, ...]
-"""The largest of its lines."""
-
-Row = tuple[Mapping[int, float], float]
-"""Factors by column, whose sum is at most a limit."""
+MOST_POINTS = 30
+"""Shares at which tangents are taken."""
 
 INFEASIBLE = 2
 """SciPy's status."""
+
+_STEP, _SAME = 1e-6, 1e-6
+"""A difference of shares that tells slopes; and what steps may differ by, relative: as the solver
+keeps to its constraints."""
 
 
 def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tuple[float, ...]:
@@ -65,125 +59,83 @@ def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tup
     Raises:
         RuntimeError: the solver gave up.
     """
-    prices = PriceList(graph, machine, program.shares)
     units = {placement.units for placement in program.placements if placement.units is not None}
-    firsts, num_kinds = [devices[0] for devices in machine.alike], len(machine.alike)
-    stretches = _stretches(program, prices, firsts)
-    if not units or not stretches:
-        return program.shares
-    rows, weights = _rows(stretches, num_kinds)
-    rows += _memory_rows(program, prices, firsts)
-    entries = [(at, c, f) for at, (row, _) in enumerate(rows) for c, f in row.items() if f]
-    places, columns, factors = zip(*entries)
-    others = len(weights) - num_kinds
-    found = linprog(
-        weights,
-        A_ub=coo_array((factors, (places, columns)), shape=(len(rows), len(weights))).tocsr(),
-        b_ub=[limit for _, limit in rows],
-        A_eq=[[*map(len, machine.alike), *[0] * others]],
-        b_eq=[1.0],
-        bounds=[(1 / min(units), 1.0)] * num_kinds + [(0.0, None)] * others,
-        method="highs",
-    )
-    if found.status == INFEASIBLE:
-        return program.shares
-    if not found.success:
-        raise RuntimeError(f"the shares' linear program was not solved: {found.message}")
-    shares = np.empty(machine.num_devices)
-    for kind, devices in enumerate(machine.alike):
-        shares[list(devices)] = np.clip(found.x[kind], 0.0, 1.0)
+    firsts, shares = [devices[0] for devices in machine.alike], np.array(program.shares)
+    tangents: list[NDArray[np.float64]] = []
+    scale_s, least = 1.0, 0.0
+    while units and len(tangents) < MOST_POINTS:
+        now = _each_takes(program, graph, machine, shares)
+        step_s = now[:-1].max(1).sum()
+        if tangents and step_s <= least * scale_s * (1 + _SAME):
+            break
+        scale_s = scale_s if tangents else step_s  # the solver's numbers are to be about 1
+        slopes = (_each_takes(program, graph, machine, shares + _STEP) - now) / _STEP
+        lines = np.stack([now - slopes * shares, slopes], 1)[..., firsts]
+        if not slopes[:-1].any():
+            return program.shares
+        tangents.append(lines[:-1] / scale_s)
+        constant_bytes, slope_bytes = lines[-1]
+        most = np.ones(len(firsts))
+        limits = machine.memory_bytes[firsts]
+        np.divide(limits - constant_bytes, slope_bytes, out=most, where=slope_bytes > 0)
+        bounds = np.stack([np.full(len(firsts), 1 / min(units)), np.minimum(most, 1.0)], 1)
+        found = _solved(np.stack(tangents, 1), [*map(len, machine.alike)], bounds)
+        if found is None:
+            return program.shares
+        of_kinds, least = found
+        for share, devices in zip(of_kinds, machine.alike, strict=True):
+            shares[list(devices)] = share
     return tuple((shares / shares.sum()).tolist())
 
 
-def _stretches(
-    program: SpmdProgram, prices: PriceList, firsts: list[int]
-) -> Counter[frozenset[tuple[Cost, int]]]:
-    """What some devices do between collectives, and these, as far as shares can change it.
+def _solved(
+    tangents: NDArray[np.float64], counts: list[int], bounds: NDArray[np.float64]
+) -> tuple[Vector, float] | None:
+    """The share of every kind of device, and what a step takes; None if none fit.
 
-    Each is costs one after the other, with how many there are of each; equal ones are counted.
+    Shapes:
+        - tangents: (stretches, points, 2, kinds), constants and slopes
+        - bounds: (kinds, 2)
     """
-    found: Counter[frozenset[tuple[Cost, int]]] = Counter()
-    now: Counter[Cost] = Counter()
+    lines, times = np.unique(tangents, axis=0, return_counts=True)  # of equal layers one
+    constants, slopes = lines[:, :, 0], lines[:, :, 1]
+    stretch, _, kind = np.indices(constants.shape).reshape(3, -1)
+    row, num_kinds, num = np.arange(constants.size), len(counts), len(lines)
+    factors = np.concatenate([slopes.ravel(), np.full(constants.size, -1.0)])
+    places = np.tile(row, 2), np.concatenate([kind, num_kinds + stretch])
+    found = linprog(
+        [*[0.0] * num_kinds, *times],
+        A_ub=coo_array((factors, places)).tocsr(),
+        b_ub=-constants.ravel(),
+        A_eq=[[*counts, *[0] * num]],
+        b_eq=[1.0],
+        bounds=[*bounds.tolist(), *[(0.0, None)] * num],
+        method="highs",
+    )
+    if found.status == INFEASIBLE:
+        return None
+    if not found.success:
+        raise RuntimeError(f"the shares' linear program was not solved: {found.message}")
+    return found.x[:num_kinds], float(found.fun)
 
-    def end() -> None:
-        if any(any(slopes) for lines in now for _, slopes in lines):
-            found[frozenset(now.items())] += 1
-        now.clear()
 
-    def take(cost: ShareCost) -> None:
-        columns = ((line.constant_s[firsts], line.slope_s[firsts]) for line in cost)
-        now[tuple((tuple(one.tolist()), tuple(other.tolist())) for one, other in columns)] += 1
+def _each_takes(
+    program: SpmdProgram, graph: SpmdGraph, machine: Machine, shares: Vector
+) -> NDArray[np.float64]:
+    """Seconds of every stretch, and at last the bytes held, on every device with its share.
 
-    has_sums = False
-    for half, waiting_bytes in halves_in_order(program, prices):
+    Shapes:
+        - returned: (stretches + 1, devices)
+    """
+    priced = PricedProgram(program, PriceList(graph, machine, shares.tolist(), in_units=False))
+    none, found, has_sums = np.zeros(machine.num_devices), list[Vector](), False
+    now = none
+    for half, waiting_bytes in priced.halves_in_order():
         has_sums = has_sums or waiting_bytes > 0
         if half.move_s and not waiting_bytes:
-            end()
-            for cost in half.moved:
-                take(cost)
-                end()
-        for cost in half.computed:
-            take(cost)
+            found, now = [*found, now, half.moved_s], none
+        now = now + half.compute_s
     if has_sums:  # whose last one all wait for before they step the optimizer
-        end()
-    for half in updates(program, prices):
-        for cost in half.computed:
-            take(cost)
-    end()
-    return found
-
-
-def _rows(
-    stretches: Counter[frozenset[tuple[Cost, int]]], num_kinds: int
-) -> tuple[list[Row], list[float]]:
-    """What takes as long as its slowest kind of device; and what every column costs."""
-    rows: list[Row] = []
-    weights = [0.0] * num_kinds
-    largest: dict[tuple[Cost, int], int] = {}
-
-    def column_of(cost: Cost, kind: int) -> int:
-        """The column of what a cost of several lines takes on a kind of device."""
-        if (cost, kind) not in largest:
-            own = largest[cost, kind] = len(weights)
-            weights.append(0.0)
-            rows.extend(
-                ({kind: slopes[kind], own: -1.0}, -constants[kind]) for constants, slopes in cost
-            )
-        return largest[cost, kind]
-
-    for stretch, count in stretches.items():
-        own = len(weights)
-        weights.append(count)
-        for kind in range(num_kinds):
-            entries, constant = defaultdict(float, {own: -1.0}), 0.0
-            for cost, times in stretch:
-                if len(cost) > 1:
-                    entries[column_of(cost, kind)] += times
-                    continue
-                ((constants, slopes),) = cost
-                constant += times * constants[kind]
-                entries[kind] += times * slopes[kind]
-            rows.append((entries, -constant))
-    return rows, weights
-
-
-def _memory_rows(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Iterator[Row]:
-    """What some devices hold."""
-    machine, value_of = prices.machine, prices.graph.value_of
-    held: list[tuple[Placement | None, Vector]] = [
-        (p, prices.stored(value_of[n], p).memory_bytes) for n, p in program.storage.items()
-    ]
-    for each in program.instructions:
-        place = each.target if isinstance(each, Conversion) else None
-        if isinstance(each, Computation) and each.outputs:
-            place = each.outputs[0]
-        held.append((place, prices.of(each).memory_bytes))
-    constant, slope = np.zeros(machine.num_devices), np.zeros(machine.num_devices)
-    for placement, memory_bytes in held:
-        if placement is not None and placement.is_shard:
-            slope = slope + memory_bytes / prices.parts.of_placement(placement)
-        else:
-            constant = constant + memory_bytes
-    for kind, device in enumerate(firsts):
-        if np.isfinite(limit := machine.memory_bytes[device]):
-            yield {kind: float(slope[device])}, float(limit - constant[device])
+        found, now = [*found, now], none
+    now = sum((half.compute_s for half in priced.updates), now)
+    return np.array([*found, now, sum(price.memory_bytes for price in priced.everything)])

@@ -20,7 +20,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.refusals import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.spmd.divide import Divider, ProgramPlanner
+from lightning_gpp.strategy.spmd.planners import ProgramPlanner
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdModel
 
@@ -120,11 +120,11 @@ class HAPStrategy(GraphPipeStrategy):
 
     def _new_session(self) -> Session:
         def build(run: PipelinedRun, package: ProgramPackage | None) -> None:
-            divider.build(run, package)
+            calls.build(package)
 
         run = PipelinedRun(self.settings, self.root_device, builder=build)
-        divider = Divider(run)
-        return Session(run, SpmdCalls(run, divider, self.shares))
+        calls = SpmdCalls(run, self.shares)
+        return Session(run, calls)
 
     def _show(self) -> None:
         self.program = self._divided.interpreters[0][0].program

@@ -36,7 +36,7 @@ def test_threads() -> None:
 def test_threads_that_do_different_things_are_told() -> None:
     def run(group: ThreadCollectives, rank: int) -> None:
         size = 2 + rank
-        group.all_reduce(torch.ones(size), purpose="sum of x")
+        group.begin_all_reduce(torch.ones(size), purpose="sum of x")()
 
     with pytest.raises(TransportError, match=r"sum of x: ranks do different .*\(2,\).*\(3,\)"):
         on_threads(run, 2)

@@ -10,7 +10,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.spmd.costs.machine import DeviceSpeeds
 from lightning_gpp.strategy.spmd import measured_speeds
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
+from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
 
 def timed() -> tuple[DeviceSpeeds, int, int]:
@@ -28,21 +28,19 @@ def timed() -> tuple[DeviceSpeeds, int, int]:
         return call
 
     device = torch.device("cuda:0")
-    layer = torch.nn.Linear(64, 64)
     with pytest.MonkeyPatch.context() as patch:
         for name, small in (("SIDE", 64), ("COPIED_BYTES", 1 << 16)):  # a CPU computes it
             patch.setattr(measured_speeds, f"_ACCELERATOR_{name}", small)
-        update = typical_update([torch.optim.AdamW(layer.parameters())], device)
         patch.setattr(torch, "mm", counted(torch.mm))
         patch.setattr(torch, "add", counted(torch.add))
         counts()
-        speeds = measure_speeds(device, update=update)
+        speeds = measure_speeds(device)
     return speeds, sum(counts().values()), given
 
 
 def test_timing_a_gpu_waits_for_turns_and_not_for_calls(gpus: WorkerPool) -> None:
-    """A wait after each would be more than there are products and sums, with those of updates."""
+    """A wait after each would be more than there are products and sums."""
     [(speeds, num_waits, num_given)] = gpus.run(timed, num_ranks=1)
     assert 0 < num_waits < num_given / 2
-    for measured in (speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.update_s_per_byte):
+    for measured in (speeds.flops_per_s, speeds.memory_bytes_per_s):
         assert measured.shape == (1,) and measured[0] > 0

@@ -1,9 +1,7 @@
 """Collectives among processes, by ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
 Shards of unequal sizes are gathered by an exchange, which moves them as they are, so that it makes
-no difference whether a plan pads or groups them. gloo's reduce-scatter cannot be waited for with a
-limit (its work has no future), and adds in an order of its own: here the parts are exchanged, and
-each rank adds up its own in the order of the ranks. That moves the bytes of a reduce-scatter.
+no difference whether a plan pads or groups them.
 
 What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
 what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
@@ -73,17 +71,6 @@ class ProcessCollectives:
         rows = self._group.on_device(out).view(self.num_ranks, size)
         return [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
-        """The sum over ranks of one part."""
-        shape = tuple(parts[self.rank].shape)
-        shapes = [shape] * self.num_ranks
-        found = self.all_to_all(parts, shapes, purpose=purpose)
-        return _sum(found)
-
-    def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
-        """The sum over ranks."""
-        return self.begin_all_reduce(tensor.clone(), purpose=purpose)()
-
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
         flat = _flat(tensor)
@@ -121,37 +108,6 @@ class ProcessCollectives:
             flat = self._group.buffer(prod(shape), dtype)
         moved = self._do(flat, _broadcast, purpose)
         return self._group.on_device(moved).reshape(shape)
-
-    def scatter(
-        self,
-        parts: Sequence[Tensor] | None,
-        shapes: Sequence[tuple[int, ...]],
-        dtype: torch.dtype,
-        *,
-        purpose: str,
-    ) -> Tensor:
-        """One of rank 0's parts: an exchange in which only rank 0 sends."""
-        nothing = torch.empty(0, dtype=dtype, device=self._device)
-        given = parts if parts is not None and self.rank == 0 else [nothing] * self.num_ranks
-        own = shapes[self.rank]
-        from_each = [own, *[(0,)] * (self.num_ranks - 1)]
-        return self.all_to_all(given, from_each, purpose=purpose)[0]
-
-    def gather(
-        self, shard: Tensor, shapes: Sequence[tuple[int, ...]], *, purpose: str
-    ) -> list[Tensor] | None:
-        """On rank 0 the tensors of all ranks: an exchange in which only rank 0 receives."""
-        nothing = shard.new_empty(0)
-        given = [shard, *[nothing] * (self.num_ranks - 1)]
-        from_each = shapes if self.rank == 0 else [(0,)] * self.num_ranks
-        found = self.all_to_all(given, from_each, purpose=purpose)
-        return found if self.rank == 0 else None
-
-    def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
-        """On rank 0 the sum over ranks."""
-        shapes = [tuple(tensor.shape)] * self.num_ranks
-        found = self.gather(tensor, shapes, purpose=purpose)
-        return None if found is None else _sum(found)
 
     def close(self) -> None:
         """Gives the process group back; all ranks call it."""
@@ -195,10 +151,3 @@ def _all_to_all(
 def _begun(work: Any) -> list[dist.Work]:
     assert work is not None, "all ranks are in the group"
     return [work]
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total

@@ -18,7 +18,7 @@ from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, Vector
 from lightning_gpp.spmd.costs.prices import Half, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import Computation, ReceiveInput, SpmdProgram, bytes_in_bucket
+from lightning_gpp.spmd.program import ReceiveInput, SpmdProgram, bytes_in_bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,34 +58,70 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
         graph: the model.
         machine: the devices.
     """
-    prices = PriceList(graph, machine, program.shares)
-    stored = [prices.stored(graph.value_of[n], p) for n, p in program.storage.items()]
-    computed = [prices.of(i) for i in program.instructions if isinstance(i, Computation)]
-    moved = [prices.of(i) for i in program.instructions if not isinstance(i, Computation)]
-    every, none = [*stored, *computed, *moved], np.zeros(machine.num_devices)
+    priced = PricedProgram(program, PriceList(graph, machine, program.shares))
+    every, none = priced.everything, np.zeros(machine.num_devices)
+    price_s = sum(price.seconds for price in every)
     return ProgramEvaluation(
         memory_bytes=sum((price.memory_bytes for price in every), none),
         busy_s=sum((half.compute_s for price in every for half in price.halves), none),
-        compute_s=sum(price.seconds for price in (*stored, *computed)),
-        price_s=sum(price.seconds for price in every),
-        step_s=_step_s(program, prices),
+        compute_s=price_s - sum(half.move_s for price in every for half in price.halves),
+        price_s=price_s,
+        step_s=_step_s(priced, machine),
     )
 
 
-def _step_s(program: SpmdProgram, prices: PriceList) -> float:
+class PricedProgram:
+    """The prices of all that a program does.
+
+    Args:
+        program: for as many devices as there are prices for.
+        prices: of its graph.
+
+    Attributes:
+        everything: prices of what is stored, and of the instructions.
+        updates: the optimizer's step of everything stored.
+    """
+
+    def __init__(self, program: SpmdProgram, prices: PriceList) -> None:
+        value_of = prices.graph.value_of
+        stored = [prices.stored(value_of[n], p) for n, p in program.storage.items()]
+        self._program, self._prices = program, prices
+        self._instructions = [prices.of(instruction) for instruction in program.instructions]
+        self.everything = [*stored, *self._instructions]
+        self.updates = [price.halves[1] for price in stored]
+
+    def halves_in_order(self) -> Iterator[tuple[Half, int]]:
+        """All that devices do in a step but the optimizer's, forwards and then backwards.
+
+        Yields:
+            It, and the bytes that wait for others to be summed with, whose sum goes on beside the
+            rest.
+        """
+        for price in self._instructions:
+            yield price.halves[0], 0
+        if self._prices.machine.is_training:
+            pairs = zip(self._program.instructions, self._instructions)
+            for instruction, price in reversed([*pairs]):
+                yield (
+                    price.halves[1],
+                    bytes_in_bucket(self._program, instruction, self._prices.graph),
+                )
+
+
+def _step_s(priced: PricedProgram, machine: Machine) -> float:
     """Seconds of a step, simulated."""
-    now_s, network_s, bucket_bytes = np.zeros(prices.machine.num_devices), 0.0, 0
+    now_s, network_s, bucket_bytes = np.zeros(machine.num_devices), 0.0, 0
 
     def begin(seconds: float) -> None:
         """A collective that nobody waits for yet."""
         nonlocal network_s
         network_s = max(float(now_s.max()), network_s) + seconds
 
-    for half, waiting_bytes in halves_in_order(program, prices):
+    for half, waiting_bytes in priced.halves_in_order():
         bucket_bytes += waiting_bytes
         if waiting_bytes:
             if bucket_bytes >= BUCKET_BYTES:
-                begin(prices.machine.times.all_reduce_s(bucket_bytes))
+                begin(machine.times.all_reduce_s(bucket_bytes))
                 bucket_bytes = 0
             continue
         if half.move_s:
@@ -93,29 +129,9 @@ def _step_s(program: SpmdProgram, prices: PriceList) -> float:
             now_s[:] = network_s
         now_s += half.compute_s
     if bucket_bytes:
-        begin(prices.machine.times.all_reduce_s(bucket_bytes))
-    updated_s = sum(half.compute_s for half in updates(program, prices))
+        begin(machine.times.all_reduce_s(bucket_bytes))
+    updated_s = sum(half.compute_s for half in priced.updates)
     return float((np.maximum(now_s, network_s) + updated_s).max())
-
-
-def halves_in_order(program: SpmdProgram, prices: PriceList) -> Iterator[tuple[Half, int]]:
-    """All that devices do in a step but the optimizer's, forwards and then backwards.
-
-    Yields:
-        It, and the bytes that wait for others to be summed with, whose sum goes on beside the rest.
-    """
-    for instruction in program.instructions:
-        yield prices.of(instruction).halves[0], 0
-    if prices.machine.is_training:
-        for instruction in reversed(program.instructions):
-            waiting_bytes = bytes_in_bucket(program, instruction, prices.graph)
-            yield prices.of(instruction).halves[1], waiting_bytes
-
-
-def updates(program: SpmdProgram, prices: PriceList) -> list[Half]:
-    """The optimizer's step of everything stored."""
-    value_of = prices.graph.value_of
-    return [prices.stored(value_of[n], p).halves[1] for n, p in program.storage.items()]
 
 
 def message_bytes(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> float:

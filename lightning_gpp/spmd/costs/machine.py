@@ -1,9 +1,4 @@
-"""What devices can do: seconds of computing and of collectives, as functions of their shares.
-
-Whatever a device does costs ``constant + slope * its part of the units``; an instruction takes as
-long as its slowest device. So every cost is a largest of lines: the search evaluates it for given
-shares, and its minimum over the shares is a linear program (HAP, equation 3, with the constants
-that the release leaves out).
+"""What devices can do: seconds of computing and of collectives.
 
 Collectives are alpha-beta each, by bytes. They are estimated from the cluster's links, or measured
 where the devices are at hand: then the numbers are given instead. Rings, as in
@@ -13,7 +8,7 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -22,65 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.collectives import all_reduce_s, ring_lines, rounds_s
-from lightning_gpp.spmd.placement import Placement, units_per_device
 
 Vector = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShareLine:
-    """A line per device over its part.
-
-    Attributes:
-        constant_s: seconds whatever the part, shape ``(num_devices,)``.
-        slope_s: seconds for all units, shape ``(num_devices,)``.
-        units: how many units the shares divide; 0 where nothing is divided.
-    """
-
-    constant_s: Vector
-    slope_s: Vector
-    units: int = 0
-
-
-ShareCost = tuple[ShareLine, ...]
-"""The largest of lines over all devices; at least one."""
-
-
-class Parts:
-    """The parts that shares come to in whole units.
-
-    Args:
-        shares: of the devices.
-    """
-
-    def __init__(self, shares: Sequence[float]) -> None:
-        self.shares = tuple(shares)
-        self.num_devices = len(self.shares)
-        self._parts: dict[int, Vector] = {0: np.zeros(self.num_devices)}
-
-    def of(self, units: int) -> Vector:
-        """The part of the units that each device gets, shape ``(num_devices,)``."""
-        if units not in self._parts:
-            counts = units_per_device(units, self.shares)
-            self._parts[units] = np.array(counts) / units
-        return self._parts[units]
-
-    def of_placement(self, placement: Placement) -> Vector:
-        """The part of a tensor's bytes that each device has."""
-        if not placement.is_shard:
-            return np.ones(self.num_devices)
-        assert placement.units is not None
-        return self.of(placement.units)
-
-    def seconds(self, cost: ShareCost) -> float:
-        """What a cost comes to: as long as the slowest device takes."""
-        return float(self.seconds_each(cost).max())
-
-    def seconds_each(self, cost: ShareCost) -> Vector:
-        """What a cost comes to on every device, shape ``(num_devices,)``."""
-        lines = [line.constant_s + line.slope_s * self.of(line.units) for line in cost]
-        found: Vector = np.maximum.reduce(lines)
-        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,8 +122,8 @@ class CollectiveTimes:
             largest shard).
         reduce_scatter: likewise.
         all_to_all: by the bytes of the tensor as it would be if all shards were as the largest.
-        broadcast: from one device to all; by bytes. A grouped all-gather is one per device.
-        reduce: from all to one device, by bytes. A grouped reduce-scatter is one per device.
+        broadcast: from one device to all; by bytes.
+        reduce: from all to one device, by bytes.
         root: shards between rank 0 and the others (scatter, gather), by the bytes of the tensor.
     """
 

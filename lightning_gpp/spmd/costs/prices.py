@@ -13,22 +13,15 @@ an operator needs for itself.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lightning_gpp.cluster import BUCKET_BYTES
-from lightning_gpp.spmd.costs.machine import (
-    AlphaBeta,
-    Machine,
-    Parts,
-    ShareCost,
-    ShareLine,
-    Vector,
-)
+from lightning_gpp.spmd.costs.machine import AlphaBeta, Machine, Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
-from lightning_gpp.spmd.placement import Placement, PlacementKind
+from lightning_gpp.spmd.placement import R_SAME, Placement, PlacementKind, units_per_device
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
@@ -37,11 +30,6 @@ from lightning_gpp.spmd.program import (
     is_summed_later,
 )
 from lightning_gpp.spmd.rules.theory import Rule
-
-Costs = tuple[ShareCost, ...]
-"""Costs one after the other."""
-
-_NOTHING: tuple[Costs, ...] = ((),)
 
 _R, _SAME = PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE
 _S, _P = PlacementKind.SHARD, PlacementKind.PARTIAL
@@ -76,14 +64,12 @@ class Half:
     """The forward or the backward of an instruction: a collective of all devices, then computing.
 
     Attributes:
-        moved: the collective, as functions of the shares, one after the other.
-        computed: likewise.
+        moved_s: seconds of the collective as every device's part makes it; it takes the most.
         move_s: seconds of the collective; zero where there is none.
         compute_s: seconds of every device, shape ``(num_devices,)``.
     """
 
-    moved: Costs
-    computed: Costs
+    moved_s: Vector
     move_s: float
     compute_s: Vector
 
@@ -93,7 +79,7 @@ class Price:
     """What something comes to with given shares.
 
     Attributes:
-        seconds: forwards and backwards, each cost on its slowest device.
+        seconds: forwards and backwards, each on its slowest device.
         memory_bytes: that stay on every device, shape ``(num_devices,)``.
         halves: its forward and its backward.
     """
@@ -101,6 +87,10 @@ class Price:
     seconds: float
     memory_bytes: Vector
     halves: tuple[Half, Half]
+
+    def held_bytes(self, devices: Sequence[int]) -> float:
+        """Bytes that stay on some devices together."""
+        return float(self.memory_bytes[devices].sum())
 
 
 class PriceList:
@@ -110,12 +100,30 @@ class PriceList:
         graph: the model.
         machine: the devices.
         shares: of the devices.
+        in_units: whether devices get whole units, close to their shares; else as if units were as
+            small as one likes.
     """
 
-    def __init__(self, graph: SpmdGraph, machine: Machine, shares: tuple[float, ...]) -> None:
-        self.graph, self.machine, self.parts = graph, machine, Parts(shares)
-        self._none = np.zeros(machine.num_devices)
+    def __init__(
+        self,
+        graph: SpmdGraph,
+        machine: Machine,
+        shares: Sequence[float],
+        *,
+        in_units: bool = True,
+    ) -> None:
+        self.graph, self.machine, self.shares = graph, machine, tuple(shares)
+        self._none, self._in_units = np.zeros(machine.num_devices), in_units
+        self._parts: dict[int, Vector] = {0: self._none + 1}
         self._known: dict[Hashable, Price] = {}
+
+    def _part(self, placement: Placement) -> Vector:
+        """The part of a tensor's bytes that each device has, shape ``(num_devices,)``."""
+        units = placement.units or 0
+        if units not in self._parts:
+            counts = units_per_device(units, self.shares) if self._in_units else ()
+            self._parts[units] = np.array(counts) / units if counts else np.array(self.shares)
+        return self._parts[units]
 
     def of(self, instruction: Instruction) -> Price:
         """An instruction of a program."""
@@ -131,16 +139,12 @@ class PriceList:
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
         """A parameter or buffer kept in a placement; backwards the optimizer's step follows."""
-        seconds, flows = (
-            value.size_bytes * self.machine.speeds.update_s_per_byte,
-            self._flows(value),
-        )
-        none, units = self._none, placement.units or 0
-        line = ShareLine(none, seconds, units) if units else ShareLine(seconds, none)
-        update: Costs = ((line,),) if flows and seconds.any() else ()
-        tensors = 1 + (self.machine.optimizer_tensors if flows else 0)
-        memory = tensors * value.size_bytes * self.parts.of_placement(placement)
-        return self._price(memory, computed=((), update))
+        update_s, tensors = self._none, 1
+        held_bytes = value.size_bytes * self._part(placement)
+        if self._flows(value):
+            update_s = held_bytes * self.machine.speeds.update_s_per_byte
+            tensors += self.machine.optimizer_tensors
+        return self._price(tensors * held_bytes, computed=(self._none, update_s))
 
     def received(self, value: SpmdValue, placement: Placement) -> Price:
         """An input of the forward."""
@@ -152,11 +156,11 @@ class PriceList:
 
     def _with_root(self, value: SpmdValue, collectives: tuple[str, str]) -> Price:
         """A way between rank 0 and all, and the gradient's way back where there is one."""
-        moved: list[Costs] = [(), ()]
+        moved = [self._none, self._none]
         for half, name in enumerate(collectives):
             if name and self.machine.num_devices > 1 and (half == 0 or self._flows(value)):
                 line: AlphaBeta = getattr(self.machine.times, name)
-                moved[half] = (self._flat(line.seconds(value.size_bytes)),)
+                moved[half] = self._none + line.seconds(value.size_bytes)
         return self._price(self._none, (moved[0], moved[1]))
 
     def computation(self, operator: SpmdOperator, placed: Rule | Computation) -> Price:
@@ -174,83 +178,52 @@ class PriceList:
             self._known[alike] = self._price(memory, computed=self._computed(operator, placed))
         return self._known[alike]
 
-    def _computed(self, operator: SpmdOperator, placed: Rule | Computation) -> tuple[Costs, Costs]:
+    def _computed(
+        self, operator: SpmdOperator, placed: Rule | Computation
+    ) -> tuple[Vector, Vector]:
+        """Seconds of every device, forwards and backwards."""
+        value_of, speeds = self.graph.value_of, self.machine.speeds
         if operator.kind in FREE_KINDS:
-            return (), ()
-        value_of, part, whole, units = self.graph.value_of, 0, 0, 0
-        for name, place in operator.operands(placed.inputs, placed.outputs):
-            size = value_of[name].size_bytes
-            part, whole = (part + size, whole) if place.is_shard else (part, whole + size)
-            units = units or place.units or 0
-        backward: Costs = ()
-        flops = (operator.flops, 0.0) if units else (0.0, operator.flops)
+            return self._none, self._none
+        operands = operator.operands(placed.inputs, placed.outputs)
+        moved_bytes = sum(value_of[name].size_bytes * self._part(p) for name, p in operands)
+        divided = next((place for _, place in operands if place.is_shard), R_SAME)
+        compute_s = operator.flops * self._part(divided) / speeds.flops_per_s
+        pass_s = speeds.launch_s + np.maximum(compute_s, moved_bytes / speeds.memory_bytes_per_s)
+        num_passes = 0
         if any(self._flows(value_of[name]) for name in operator.outputs):
             wanted = sum(value_of[name].requires_grad for name in operator.inputs)
-            if count := min(wanted, 2) if operator.flops else 1:
-                backward = (self._roofline(count, units, flops, (part, whole)),)
-        return (self._roofline(1, units, flops, (part, whole)),), backward
-
-    def _roofline(
-        self, count: int, units: int, flops: tuple[float, float], moved: tuple[float, float]
-    ) -> ShareCost:
-        """Passes over what is divided and what is whole, of operations and of bytes."""
-        speeds = self.machine.speeds
-        return tuple(
-            ShareLine(count * (speeds.launch_s + whole / per_s), count * part / per_s, units)
-            for (part, whole), per_s in (
-                (flops, speeds.flops_per_s),
-                (moved, speeds.memory_bytes_per_s),
-            )
-        )
+            num_passes = min(wanted, 2) if operator.flops else 1
+        return pass_s, num_passes * pass_s
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> Price:
-        """A value in another placement, forwards and backwards in the cheapest way."""
+        """A value in another placement, forwards and backwards."""
         alike = (value.size_bytes, value.requires_grad, value.source, source, target)
         if alike not in self._known:
-            forward, backward = self._collective(value.size_bytes, source, target), _NOTHING
+            forward, backward = self._collective(value.size_bytes, source, target), self._none
             if self._flows(value):
                 backward = self._collective(value.size_bytes, target.dual, source.dual)
                 if is_summed_later(value, source, target) and self.machine.num_devices > 1:
                     line = self.machine.times.all_reduce
-                    in_bucket_s = line.in_bucket_s(value.size_bytes, BUCKET_BYTES)
-                    backward = ((self._flat(in_bucket_s),),)
+                    backward = self._none + line.in_bucket_s(value.size_bytes, BUCKET_BYTES)
             kinds = source.kind, target.kind
             is_new = kinds in FORWARD or kinds == (_S, _P)
             memory = self._kept(value, target) if is_new else self._none
-            moved = min(forward, key=self._total_s), min(backward, key=self._total_s)
-            self._known[alike] = self._price(memory, moved)
+            self._known[alike] = self._price(memory, (forward, backward))
         return self._known[alike]
 
-    def _collective(
-        self, size_bytes: float, source: Placement, target: Placement
-    ) -> tuple[Costs, ...]:
-        """What a move takes in each way that there is."""
+    def _collective(self, size_bytes: float, source: Placement, target: Placement) -> Vector:
+        """Seconds of a move; shards are padded, so that all take as long as the largest."""
         name, times = FORWARD.get((source.kind, target.kind)), self.machine.times
         if name is None or source == target or self.machine.num_devices == 1:
-            return _NOTHING
-        if name == "all-gather":
-            return self._shards(size_bytes, source, times.all_gather, times.broadcast)
-        if name == "reduce-scatter":
-            return self._shards(size_bytes, target, times.reduce_scatter, times.reduce)
-        if name == "all-to-all":
-            return ((self._padded(times.all_to_all, size_bytes, source, target),),)
-        return ((self._flat(times.all_reduce_s(size_bytes)),),)
-
-    def _shards(
-        self, size_bytes: float, shard: Placement, padded: AlphaBeta, single: AlphaBeta
-    ) -> tuple[Costs, ...]:
-        """All shards at once, as long as the largest, or one after the other."""
-        grouped_s = self.machine.num_devices * single.alpha_s + single.beta_s_per_byte * size_bytes
-        return (self._padded(padded, size_bytes, shard),), (self._flat(grouped_s),)
-
-    def _flat(self, seconds: float) -> ShareCost:
-        return (ShareLine(self._none + seconds, self._none),)
-
-    def _padded(self, line: AlphaBeta, size_bytes: float, *shards: Placement) -> ShareCost:
-        """All parts as long as the largest: devices times it in bytes."""
-        alpha_s = self._none + line.alpha_s
-        slope_s = self._none + line.beta_s_per_byte * size_bytes * self.machine.num_devices
-        return tuple(ShareLine(alpha_s, slope_s, shard.units or 0) for shard in shards)
+            return self._none
+        if name == "all-reduce":
+            return self._none + times.all_reduce_s(size_bytes)
+        line: AlphaBeta = getattr(times, name.replace("-", "_"))
+        parts = [self._part(place) for place in (source, target) if place.is_shard]
+        padded_bytes = size_bytes * self.machine.num_devices * np.maximum.reduce(parts)
+        seconds: Vector = line.alpha_s + line.beta_s_per_byte * padded_bytes
+        return seconds
 
     def _flows(self, value: SpmdValue) -> bool:
         """Whether there is a gradient of a value."""
@@ -260,23 +233,17 @@ class PriceList:
         """Bytes of a tensor, where a backward may read it."""
         if not self._flows(value):
             return self._none
-        return value.size_bytes * self.parts.of_placement(placement)
+        return value.size_bytes * self._part(placement)
 
     def _price(
         self,
         memory_bytes: Vector,
-        moved: tuple[Costs, Costs] = ((), ()),
-        computed: tuple[Costs, Costs] = ((), ()),
+        moved: tuple[Vector, Vector] | None = None,
+        computed: tuple[Vector, Vector] | None = None,
     ) -> Price:
         """What moves and what is computed, forwards and backwards each, as a price."""
-        one, other = map(self._half, moved, computed)
-        seconds = sum(self._total_s((*half.moved, *half.computed)) for half in (one, other))
+        none = self._none, self._none
+        pairs = zip(moved or none, computed or none)
+        one, other = (Half(move_s, float(move_s.max()), own_s) for move_s, own_s in pairs)
+        seconds = sum(half.move_s + float(half.compute_s.max()) for half in (one, other))
         return Price(seconds, memory_bytes, (one, other))
-
-    def _half(self, moved: Costs, computed: Costs) -> Half:
-        compute_s = sum(map(self.parts.seconds_each, computed), self._none)
-        return Half(moved, computed, self._total_s(moved), compute_s)
-
-    def _total_s(self, costs: Costs) -> float:
-        """Seconds of costs one after the other."""
-        return sum(map(self.parts.seconds, costs))

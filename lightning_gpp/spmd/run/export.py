@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_gpp.common.tensor_places import exchange_tensors, tensor_places
 from lightning_gpp.graph.tensor_spec import TensorSpec
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.run.operator_calls import Operand, result, tensors_of
+from lightning_gpp.spmd.run.operator_calls import Operand, call, tensors_of
 
 
 class ExportError(RuntimeError):
@@ -320,7 +320,7 @@ class _NodeReader:
         arguments = {name: _with_operands(value, name, roles) for name, value in given.items()}
         reads, tensors = [read for read, _ in roles], [self._tensors[read] for read, _ in roles]
         with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
-            returned = result(target, arguments, tensors, is_recorded=is_recorded)
+            returned = call(target, arguments, tensors, is_recorded=is_recorded)
         made, name = list(tensors_of(returned)), f"{prefix}{node.name}"
         is_one = isinstance(returned, Tensor)
         outputs = [name] if is_one else [f"{name}.{i}" for i in range(len(made))]

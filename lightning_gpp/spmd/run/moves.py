@@ -97,28 +97,25 @@ def _outer_parts(part: Tensor, dim: int, outer: int) -> Tensor:
 class Mover:
     """Moves tensors between the placements of a program, on one device.
 
+    Sums are added in the order of the ranks, so they have the same bits everywhere.
+
     Attributes:
-        collectives: of this device with the others.
+        group: this device and the others.
         shards: how tensors are divided.
         device: where its tensors are.
     """
 
-    collectives: Collectives
+    group: Collectives
     shards: Shards
     device: torch.device
 
     @property
     def rank(self) -> int:
         """Number of this device."""
-        return self.collectives.rank
+        return self.group.rank
 
     def move(
-        self,
-        tensor: Tensor,
-        whole: Shape,
-        source: Placement,
-        target: Placement,
-        purpose: str,
+        self, tensor: Tensor, whole: Shape, source: Placement, target: Placement, purpose: str
     ) -> Tensor:
         """This device's part of a tensor in another placement.
 
@@ -129,7 +126,7 @@ class Mover:
             target: the one it is to have.
             purpose: what for, for errors.
         """
-        rank, shards, group = self.rank, self.shards, self.collectives
+        rank, shards, group = self.rank, self.shards, self.group
         if source == target or (source.is_replicated and target.is_replicated):
             return tensor
         if source.is_replicated and target.is_shard:
@@ -141,17 +138,16 @@ class Mover:
         if source.is_shard and target.is_shard and source.dim != target.dim:
             parts = shards.cut_all(tensor, target)
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
-            found = group.all_to_all(parts, shapes, purpose=purpose)
-            return shards.join(found, source)
+            return shards.join(group.all_to_all(parts, shapes, purpose=purpose), source)
         if source.is_shard:
             shapes = shards.shapes(whole, source)
-            parts = group.all_gather(tensor, shapes, purpose=purpose)
-            joined = shards.join(parts, source)
+            joined = shards.join(group.all_gather(tensor, shapes, purpose=purpose), source)
             return shards.cut(joined, target, rank) if target.is_shard else joined
-        if target.is_shard:
+        if target.is_shard:  # gloo's reduce-scatter cannot be waited for with a limit
             parts = shards.cut_all(tensor, target)
-            return group.reduce_scatter(parts, purpose=purpose)
-        return group.all_reduce(tensor, purpose=purpose)
+            shapes = [tuple(parts[rank].shape)] * group.num_ranks
+            return _sum(group.all_to_all(parts, shapes, purpose=purpose))
+        return group.begin_all_reduce(tensor.clone(), purpose=purpose)()
 
     def from_root(
         self,
@@ -161,7 +157,7 @@ class Mover:
         target: Placement,
         purpose: str,
     ) -> Tensor:
-        """This device's part of a tensor that rank 0 gives whole: a broadcast or a scatter.
+        """This device's part of a tensor that rank 0 gives whole.
 
         Nothing moves for summands: rank 0's is all of it, the others' are zeros.
         """
@@ -169,19 +165,31 @@ class Mover:
         if target == PARTIAL:
             return torch.zeros(whole, dtype=dtype, device=self.device) if given is None else given
         if not target.is_shard:
-            return self.collectives.broadcast(given, whole, dtype, purpose=purpose)
-        parts = None if given is None else self.shards.cut_all(given, target)
-        shapes = self.shards.shapes(whole, target)
-        return self.collectives.scatter(parts, shapes, dtype, purpose=purpose)
+            return self.group.broadcast(given, whole, dtype, purpose=purpose)
+        parts = [torch.empty(0, dtype=dtype, device=self.device)] * self.group.num_ranks
+        if given is not None:
+            parts = self.shards.cut_all(given, target)
+        nothing = [(0,)] * (self.group.num_ranks - 1)
+        shapes = [self.shards.shape(whole, target, self.rank), *nothing]
+        return self.group.all_to_all(parts, shapes, purpose=purpose)[0]
 
     def to_root(
         self, tensor: Tensor, whole: Shape, source: Placement, purpose: str
     ) -> Tensor | None:
-        """On rank 0 the whole tensor, None elsewhere: its own, a gather or a sum."""
-        if source.is_shard:
-            shapes = self.shards.shapes(whole, source)
-            parts = self.collectives.gather(tensor, shapes, purpose=purpose)
-            return None if parts is None else self.shards.join(parts, source)
-        if source == PARTIAL:
-            return self.collectives.reduce(tensor, purpose=purpose)
-        return tensor if self.rank == 0 else None
+        """On rank 0 the whole tensor, None elsewhere: its own, or parts or summands of all."""
+        if source.is_replicated:
+            return tensor if self.rank == 0 else None
+        count = self.group.num_ranks
+        shapes = self.shards.shapes(whole, source) if self.rank == 0 else [(0,)] * count
+        parts = [tensor, *[tensor.new_empty(0)] * (count - 1)]
+        found = self.group.all_to_all(parts, shapes, purpose=purpose)
+        if self.rank:
+            return None
+        return self.shards.join(found, source) if source.is_shard else _sum(found)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total

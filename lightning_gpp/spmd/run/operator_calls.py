@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
+from lightning_gpp.spmd.program import Computation, Option
+from lightning_gpp.spmd.run.collectives import Shape
+from lightning_gpp.spmd.run.moves import Mover
 
 CPU = torch.device("cpu")
 
@@ -34,25 +39,6 @@ def overload(target: str) -> torch._ops.OpOverload:
 
 
 def call(
-    operator: SpmdOperator,
-    tensors: Sequence[Tensor],
-    arguments: Mapping[str, Any] | None = None,
-    device: torch.device = CPU,
-) -> tuple[Tensor, ...]:
-    """The tensors that an operator makes.
-
-    Args:
-        operator: that is called.
-        tensors: what it reads.
-        arguments: in place of its own, if given.
-        device: in place of that of the export.
-    """
-    own = operator.attributes if arguments is None else arguments
-    function, is_recorded = overload(operator.target), operator.is_recorded
-    return tuple(tensors_of(result(function, own, tensors, device, is_recorded=is_recorded)))
-
-
-def result(
     function: torch._ops.OpOverload,
     arguments: Mapping[str, Any],
     tensors: Sequence[Tensor],
@@ -60,7 +46,15 @@ def result(
     *,
     is_recorded: bool,
 ) -> Any:
-    """What an overload returns."""
+    """What an operator returns.
+
+    Args:
+        function: the operator.
+        arguments: by name, with operands in the place of tensors.
+        tensors: that these stand for.
+        device: in place of that of the export.
+        is_recorded: whether autograd may record it.
+    """
     given: dict[str, Any] = {
         name: device if isinstance(value, torch.device) else _filled(value, tensors)
         for name, value in arguments.items()
@@ -113,3 +107,80 @@ def written_buffers(graph: SpmdGraph) -> set[str]:
             name for name, role in zip(operator.inputs, operator.arguments) if role in written
         }
     return found
+
+
+# On the parts of one device ----------------------------------------------------------------------
+
+
+def run_operator(
+    graph: SpmdGraph, computation: Computation, mover: Mover, tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """This device's parts of the outputs of an operator.
+
+    Args:
+        graph: that it is of.
+        computation: how it is run.
+        mover: of this device.
+        tensors: this device's parts of its inputs.
+
+    Raises:
+        RuntimeError: what it makes is of another size than its placement says, which would go
+            wrong silently later.
+    """
+    operator, rank, shards = graph.operator_of[computation.operator], mover.rank, mover.shards
+    whole = graph.value_of[operator.inputs[0]].shape if operator.inputs else ()
+    results = [graph.value_of[name].shape for name in operator.outputs]
+    expected = [shards.shape(w, p, rank) for w, p in zip(results, computation.outputs)]
+    arguments = operator.attributes
+    if computation.outputs and computation.outputs[0].is_shard:
+        arguments = local_arguments(operator.kind, arguments, expected[0])
+    if computation.option is Option.VOCABULARY:
+        _, first, _ = shards.extent(whole, computation.inputs[0], rank)
+        made = [_look_up_rows(tensors[0], tensors[1], first)]
+    else:
+        function, is_recorded = overload(operator.target), operator.is_recorded
+        returned = call(function, arguments, tensors, mover.device, is_recorded=is_recorded)
+        made = [*tensors_of(returned)]
+    if computation.option is Option.MEAN:  # of a device's elements, by their part of all
+        made = [made[0] * (tensors[0].numel() / prod(whole))]
+    for shape, tensor in zip(expected, made, strict=True):
+        if tuple(tensor.shape) != shape:
+            raise RuntimeError(
+                f"operator {operator.name!r} ({operator.kind}) made "
+                f"{tuple(tensor.shape)} on rank {rank}, but {shape} is this rank's part as "
+                f"{', '.join(map(str, computation.outputs))}"
+            )
+    return made
+
+
+def local_arguments(kind: str, arguments: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """Arguments that name sizes of whole tensors, as sizes of a device's part.
+
+    Args:
+        kind: of the operator.
+        arguments: for the whole tensors.
+        shape: of the device's part of its output.
+
+    >>> local_arguments("view", {"size": [4, 2, -1]}, (3, 2, 5))
+    {'size': [3, 2, 5]}
+    """
+    local = dict(arguments)
+    for name in ("size", "shape"):
+        if isinstance(local.get(name), list) and len(local[name]) == len(shape):
+            local[name] = list(shape)
+    if kind == "unflatten":
+        count = len(local["sizes"])
+        start = local["dim"] % (len(shape) - count + 1)
+        local["sizes"] = list(shape[start : start + count])
+    return local
+
+
+def _look_up_rows(weight: Tensor, indices: Tensor, first: int) -> Tensor:
+    """A device's summand of look-ups in a table of which it has rows from ``first`` on.
+
+    Rows of other devices count as zeros.
+    """
+    is_here = (indices >= first) & (indices < first + weight.shape[0])
+    rows = F.embedding(torch.where(is_here, indices - first, 0), weight)
+    # A row that stands in for one of another device gets a gradient of zeros.
+    return torch.where(is_here.unsqueeze(-1), rows, torch.zeros((), dtype=rows.dtype))

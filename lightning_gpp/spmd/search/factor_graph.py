@@ -57,20 +57,19 @@ class FactorCosts:
         places: values of the variables that each cost is of, a row each. There may be several
             costs of the same values, of which one has to be paid, and none where it cannot be.
         seconds: of each cost.
-        memory_bytes: of each, a column per class of devices.
+        memory_bytes: of each, on all devices with a limit together.
         ways: of each of a read; empty for an operator's own.
     """
 
     shape: tuple[int, ...]
     places: NDArray[np.intp]
     seconds: Vector
-    memory_bytes: NDArray[np.float64]
+    memory_bytes: Vector
     ways: tuple[Obtained, ...] = ()
 
-    def priced(self, byte_s: Vector) -> Vector:
-        """Seconds of each, with bytes at a price per class."""
-        found: Vector = self.seconds + self.memory_bytes @ byte_s
-        return found
+    def priced(self, byte_s: float) -> Vector:
+        """Seconds of each, with bytes at a price."""
+        return self.seconds + self.memory_bytes * byte_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class FactorGraph:
         steps: of the program, in order.
         sizes: number of values of every variable; the first are the rules of the steps.
         factors: costs, by step and in the order of its reads.
-        classes: of devices with a limit of memory that hold alike the first each.
         tables: conversions of every value.
     """
 
@@ -112,13 +110,7 @@ class FactorGraph:
     ) -> None:
         self.graph, self._theory, self._allowed = theory.graph, theory, allowed
         self.prices = PriceList(self.graph, machine, shares)
-        alike: dict[tuple[float, ...], list[int]] = {}
-        for device in np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist():
-            parts = (self.prices.parts.of(units)[device] for units in theory.units)
-            alike.setdefault((machine.memory_bytes[device], *parts), []).append(device)
-        self.classes = tuple(devices[0] for devices in alike.values())
-        self.num_alike = np.array([float(len(devices)) for devices in alike.values()])
-        self.limits: Vector = machine.memory_bytes[list(self.classes)].astype(float)
+        self._limited = np.flatnonzero(np.isfinite(machine.memory_bytes)).tolist()
         self._known: dict[Any, Any] = {}
         self._rules = {operator.name: self._rules_of(operator) for operator in self.graph.operators}
         self.tables = self._tables()
@@ -158,7 +150,7 @@ class FactorGraph:
         begun = [(placement, self.prices.stored(value, placement)) for placement in stored]
         if value.source is ValueSource.INPUT:
             begun = [(p, self.prices.received(value, p)) for p in placements if p != PARTIAL]
-        return ValueTable(value, placements, self.prices, self.classes, begun, self._allowed)
+        return ValueTable(value, placements, self.prices, self._limited, begun, self._allowed)
 
     def _storages(self, value: SpmdValue) -> tuple[Placement, ...]:
         """How a parameter or buffer may be kept."""
@@ -216,7 +208,7 @@ class FactorGraph:
             prices = [self.prices.given(value, rule.inputs[0]) for rule in step.rules]
 
         def costs() -> FactorCosts:
-            memory = np.array([price.memory_bytes[list(self.classes)] for price in prices])
+            memory = np.array([price.held_bytes(self._limited) for price in prices])
             seconds = np.array([price.seconds for price in prices])
             return FactorCosts((len(prices),), np.arange(len(prices))[:, None], seconds, memory)
 
@@ -224,17 +216,11 @@ class FactorGraph:
         found: FactorCosts = self._once(key, costs)
         return found
 
-    def answer(self, paid: Sequence[int]) -> ProgramAnswer:
-        """The program that pays some costs, one of every factor."""
-        pairs = [(factor.costs, number) for factor, number in zip(self.factors, paid, strict=True)]
-        none = np.zeros(len(self.classes))
-        memory_bytes = sum((costs.memory_bytes[number] for costs, number in pairs), none)
-        seconds = sum(float(costs.seconds[number]) for costs, number in pairs)
-        held_bytes, fits = self.num_alike @ memory_bytes, (memory_bytes <= self.limits).all()
-        return ProgramAnswer(paid, seconds, memory_bytes, float(held_bytes), bool(fits))
+    def program(self, paid: Sequence[int], name: str) -> SpmdProgram:
+        """The program that pays some costs, one of every factor.
 
-    def program(self, answer: ProgramAnswer, name: str) -> SpmdProgram:
-        """The instructions of all steps; conversions are made where their result is first read."""
+        Conversions are made where their result is first read.
+        """
         storage: dict[str, Placement] = {}
         instructions: list[Instruction] = []
         there: dict[str, set[Placement]] = {}
@@ -254,8 +240,8 @@ class FactorGraph:
                     instructions.append(Conversion(name, one, other))
                     there[name].add(other)
 
-        paid = zip(self.factors, answer.paid, strict=True)
-        for number, group in groupby(paid, key=lambda pair: pair[0].step):
+        pairs = zip(self.factors, paid, strict=True)
+        for number, group in groupby(pairs, key=lambda pair: pair[0].step):
             (_, which), *reads = group
             for factor, way in reads:
                 obtain(factor.value, factor.costs.ways[way])
@@ -266,7 +252,7 @@ class FactorGraph:
             made = rule.inputs, rule.outputs, rule.option
             instructions.append(Computation(step.operator.name, *made))
             there |= {n: {p} for n, p in zip(step.operator.outputs, rule.outputs)}
-        return SpmdProgram(self.prices.parts.shares, storage, tuple(instructions), name)
+        return SpmdProgram(self.prices.shares, storage, tuple(instructions), name)
 
 
 def _reading(
@@ -293,26 +279,7 @@ def _reading(
         tuple([len(before), len(wanted), len(sets)][axes]),
         np.array(places, dtype=np.intp).reshape(-1, 3)[:, axes],
         np.array([way.seconds for *_, way in found]),
-        np.array([way.memory for *_, way in found]).reshape(len(found), -1),
+        np.array([way.memory_bytes for *_, way in found]),
         tuple(way for *_, way in found),
     )
     return costs, tuple(sets)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ProgramAnswer:
-    """A program, as the costs that it pays.
-
-    Attributes:
-        paid: of every factor the number of the cost that is paid; of a step's own the rule.
-        seconds: all of them.
-        memory_bytes: likewise, per class of devices.
-        held_bytes: on all devices with a limit together.
-        fits: whether it fits every one of them.
-    """
-
-    paid: Sequence[int]
-    seconds: float
-    memory_bytes: Vector
-    held_bytes: float
-    fits: bool

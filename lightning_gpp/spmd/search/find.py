@@ -19,16 +19,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightning_gpp.common.units_of_measure import bytes_text
+from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine, Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.factor_graph import FactorCosts, FactorGraph, ProgramAnswer
+from lightning_gpp.spmd.search.factor_graph import FactorCosts, FactorGraph
 from lightning_gpp.spmd.search.limits import Allowed
 
 MOST_PRICES = 12
@@ -41,19 +42,27 @@ HIGHEST = 8**8
 """Times the first price: then a step's seconds no longer count beside its memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProgram:
-    """What a search found.
+@dataclass(frozen=True, slots=True, eq=False)
+class SpmdPlan:
+    """A program with its prediction.
 
     Attributes:
-        program: the cheapest program.
-        seconds: what it costs.
-        least_s: no program costs less; less than ``seconds`` only where memory is short.
+        program: with its shares.
+        evaluation: what it takes.
+        least_s: no program has a smaller price with these shares. None where the program was found
+            with other shares.
     """
 
     program: SpmdProgram
-    seconds: float
-    least_s: float
+    evaluation: ProgramEvaluation
+    least_s: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """At most this part of the program's price could be saved with these shares, if known."""
+        if self.least_s is None or not self.evaluation.price_s:
+            return None
+        return max(0.0, 1 - self.least_s / self.evaluation.price_s)
 
 
 class NoProgramFitsError(ValueError):
@@ -69,7 +78,7 @@ def find_program(
     allowed: Allowed | None = None,
     limits_memory: bool = False,
     name: str = "hap",
-) -> FoundProgram:
+) -> SpmdPlan:
     """The cheapest program of the theory, by the judge's prices.
 
     Args:
@@ -86,11 +95,26 @@ def find_program(
         ValueError: the model is too wide to be searched.
     """
     theory = theory or Theory(graph, machine.num_devices)
-    search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()))
-    answer, least_s = search.at(0.0)
-    if limits_memory and not answer.fits:
-        answer, least_s = search.fitting(answer, least_s)
-    return FoundProgram(search.factor_graph.program(answer, name), answer.seconds, least_s)
+    search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()), name)
+    found = search.at(0.0)
+    if limits_memory and not found.plan.evaluation.fits(machine):
+        return search.fitting(found)
+    return found.plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The cheapest program with some price of memory.
+
+    Attributes:
+        plan: with what no program costs less than, its bytes included.
+        seconds: of all that it pays.
+        held_bytes: on all devices with a limit together.
+    """
+
+    plan: SpmdPlan
+    seconds: float
+    held_bytes: float
 
 
 class _PricedSearch:
@@ -98,10 +122,12 @@ class _PricedSearch:
 
     Args:
         factor_graph: the choice of a program.
+        name: of the programs.
     """
 
-    def __init__(self, factor_graph: FactorGraph) -> None:
-        self.factor_graph = factor_graph
+    def __init__(self, factor_graph: FactorGraph, name: str) -> None:
+        self._factor_graph, self._name = factor_graph, name
+        self._machine = factor_graph.prices.machine
         has_choice = [size > 1 for size in factor_graph.sizes]
         self._scopes = [
             tuple(each for each in factor.variables if has_choice[each])
@@ -109,75 +135,77 @@ class _PricedSearch:
         ]
         self._order = elimination_order(factor_graph.sizes, self._scopes)
 
-    def at(self, price: float) -> tuple[ProgramAnswer, float]:
-        """The cheapest program with a price per byte, and what none costs less than.
-
-        Args:
-            price: of a byte on any device with a limit.
-        """
-        factor_graph, byte_s = self.factor_graph, price * self.factor_graph.num_alike
-        every = {id(factor.costs): factor.costs for factor in factor_graph.factors}
+    def at(self, byte_s: float) -> _Answer:
+        """The cheapest program with a price per byte on any device with a limit."""
+        graph = self._factor_graph
+        every = {id(factor.costs): factor.costs for factor in graph.factors}
         tables = {key: table_of(costs, byte_s) for key, costs in every.items()}
-        placed = [(s, tables[id(f.costs)]) for s, f in zip(self._scopes, factor_graph.factors)]
-        values, total_s = cheapest_values(self._order, placed, len(factor_graph.sizes))
-        paid = []
-        for factor in factor_graph.factors:
-            own = [values[variable] for variable in factor.variables]
-            numbers = np.flatnonzero((factor.costs.places == own).all(axis=1))
-            paid.append(int(numbers[factor.costs.priced(byte_s)[numbers].argmin()]))
-        return factor_graph.answer(paid), total_s
+        placed = [(s, tables[id(f.costs)]) for s, f in zip(self._scopes, graph.factors)]
+        values, total_s = cheapest_values(self._order, placed, len(graph.sizes))
+        paid, seconds, held_bytes = list[int](), 0.0, 0.0
+        for factor in graph.factors:
+            costs, own = factor.costs, [values[variable] for variable in factor.variables]
+            numbers = np.flatnonzero((costs.places == own).all(axis=1))
+            number = int(numbers[costs.priced(byte_s)[numbers].argmin()])
+            paid.append(number)
+            seconds += float(costs.seconds[number])
+            held_bytes += float(costs.memory_bytes[number])
+        program = graph.program(paid, self._name)
+        evaluation = evaluate_program(program, graph.graph, self._machine)
+        return _Answer(SpmdPlan(program, evaluation, total_s), seconds, held_bytes)
 
-    def fitting(self, free: ProgramAnswer, least_s: float) -> tuple[ProgramAnswer, float]:
-        """The cheapest program that fits, or a cheap one, and what none is below of.
+    def fitting(self, free: _Answer) -> SpmdPlan:
+        """The cheapest program that fits, or a cheap one.
 
         Args:
             free: the cheapest program where memory costs nothing; it does not fit.
-            least_s: nothing is below of that.
 
         Raises:
             NoProgramFitsError: none fits, or none was found that does.
         """
-        limits = self.factor_graph.limits
-        limit_bytes = float(self.factor_graph.num_alike @ limits)
-        price = free.seconds / limit_bytes
+        limits = self._machine.memory_bytes
+        limit_bytes = float(limits[np.isfinite(limits)].sum())
+        price, least_s = free.seconds / limit_bytes, free.plan.least_s or 0.0
         highest = price * HIGHEST
-        fitting: list[ProgramAnswer] = []
+        fitting: list[SpmdPlan] = []
 
-        def at(price: float) -> ProgramAnswer:
+        def at(price: float) -> tuple[_Answer, bool]:
+            """The answer, and whether it fits."""
             nonlocal least_s
-            answer, total_s = self.at(price)
-            least_s = max(least_s, total_s - price * limit_bytes)
-            fitting.extend([answer] if answer.fits else [])
-            return answer
+            answer = self.at(price)
+            least_s = max(least_s, (answer.plan.least_s or 0.0) - price * limit_bytes)
+            fits = answer.plan.evaluation.fits(self._machine)
+            fitting.extend([answer.plan] if fits else [])
+            return answer, fits
 
-        low, high = free, at(price)
-        while not high.fits:
+        low, (high, fits) = free, at(price)
+        while not fits:
             low, price = high, price * 8
             if price >= highest:
-                raise self._too_large(high)
-            high = at(price)
+                raise _too_large(high.plan.evaluation.memory_bytes, limits)
+            high, fits = at(price)
         for _ in range(MOST_PRICES):
             if low.held_bytes <= high.held_bytes:
                 break
             price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
-            answer = at(price)
+            answer, fits = at(price)
             cost_s, high_s = (each.seconds + price * each.held_bytes for each in (answer, high))
             if cost_s >= high_s * (1 - SAME):
                 break
-            low, high = (low, answer) if answer.fits else (answer, high)
-        return min(fitting, key=lambda each: each.seconds), least_s
+            low, high = (low, answer) if fits else (answer, high)
+        best = min(fitting, key=lambda each: each.evaluation.price_s)
+        return replace(best, least_s=least_s)
 
-    def _too_large(self, leanest: ProgramAnswer) -> NoProgramFitsError:
-        limits = self.factor_graph.limits
-        worst = int((leanest.memory_bytes - limits).argmax())
-        device = self.factor_graph.classes[worst]
-        return NoProgramFitsError(
-            "no program was found that fits the memory: even the one that holds least needs "
-            f"{bytes_text(leanest.memory_bytes[worst])} on device {device} "
-            "(parameters with gradients and optimizer state, and activations), which has "
-            f"{bytes_text(limits[worst])}; use more or larger devices, a smaller batch, or an "
-            "optimizer with less state"
-        )
+
+def _too_large(memory_bytes: Vector, limits: Vector) -> NoProgramFitsError:
+    device = int((memory_bytes - limits).argmax())
+    return NoProgramFitsError(
+        "no program was found that fits the memory: even the one that holds least needs "
+        f"{bytes_text(memory_bytes[device])} on device {device} "
+        "(parameters with gradients and optimizer state, and activations), which has "
+        f"{bytes_text(limits[device])}; use more or larger devices, a smaller batch, or an "
+        "optimizer with less state"
+    )
 
 
 # Elimination ------------------------------------------------------------------------------------
@@ -270,8 +298,8 @@ def _along(table: Vector, axes: tuple[int, ...], num_axes: int) -> Vector:
     return np.expand_dims(found, tuple({*range(num_axes)} - {*axes}))
 
 
-def table_of(costs: FactorCosts, byte_s: Vector) -> Vector:
-    """The least cost of every combination of values, with bytes at a price per class."""
+def table_of(costs: FactorCosts, byte_s: float) -> Vector:
+    """The least cost of every combination of values, with bytes at a price."""
     table = np.full(costs.shape, np.inf)
     np.minimum.at(table, tuple(costs.places.T), costs.priced(byte_s))
     return table.squeeze()

@@ -27,13 +27,13 @@ class Obtained:
 
     Attributes:
         seconds: that it takes.
-        memory: bytes that it leaves, per class of devices.
+        memory_bytes: that it leaves on all devices with a limit.
         placements: in which the value is there then, as bits.
         path: the conversions, as (from, to) places among the placements.
     """
 
     seconds: float
-    memory: tuple[float, ...]
+    memory_bytes: float
     placements: int
     path: tuple[tuple[int, int], ...] = ()
 
@@ -41,7 +41,7 @@ class Obtained:
         """Both, one after the other."""
         return Obtained(
             self.seconds + other.seconds,
-            tuple([a + b for a, b in zip(self.memory, other.memory)]),
+            self.memory_bytes + other.memory_bytes,
             self.placements | other.placements,
             self.path + other.path,
         )
@@ -54,7 +54,7 @@ class ValueTable:
         value: one of them.
         placements: all that it may be in.
         prices: of conversions.
-        classes: of each class of devices that hold alike, one; empty where memory does not count.
+        limited: devices with a limit of memory.
         begun: placements that the value may be given in (a parameter's storage, an input), with
             their prices; empty for what operators make.
         allowed: which conversions may be made.
@@ -65,16 +65,15 @@ class ValueTable:
         value: SpmdValue,
         placements: tuple[Placement, ...],
         prices: PriceList,
-        classes: tuple[int, ...],
+        limited: Sequence[int],
         begun: Iterable[tuple[Placement, Price]],
         allowed: Allowed,
     ) -> None:
         self.placements = placements
         self._places = range(len(placements))
-        self._classes = list(classes)
         self._ways: dict[tuple[int, int], list[Obtained]] = {}
         self._beginnings = [
-            Obtained(price.seconds, self._memory(price), 1 << placements.index(placement))
+            Obtained(price.seconds, price.held_bytes(limited), 1 << placements.index(placement))
             for placement, price in begun
         ]
         self._direct: dict[tuple[int, int], Obtained] = {}
@@ -84,14 +83,8 @@ class ValueTable:
                 continue
             price = prices.conversion(value, one, other)
             seconds = price.seconds * (1.0 if is_summed_later(value, one, other) else 1 + TIE)
-            way = Obtained(seconds, self._memory(price), 1 << i | 1 << j, ((i, j),))
+            way = Obtained(seconds, price.held_bytes(limited), 1 << i | 1 << j, ((i, j),))
             self._direct[i, j] = way
-
-    def _memory(self, price: Price) -> tuple[float, ...]:
-        return tuple(price.memory_bytes[self._classes].tolist())
-
-    def _there(self, placements: int) -> Obtained:
-        return Obtained(0.0, (0.0,) * len(self._classes), placements)
 
     def ways(self, placements: int, targets: Sequence[int]) -> list[Obtained]:
         """Ways to have the value in some placements.
@@ -100,7 +93,7 @@ class ValueTable:
             placements: in which it is there, as bits; 0 if it has not begun.
             targets: the placements wanted.
         """
-        found = [self._there(placements)]
+        found = [Obtained(0.0, 0.0, placements)]
         for target in targets:
             found = [
                 way.then(more) for way in found for more in self._ways_to(way.placements, target)
@@ -110,7 +103,7 @@ class ValueTable:
     def _ways_to(self, placements: int, target: int) -> list[Obtained]:
         key = placements, target
         if key not in self._ways:
-            starts = [self._there(placements)] if placements else self._beginnings
+            starts = [Obtained(0.0, 0.0, placements)] if placements else self._beginnings
             self._ways[key] = _without_worse(
                 start.then(step) for start in starts for step in self._steps(start, target)
             )
@@ -119,7 +112,7 @@ class ValueTable:
     def _steps(self, start: Obtained, target: int) -> Iterator[Obtained]:
         """From where it is: directly, or by one placement between."""
         if start.placements >> target & 1:
-            yield self._there(start.placements)
+            yield Obtained(0.0, 0.0, start.placements)
             return
         for source in self._places:
             if start.placements >> source & 1:
@@ -137,10 +130,10 @@ class ValueTable:
 def _without_worse(ways: Iterable[Obtained]) -> list[Obtained]:
     """Without ways that another one is nowhere behind."""
     kept: list[Obtained] = []
-    for way in sorted(ways, key=lambda each: (each.seconds, each.memory, -each.placements)):
+    for way in sorted(ways, key=lambda each: (each.seconds, each.memory_bytes, -each.placements)):
         if not any(
             other.placements | way.placements == other.placements
-            and all(a <= b for a, b in zip(other.memory, way.memory))
+            and other.memory_bytes <= way.memory_bytes
             for other in kept
         ):
             kept.append(way)

@@ -22,15 +22,18 @@ from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
+from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
-from lightning_gpp.spmd.run.operator_calls import is_random
+from lightning_gpp.spmd.run.moves import Shards
+from lightning_gpp.spmd.run.operator_calls import is_random, written_buffers
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
-from lightning_gpp.strategy.spmd.divide import Divider, ProgramPlanner
+from lightning_gpp.strategy.spmd.planners import ProgramPlanner, planner_for
+from lightning_gpp.strategy.spmd.sharded import ShardedOptimizer, ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdForward, SpmdModel
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls
@@ -88,18 +91,17 @@ def call_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 class SpmdCalls(ForwardCalls):
-    """Stands in for the divided forward on rank 0.
+    """Divides the model of a run on all ranks, and stands in for its forward on rank 0.
 
     Args:
         run: of this rank.
-        divider: divides its model.
         shares: part of every device; None for equal ones.
     """
 
-    def __init__(self, run: PipelinedRun, divider: Divider, shares: Sequence[float] | None) -> None:
+    def __init__(self, run: PipelinedRun, shares: Sequence[float] | None) -> None:
         super().__init__(run)
         num_ranks = run.control.num_ranks
-        self._divider = divider
+        self._group = ProcessCollectives(run.settings.timeout_s, run.device, run.waits)
         self._planner: ProgramPlanner | None = None
         self._shares = tuple(shares or (1 / num_ranks,) * num_ranks)
         self._exports: dict[Hashable, _Known] = {}
@@ -110,9 +112,35 @@ class SpmdCalls(ForwardCalls):
     def prepare(self, planner: str | ProgramPlanner, *, has_shares: bool) -> None:
         """All ranks time what they are to do; rank 0 has a planner afterwards, if it is named."""
         if isinstance(planner, str):
-            self._planner = self._divider.planner(planner, has_shares=has_shares)
+            self._planner = planner_for(self._run, self._group, planner, has_shares=has_shares)
         else:
             self._planner = planner
+
+    def build(self, package: ProgramPackage | None) -> None:
+        """All ranks: takes an export over from rank 0, which gives it."""
+        run = self._run
+        shared: ProgramPackage = run.control.share(package, "waiting for rank 0's program")
+        if self._model is not None:
+            self._model.add(shared)
+            return
+        with torch.inference_mode(False):  # what moves would be inference tensors
+            self._divide(shared)
+
+    def _divide(self, package: ProgramPackage) -> None:
+        """The module's parameters become this rank's parts."""
+        run, program, prefix = self._run, package.program, self._run.settings.prefix
+        names = [n for n, _ in (*run.target.named_parameters(), *run.target.named_buffers())]
+        storage = {prefix + name: program.stored(name) for name in names}
+        shards = Shards(program.shares)
+        partition = ShardedPartition(run.module, storage, shards, run.control, run.device)
+        model = SpmdModel(partition, self._group, run.control, prefix, run.device)
+        model.add(package)
+        run.take(
+            model,
+            lambda optimizer, held: ShardedOptimizer.of(optimizer, partition, held),
+            [prefix + name for name in written_buffers(package.graph)],
+        )
+        model.optimizers = run.partial_optimizers
 
     @property
     def _model(self) -> SpmdModel | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
@@ -26,7 +25,7 @@ from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 
 @dataclass(frozen=True, slots=True)
 class ProgramPackage:
-    """What ranks other than 0 need of an export, and what all ranks do with it.
+    """What all ranks need of an export.
 
     Attributes:
         graph: the operators, and how they are called.
@@ -58,9 +57,8 @@ class SpmdModel:
 
     Attributes:
         partition: what this rank holds.
-        held: parameters, or parts of them.
-        collectives: with the other ranks.
-        control: likewise, with rank 0.
+        group: the ranks.
+        control: between rank 0 and the others.
         prefix: of the divided module's names in the LightningModule.
         device: of this rank.
         time: in which steps run, which is real.
@@ -69,8 +67,7 @@ class SpmdModel:
     """
 
     partition: ShardedPartition
-    held: list[Parameter]
-    collectives: ProcessCollectives
+    group: ProcessCollectives
     control: Control
     prefix: str
     device: torch.device
@@ -80,20 +77,14 @@ class SpmdModel:
 
     def add(self, package: ProgramPackage) -> None:
         """Another export can be called."""
-        what = package.graph, package.program, self.collectives, self.device
         there = {name: value.to(self.device) for name, value in package.constants.items()}
-        self.interpreters.append((Interpreter(*what), there))
+        interpreter = Interpreter(package.graph, package.program, self.group, self.device)
+        self.interpreters.append((interpreter, there))
 
     def call(self, message: Forward, boundary: CallBoundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
-        return RankCall(halves, _PartsStash(self.held, self.partition), self._part)
-
-    @contextmanager
-    def _part(self, halves: _Halves, is_second: bool) -> Iterator[None]:
-        """What a half of a call runs in."""
-        with lifted():
-            yield
+        return RankCall(halves, _PartsStash(self.partition), _lifted)
 
     def forward(self, message: Forward, boundary: CallBoundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
@@ -104,7 +95,7 @@ class SpmdModel:
     def _halves(self, message: Forward, boundary: CallBoundary | None) -> _Halves:
         assert isinstance(message, SpmdForward)
         for partial in self.optimizers:
-            partial.adopt_new_groups(self.partition, lambda: self.held)
+            partial.adopt_new_groups(self.partition, self.partition.held_parameters)
         self.partition.agree_on_gradients()
         interpreter, constants = self.interpreters[message.export]
         stored = {
@@ -117,14 +108,21 @@ class SpmdModel:
 
     def close(self) -> None:
         """All ranks: gives the process group back."""
-        self.collectives.close()
+        self.group.close()
+
+
+@contextmanager
+def _lifted(halves: _Halves, is_second: bool) -> Iterator[None]:
+    """What a half of a call runs in."""
+    with lifted():
+        yield
 
 
 class _PartsStash(GradientStash):
     """Gradients of a call, apart; those that user code has cleared in the module are cleared."""
 
-    def __init__(self, parameters: list[Parameter], partition: ShardedPartition) -> None:
-        super().__init__(parameters)
+    def __init__(self, partition: ShardedPartition) -> None:
+        super().__init__(partition.held_parameters())
         self._partition = partition
 
     def __enter__(self) -> _PartsStash:
@@ -180,7 +178,6 @@ class _Halves:
             self.control.tell(reached)
         else:
             reached = self.control.hear("which results have gradients")
-        if reached:
-            run.backward(reached, {n: given[n] for n in reached if given}, retain=retain)
+        run.backward(reached, given, retain=retain)
         if not retain:
             self._run = None

@@ -103,19 +103,9 @@ class ThreadCollectives:
         found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
         return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
-    def reduce_scatter(self, parts: Sequence[Tensor], *, purpose: str) -> Tensor:
-        """The sum over ranks of one part."""
-        shapes = [tuple(part.shape) for part in parts]
-        found = self._meet(f"reduce_scatter {shapes}", [_copy(part) for part in parts], purpose)
-        return _sum([each[self._rank] for each in found])
-
-    def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
-        """The sum over ranks."""
-        return _sum(self._meet(f"all_reduce {tuple(tensor.shape)}", _copy(tensor), purpose))
-
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """A sum over ranks, which is over when it has begun: threads meet at once."""
-        found = self.all_reduce(tensor, purpose=purpose)
+        found = _sum(self._meet(f"all_reduce {tuple(tensor.shape)}", _copy(tensor), purpose))
         return lambda: found
 
     def all_to_all(
@@ -137,33 +127,6 @@ class ThreadCollectives:
         given = None if tensor is None or self._rank else _copy(tensor)
         first = self._meet(f"broadcast {shape} {dtype}", given, purpose)[0]
         return _checked(first, shape).clone()
-
-    def scatter(
-        self,
-        parts: Sequence[Tensor] | None,
-        shapes: Sequence[tuple[int, ...]],
-        dtype: torch.dtype,
-        *,
-        purpose: str,
-    ) -> Tensor:
-        """One of rank 0's parts."""
-        given = [_copy(part) for part in parts] if parts is not None and self._rank == 0 else None
-        first = self._meet(f"scatter {[*shapes]} {dtype}", given, purpose)[0]
-        return _checked(first[self._rank], shapes[self._rank])
-
-    def gather(
-        self, shard: Tensor, shapes: Sequence[tuple[int, ...]], *, purpose: str
-    ) -> list[Tensor] | None:
-        """On rank 0 the tensors of all ranks."""
-        found = self._meet(f"gather {[*shapes]}", _copy(shard), purpose)
-        if self._rank:
-            return None
-        return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
-
-    def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
-        """On rank 0 the sum over ranks."""
-        found = self._meet(f"reduce {tuple(tensor.shape)}", _copy(tensor), purpose)
-        return None if self._rank else _sum(found)
 
 
 def _copy(tensor: Tensor) -> Tensor:

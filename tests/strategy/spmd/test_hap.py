@@ -18,7 +18,7 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.spmd.costs.machine import Machine, collective_times, measured_speeds
 from lightning_gpp.spmd.program import Computation
 from lightning_gpp.spmd.run.export import export_forward
-from lightning_gpp.strategy.spmd.divide import HapPlanner
+from lightning_gpp.strategy.spmd.planners import HapPlanner
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,7 +11,7 @@ from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.judge import halves_in_order, updates
+from lightning_gpp.spmd.costs.judge import PricedProgram
 from lightning_gpp.spmd.costs.machine import (
     Machine,
     collective_times,
@@ -24,7 +24,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
-from lightning_gpp.strategy.spmd.divide import HapPlanner
+from lightning_gpp.strategy.spmd.planners import HapPlanner
 
 
 def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:
@@ -61,29 +61,18 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
     draw = random.Random(seed)
     graph, machine_ = random_graph(draw, 3), random_machine(draw, 2)
     program = find_program(graph, machine_, random_shares(draw, 2)).program
-    # So many units that rounding does not matter.
-    fine = 10_000
 
     def seconds(shares):
         """Devices wait for each other at collectives, and at the end."""
-        prices = PriceList(graph, machine_, shares)
-
-        def of(costs):
-            found = np.zeros(2)
-            for cost in costs:
-                lines = [dataclasses.replace(x, units=fine if x.units else 0) for x in cost]
-                found = found + prices.parts.seconds_each(tuple(lines))
-            return found
-
+        priced = PricedProgram(program, PriceList(graph, machine_, shares, in_units=False))
         now, has_sums = np.zeros(2), False
-        for half, waiting_bytes in halves_in_order(program, prices):
+        for half, waiting_bytes in priced.halves_in_order():
             has_sums = has_sums or waiting_bytes > 0
             if half.move_s and not waiting_bytes:
-                now[:] = now.max() + sum(of([cost]).max() for cost in half.moved)
-            now += of(half.computed)
+                now[:] = now.max() + half.move_s
+            now += half.compute_s
         now = np.full(2, now.max()) if has_sums else now
-        stepped = [cost for half in updates(program, prices) for cost in half.computed]
-        return (now + of(stepped)).max()
+        return sum((half.compute_s for half in priced.updates), now).max()
 
     units = [p.units for p in program.placements if p.is_shard]
     if not units:

@@ -28,7 +28,7 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.rules.theory import Rule, Theory
 from lightning_gpp.spmd.run.export import ExportedForward, export_forward
 from lightning_gpp.spmd.run.interpreter import Interpreter
-from lightning_gpp.spmd.run.operator_calls import call
+from lightning_gpp.spmd.run.operator_calls import call, overload, tensors_of
 
 
 class ViewedTable(torch.nn.Module):
@@ -87,12 +87,19 @@ def drawn(graph: SpmdGraph, values: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def called(operator: SpmdOperator, tensors: list[Tensor]) -> list[Tensor]:
+    """What an operator makes of whole tensors."""
+    function = overload(operator.target)
+    is_recorded = operator.is_recorded
+    return [*tensors_of(call(function, operator.attributes, tensors, is_recorded=is_recorded))]
+
+
 def values_of(exported: ExportedForward, module: torch.nn.Module, args) -> dict[str, Tensor]:
     """All values of a forward on one device."""
     values = dict(exported.constants) | dict(module.named_buffers())
     values |= dict(module.named_parameters()) | exported.form.inputs(args, {})
     for operator in exported.graph.operators:
-        made = call(operator, [values[name] for name in operator.inputs])
+        made = called(operator, [values[name] for name in operator.inputs])
         values.update(zip(operator.outputs, made, strict=True))
     return {name: value.detach() for name, value in values.items()}
 
@@ -109,7 +116,7 @@ def check(
         name: tensor.clone().requires_grad_(graph.value_of[name].requires_grad)
         for name, tensor in drawn(graph, values).items()
     }
-    made = call(operator, [leaves[name] for name in operator.inputs])
+    made = called(operator, [leaves[name] for name in operator.inputs])
     gradients = [torch.randn_like(t) if t.requires_grad else None for t in made]
     reached = [(t, g) for t, g in zip(made, gradients, strict=True) if g is not None]
     if reached:
