@@ -17,7 +17,7 @@ PREDICTIONS = "predictions.pt"
 FILES = (
     *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json"),
     *("simulation.json", "graph.json", "costs.json"),
-    *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
+    *("timeline.png", "timeline.html", "refit.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""
 

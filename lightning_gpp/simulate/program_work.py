@@ -142,14 +142,9 @@ class ProgramWork:
         self._sent[-1].append(message)
 
     def _read(self) -> None:
-        """Reading a mini-batch, copying it to the device (both on the host's side), cutting it."""
-        step, name = self.costs.step, self.costs.cluster.devices[self.program.devices[-1]].name
-        if step.data_s:
-            self._item(Shown(TaskKind.DATA, None, channels=(f"{name} host",)), step.data_s)
-        if step.host_link is not None:
-            shown = Shown(TaskKind.COPY, None, step.input_bytes, (f"{name} copy",))
-            self._item(shown, step.host_link.transfer_s(step.input_bytes))
-        self._task(TaskKind.PREPARE, step.prepare_s or None)
+        """Reading a mini-batch, cutting it."""
+        self._task(TaskKind.DATA, self.costs.step.data_s or None)
+        self._task(TaskKind.PREPARE, self.costs.step.prepare_s or None)
 
     def _finish(self, device: int) -> None:
         """What comes after the program: the device of the loss tells the others the result."""

@@ -13,7 +13,7 @@ from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
+from lightning_gpp.simulate.refit import Refit, is_refit_file, load_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
 

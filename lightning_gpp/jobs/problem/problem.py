@@ -23,7 +23,7 @@ from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:
-    from lightning_gpp.simulate.refit.refit import Refit
+    from lightning_gpp.simulate.refit import Refit
 
 Divided = tuple[WaysGraph, Costs, tuple[str, ...]]
 """A model in ways, its costs, and what to know of the division."""

@@ -86,7 +86,7 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     path, refit, costs = as_text("costs", config.costs), None, None
     if path is not None:
         # Imports the simulator, which questions without a file of costs do not need.
-        from lightning_gpp.simulate.refit.refit import is_refit_file, load_refit
+        from lightning_gpp.simulate.refit import is_refit_file, load_refit
 
         refit = load_refit(path) if is_refit_file(path) else None
         costs = load_costs(path) if refit is None else None

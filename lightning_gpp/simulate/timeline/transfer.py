@@ -36,6 +36,7 @@ class Transfer:
         action: text form of the action that sends it (``"2SF0>3"``), or that waits for the sum.
         size_bytes: where known.
         minibatch: which mini-batch of the step.
+        waited_s: seconds that it waited for an occupied channel; known where predicted.
     """
 
     kind: TransferKind
@@ -46,6 +47,7 @@ class Transfer:
     action: str | None = None
     size_bytes: int | None = None
     minibatch: int = 0
+    waited_s: float = 0.0
 
     @property
     def name(self) -> str:
