@@ -13,9 +13,8 @@ from lightning_gpp.graph import ModelGraph, graph_to_json
 
 CONFIG = "config.yaml"
 METRICS = "metrics.json"
-PREDICTIONS = "predictions.pt"
 FILES = (
-    *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json"),
+    *(METRICS, "plan.json", "plan.png", "program.json", "compare.json"),
     *("simulation.json", "graph.json", "costs.json"),
     *("timeline.png", "timeline.html", "refit.json", CONFIG),
 )

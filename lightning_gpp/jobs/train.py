@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from lightning_gpp.jobs.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.options import as_seed
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.strategies import Strategy
 
 
@@ -29,17 +29,9 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, float]:
-    """Trains as the configuration says, and tests where there is a test.
-
-    Args:
-        config: of the run.
-        watching: callbacks beside its own.
-
-    Returns:
-        The final metrics by name.
-    """
-    trainer, module, data = build_run(config, watching)
+def train(config: DictConfig) -> dict[str, float]:
+    """The final metrics of training as the configuration says, and of a test where there is one."""
+    trainer, module, data = build_run(config)
     trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path)
     metrics = dict(trainer.callback_metrics)
     if config.test and has_test(module, data):
@@ -49,25 +41,18 @@ def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, fl
     return as_numbers(metrics)
 
 
-def build_run(
-    config: DictConfig, watching: Sequence[Callback] = ()
-) -> tuple[Trainer, LightningModule, LightningDataModule]:
+def build_run(config: DictConfig) -> tuple[Trainer, LightningModule, LightningDataModule]:
     """The Trainer, the module and the data of a configuration.
-
-    Args:
-        config: of the run.
-        watching: callbacks beside its own.
 
     Raises:
         ValueError: the processes would run a sweep again, or the data need a folder.
     """
-    callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
         logger=instances(config.get("logger")) or False,
-        callbacks=[*callbacks, *watching],
+        callbacks=instances(config.get("callbacks")),
     )
     if is_sweep():
         refuse_script_launcher(trainer)
