@@ -1,4 +1,4 @@
-"""A plan as text: what is where, what it takes, what bounds a step, and the stage graph.
+"""A plan as text: what is where, what it takes, and what bounds a step.
 
 Every number is of :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan`, by which plans
 are compared too.
@@ -38,7 +38,7 @@ from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 
 
 def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """The stages as a table, what bounds the step, and the stage graph.
+    """The stages as a table, and what bounds the step.
 
     Args:
         evaluation: of a valid plan.
@@ -50,9 +50,6 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         describe_stages(evaluation, request, max_width=max_width),
         describe_bounds(evaluation, max_width=max_width),
         wrapped(_columns(request), max_width),
-        describe_graph(
-            sized_stages(evaluation.plan, request), evaluation.plan.num_stages, max_width=max_width
-        ),
     )
     return "\n\n".join(parts)
 
@@ -82,7 +79,7 @@ def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
     else:
         count = round(evaluation.minibatch_size / sizes[0])
         batches = f"{count_text(count, 'micro-batch')} of {least}"
-    has_loss = sized_stages(plan, request).num_stages > plan.num_stages
+    has_loss = plan_graph(plan, request.graph).stages.num_stages > plan.num_stages
     return (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
@@ -117,19 +114,21 @@ def describe_stages(
 ) -> str:
     """A row for every stage: what it holds and what it takes."""
     header = [
-        *("stage", "device", "operators", "micro-\nbatch", "in\nflight"),
-        *("compute", "messages", "per\nsample", "load", "memory"),
+        *("stage", "device", "operators", "sends\nto", "micro-\nbatch", "in\nflight"),
+        *("compute", "messages", "load", "memory"),
     ]
+    stages = sized_stages(evaluation.plan, request)
+    names = [str(stage) for stage in range(evaluation.plan.num_stages)] + ["loss"]
     rows = [
         [
             str(found.stage.id),
             indices_text(found.stage.devices),
             summarize_operators(request.graph, found.stage.operators),
+            ",".join(names[other] for other in stages.successors[found.stage.id]),
             f"{shares_text(found)}{' r' if found.stage.recompute else ''}",
             str(found.in_flight),
             seconds_text(found.compute_s),
             seconds_text(found.communication_s),
-            seconds_text(found.seconds_per_sample),
             load_text(found, evaluation),
             bytes_text(found.memory.total_bytes),
         ]
@@ -194,10 +193,9 @@ def _columns(request: PlanRequest) -> list[str]:
     return [
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
         "Messages: what a replica sends at the same time.",
-        "Per sample: the longer of both, and the all-reduce. Load: of the slowest stage's.",
+        "Load: the longer of both, and the all-reduce, per sample; of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({request.optimizer_values} values per "
         "parameter) and activations in flight, on each device. r: activations are recomputed.",
-        "Below: stages of equal depth run in parallel; bytes of a message, of one micro-batch.",
     ]
 
 
@@ -225,29 +223,6 @@ def sized_stages(plan: Plan, request: PlanRequest) -> StageGraph:
         size_bytes = edge_bytes(request.graph, edge.values).forward(units * unit_size)
         edges.append(replace(edge, size_bytes=round(size_bytes)))
     return replace(pipeline.stages, edges=tuple(edges))
-
-
-def describe_graph(stages: StageGraph, num_of_plan: int, *, max_width: int = 100) -> str:
-    """A row for every stage: its depth, by which stages work side by side, and what it sends.
-
-    Args:
-        stages: of :func:`sized_stages`.
-        num_of_plan: stages of the plan; what is beyond them is the loss.
-        max_width: columns of the terminal.
-    """
-    names = [str(stage) if stage < num_of_plan else "loss" for stage in range(stages.num_stages)]
-    fed = {e.target: bytes_text(e.size_bytes) for e in stages.edges if e.source == FEED}
-    rows = []
-    for stage, depth in stages.depths.items():
-        sent = (
-            f"{names[edge.target]} ({bytes_text(edge.size_bytes)}"
-            f"{'' if edge.has_backward else ', no gradient'})"
-            for edge in stages.edges
-            if edge.source == stage
-        )
-        rows.append([str(depth), names[stage], fed.get(stage, ""), ", ".join(sent)])
-    header = ["depth", "stage", "inputs", "sends to"]
-    return text_table(header, rows, left=["sends to"], flexible="sends to", max_width=max_width)
 
 
 def does_not_fit(found: PlanEvaluation) -> str:

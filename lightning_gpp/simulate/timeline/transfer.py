@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,52 +60,30 @@ class Transfer:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, slots=True)
-class TransferLane:
-    """Transfers over one channel that do not overlap.
-
-    Attributes:
-        name: of the channel; the second and later lanes of a channel have a number.
-        transfers: indices, in the order of time.
-    """
-
-    name: str
-    transfers: tuple[int, ...]
-
-
-def transfer_lanes(transfers: Sequence[Transfer]) -> tuple[TransferLane, ...]:
+def transfer_lanes(transfers: Iterable[Transfer]) -> dict[str, list[Transfer]]:
     """Every channel as a lane, or as several where its transfers overlap.
 
     >>> first = Transfer(TransferKind.MESSAGE, 0.0, 2.0, ("a out",), (0, 1))
     >>> second = Transfer(TransferKind.MESSAGE, 1.0, 3.0, ("a out", "bus"), (0, 1))
-    >>> [(lane.name, lane.transfers) for lane in transfer_lanes([first, second])]
-    [('a out', (0,)), ('a out (2)', (1,)), ('bus', (1,))]
+    >>> [(name, one.start_s) for name, (one,) in transfer_lanes([first, second]).items()]
+    [('a out', 0.0), ('a out (2)', 1.0), ('bus', 1.0)]
     """
-    channels: dict[str, list[int]] = {}
-    for index, transfer in enumerate(transfers):
-        for channel in transfer.channels:
-            channels.setdefault(channel, []).append(index)
-    return tuple(
-        TransferLane(channel if number == 0 else f"{channel} ({number + 1})", tuple(lane))
-        for channel, indices in sorted(channels.items(), key=lambda item: _natural(item[0]))
-        for number, lane in enumerate(_without_overlap(transfers, indices))
-    )
+    lanes: dict[tuple[str, int], list[Transfer]] = {}
+    for one in sorted(transfers, key=lambda one: (one.start_s, one.end_s)):
+        for channel in one.channels:
+            number = 1
+            while (lane := lanes.setdefault((channel, number), [])) and (
+                lane[-1].end_s > one.start_s
+            ):
+                number += 1
+            lane.append(one)
+    return {
+        channel if number == 1 else f"{channel} ({number})": lane
+        for (channel, number), lane in sorted(lanes.items(), key=lambda each: _natural(*each[0]))
+    }
 
 
-def _without_overlap(transfers: Sequence[Transfer], indices: Sequence[int]) -> list[list[int]]:
-    """Each goes into the first lane that is free when it starts."""
-    lanes: list[list[int]] = []
-    for index in sorted(indices, key=lambda i: (transfers[i].start_s, transfers[i].end_s)):
-        start_s = transfers[index].start_s
-        free = [lane for lane in lanes if transfers[lane[-1]].end_s <= start_s]
-        if free:
-            free[0].append(index)
-        else:
-            lanes.append([index])
-    return lanes
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural(name: str, number: int) -> tuple[list[tuple[int, str]], int]:
     """Sorts ``gpu2`` before ``gpu10``."""
     words = re.split(r"(\d+)", name)
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in words], number
