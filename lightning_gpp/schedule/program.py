@@ -19,6 +19,7 @@ in common.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,10 +207,15 @@ class Program:
                 yield Part(microbatch, piece, max(units.start, start), stop)
                 piece += 1
 
-    def message_range(self, edge: StageEdge, stage: int, microbatch: int) -> range:
-        """Indices of the messages on ``edge`` that belong to one micro-batch of ``stage``."""
-        ranges = self._message_ranges[edge.source, edge.target]
-        return ranges[stage != edge.source].get(microbatch, range(0))
+    @cached_property
+    def _indices(self) -> dict[tuple[int, int, int, int], list[int]]:
+        """Source and target of an edge, one of them, its micro-batch -> its messages there."""
+        found: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+        for (source, target), parts in self.parts.items():
+            for index, part in enumerate(parts):
+                found[source, target, source, part.source_microbatch].append(index)
+                found[source, target, target, part.target_microbatch].append(index)
+        return dict(found)
 
     def exchanged(
         self, action: Action, *, is_needed: bool, edges: Sequence[StageEdge] | None = None
@@ -228,16 +234,9 @@ class Program:
         for edge in edges:
             if is_forward or edge.has_backward:
                 ends = (edge.source, edge.target) if is_forward else (edge.target, edge.source)
-                for index in self.message_range(edge, action.stage, action.microbatch):
+                place = edge.source, edge.target, action.stage, action.microbatch
+                for index in self._indices.get(place, ()):
                     yield edge, (*ends, not is_forward, index)
-
-    @cached_property
-    def _message_ranges(self) -> dict[tuple[int, int], tuple[dict[int, range], dict[int, range]]]:
-        """For each edge: micro-batch of the source -> its messages; likewise of the target."""
-        return {
-            pair: (_ranges(parts, of_source=True), _ranges(parts, of_source=False))
-            for pair, parts in self.parts.items()
-        }
 
     @cached_property
     def out_groups(self) -> dict[int, tuple[tuple[StageEdge, ...], ...]]:
@@ -275,7 +274,7 @@ class Program:
             found = [
                 (edge, index, self.parts[edge.source, edge.target][index], self.is_local(edge))
                 for edge in edges
-                for index in self.message_range(edge, stage, microbatch)
+                for index in self._indices.get((edge.source, edge.target, stage, microbatch), ())
             ]
             self._messages[key] = tuple(sorted(found, key=lambda item: item[2].start))
         return self._messages[key]
@@ -354,13 +353,3 @@ class Program:
             tuple(itertools.takewhile(lambda action: action.kind.is_forward, actions))
             for actions in self.actions
         )
-
-
-def _ranges(parts: Sequence[Part], *, of_source: bool) -> dict[int, range]:
-    """Micro-batch at one end -> indices of its messages, which follow one another."""
-    found: dict[int, range] = {}
-    for index, part in enumerate(parts):
-        microbatch = part.microbatch(of_source=of_source)
-        first = found[microbatch].start if microbatch in found else index
-        found[microbatch] = range(first, index + 1)
-    return found

@@ -53,7 +53,9 @@ def dependencies(program: Program, action: Action) -> Iterator[Action]:
         yield Action(action.stage, Kind.FORWARD, action.microbatch)
     for edge, (other, _, _, index) in program.exchanged(action, is_needed=True):
         part = program.parts[edge.source, edge.target][index]
-        yield Action(other, action.kind, part.microbatch(of_source=is_forward))
+        yield Action(
+            other, action.kind, part.source_microbatch if is_forward else part.target_microbatch
+        )
 
 
 @given(random_simulations(with_replicas=False))

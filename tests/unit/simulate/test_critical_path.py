@@ -76,7 +76,7 @@ def test_a_sum_in_the_middle_of_a_backward() -> None:
         "0>1",
         2,
         devices=[(0, 1), 0],
-        multiples=[2, 2],
+        shares=[(1, 1), (2,)],
         forward_s=[1, 1, 0],
         backward_s=[4, 4, 0],
         link=Link(1.0),
