@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.files import save_json, save_metrics, written_to
-from lightning_gpp.jobs.options import as_list
+from lightning_gpp.jobs.options import as_flag
 from lightning_gpp.jobs.plan import chosen_plan
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, policy_of
 from lightning_gpp.jobs.problem.problem_of import problem_of
@@ -60,16 +60,13 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     check_planner(planner)
     problem = problem_of(config, folder)
     num_devices = problem.request.num_devices
-    counts = device_counts(num_devices, as_list("job.speedup", config.job.speedup))
-    factors = _plain(config.what_if)
+    has_table = as_flag("job.speedup", config.job.speedup) and policy is None
+    factors: dict[str, Any] = OmegaConf.to_container(config.what_if)  # type: ignore[assignment]
     before, notes = case_of(config, problem)
     after = before.changed(factors)
     what_if = ", ".join(f"{name} x{f:g}" for name, f in factors.items() if f != 1)
     worlds = {"as it is": before, what_if: after} if what_if else {"": after}
     changes = [as_json(case, before) | {"name": name} for name, case in worlds.items()]
-    ranked = levers(after) if config.job.levers else []
-    # With versions of weights samples per device would be others.
-    speedup = speedups(after, counts) if counts and policy is None else None
 
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     texts = [describe_head(after.evaluation, after.request, max_width=width)]
@@ -77,9 +74,13 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     texts.append(describe_stages(after.evaluation, after.request, max_width=width))
     texts += [describe_changes(changes, max_width=width)] if what_if else []
     texts += describe_simulation(after, max_width=width)
-    texts += [f"{LEVERS}\n{describe_changes(ranked, max_width=width)}"] if ranked else []
-    texts += [describe_speedups(speedup, max_width=width)] if speedup else []
     print("\n\n".join(texts), flush=True)
+    ranked = levers(after) if config.job.levers else []
+    if ranked:
+        print(f"\n{LEVERS}\n{describe_changes(ranked, max_width=width)}", flush=True)
+    speedup = speedups(after) if has_table else None
+    if speedup is not None:
+        print(f"\n{describe_speedups(speedup, max_width=width)}", flush=True)
 
     step = changes[-1]
     metrics = {name: step[name] for name in ("step_s", "samples_per_s", "bubble_share")} | {
@@ -124,12 +125,6 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     return case, found.answer.notes
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
-    """What is set of a group: that which is not null."""
-    found: Any = OmegaConf.to_container(config, resolve=True)
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def drawn(case: Case) -> Case:
     """The case with as many overlapping mini-batches as can be shown."""
     request, count = case.request, case.request.num_minibatches
@@ -163,34 +158,14 @@ def as_json(case: Case, before: Case) -> dict[str, Any]:
     }
 
 
-def device_counts(num_devices: int, asked: Sequence[int] | None = None) -> list[int]:
-    """The numbers of devices of the table: those asked for, or powers of two and all.
-
-    Raises:
-        ValueError: one is not a number of devices of the cluster.
-
-    >>> device_counts(6), device_counts(8, [8, 2])
-    ([1, 2, 4, 6], [2, 8])
-    """
-    if asked is None:
-        powers = {2**power for power in range(num_devices.bit_length())}
-        return sorted({*powers, num_devices})
-    for count in asked:
-        if not isinstance(count, int) or not 1 <= count <= num_devices:
-            raise ValueError(
-                f"job.speedup: {count!r} is no number of devices of the cluster, which has "
-                f"{num_devices}; raise cluster.num_devices, or leave it out"
-            )
-    return sorted(set(asked))
-
-
-def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
+def speedups(case: Case) -> dict[str, Any]:
     """Throughput of the planner's plans and of S-SGD, with the same samples for every device.
 
-    Args:
-        case: the plan for all devices.
-        counts: numbers of devices.
+    On 1, 2, 4, … and all devices; of pipelines with versions of weights samples per device would be
+    others.
     """
+    num_devices = case.request.num_devices
+    counts = sorted({*(2**power for power in range(num_devices.bit_length())), num_devices})
 
     def ssgd(count: int, variant: str) -> float:
         samples = case.request.minibatch_size * count / case.request.num_devices

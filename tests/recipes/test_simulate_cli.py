@@ -20,7 +20,7 @@ Run = Callable[..., str]
 GRAPH = literal_graph({"stem": "x", "a": "stem", "b": "stem", "cat()": "a b", "head": "cat()"})
 FIXED = ["graph=graph.json", "costs=costs.json", "cluster=uniform", "minibatch_size=32"]
 SIMULATE = ["job=simulate", "hydra.run.dir=run", *FIXED]
-QUICK = ["job.picture=false", "job.levers=false", "job.speedup=[]"]
+QUICK = ["job.picture=false", "job.levers=false", "job.speedup=false"]
 
 
 @pytest.fixture

@@ -134,11 +134,6 @@ class Timeline:
     weights: str = ""
 
     @property
-    def full_name(self) -> str:
-        """The source and the name."""
-        return f"{self.source}, {self.name}" if self.name else self.source
-
-    @property
     def num_ranks(self) -> int:
         """Ranks, busy or not."""
         return len(self.devices)
