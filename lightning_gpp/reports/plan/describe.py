@@ -24,7 +24,7 @@ from lightning_gpp.common.units_of_measure import (
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
-from lightning_gpp.planner.base import HOLDS_ALL, HOLDS_FEW, PlanRequest
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
@@ -32,7 +32,6 @@ from lightning_gpp.planner.step_time.evaluate import (
     PlanEvaluation,
     StageEvaluation,
     evaluate_plan,
-    plan_devices,
 )
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 
@@ -55,7 +54,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """What the plan is, how fast, and what it holds with either schedule."""
+    """What the plan is, and how fast."""
     in_a_row = request.num_minibatches
     step = (
         f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
@@ -64,8 +63,8 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     )
     if in_a_row > 1:
         step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
-    what = describe_what(evaluation, request)
-    return wrapped([what, step, _held(evaluation.plan, request)], max_width)
+    held = [_held(evaluation.plan, request)] if in_a_row > 1 else []
+    return wrapped([describe_what(evaluation, request), step, *held], max_width)
 
 
 def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
@@ -88,25 +87,12 @@ def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
 
 
 def _held(plan: Plan, request: PlanRequest) -> str:
-    """What the fullest device holds; of pipelines that do not drain how many versions, too."""
-    if request.num_minibatches == 1:
-        held = [
-            f"{schedule} {_peak_text(plan, replace(request, schedule=schedule))}"
-            for schedule in (HOLDS_ALL, HOLDS_FEW)
-        ]
-        return f"Peak memory by schedule: {', '.join(held)}"
+    """How many versions of the parameters stages hold, where the pipeline does not drain."""
     copies = request.held_versions
     versions = [str(copies.of(s.in_flight)) for s in evaluate_plan(plan, request).stages]
     count = copies.per_update
     many = f", with updates of {count} mini-batches" if count > 1 else ""
-    return (
-        f"Peak memory: {_peak_text(plan, request)}; versions of the parameters by stage: "
-        f"{', '.join(versions)}{many}"
-    )
-
-
-def _peak_text(plan: Plan, request: PlanRequest) -> str:
-    return bytes_text(max(device.memory_bytes for device in plan_devices(plan, request)))
+    return f"Versions of the parameters by stage: {', '.join(versions)}{many}"
 
 
 def describe_stages(
@@ -156,22 +142,12 @@ def shares_text(found: StageEvaluation) -> str:
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
     """The bottleneck, what filling and draining add, and the peak of memory."""
-    stage, step_s = evaluation.pacemaker, evaluation.step_s
+    step_s, found = evaluation.step_s, [one.stage for one in evaluation.bottlenecks]
+    devices = sorted({device for stage in found for device in stage.devices})
     pace = (
-        f"Bottleneck: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) by "
-        f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: compute "
-        f"{seconds_text(stage.compute_s)} per micro-batch of "
-        f"{samples_text(stage.microbatch_size)}, at the same time messages "
-        f"{seconds_text(stage.communication_s)}"
+        f"Bottleneck: {stages_text([stage.id for stage in found])} ({devices_text(devices)}) by "
+        f"{evaluation.pacemaker.bound}, {seconds_text(evaluation.seconds_per_sample)} per sample"
     )
-    if stage.reduce_s:
-        pace += f"; all-reduce {seconds_text(stage.reduce_s)}"
-    others = [found.stage.id for found in evaluation.bottlenecks if found is not stage]
-    if evaluation.seconds_per_sample > stage.seconds_per_sample:
-        whole, together = seconds_text(evaluation.seconds_per_sample), [*others, stage.stage.id]
-        pace += f"; {stages_text(together)} together {whole} per sample"
-    elif others:
-        pace += f"; {stages_text(others)} likewise"
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
     step = (
         f"Step: {seconds_text(steady_s)} at the bottleneck's pace, and "

@@ -59,7 +59,6 @@ def test_the_whole_text():
     assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
         Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
         Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
-        Peak memory by schedule: gpipe 11.9 kB, 1f1b 9.7 kB
 
                                   sends  micro-      in
         stage  device  operators     to   batch  flight  compute  messages   load  memory
@@ -69,8 +68,7 @@ def test_the_whole_text():
             2       2  enc.b          3       4       2  3.00 ms       0 s   50 %  4.2 kB
             3       3  head, cat              4       1  6.00 ms       0 s  100 %  8.2 kB
 
-        Bottleneck: stage 3 (device 3) by compute, 1.50 ms per sample: compute 6.00 ms per
-          micro-batch of 4, at the same time messages 0 s.
+        Bottleneck: stage 3 (device 3) by compute, 1.50 ms per sample.
         Step: 24.0 ms at the bottleneck's pace, and 6.00 ms to fill and drain the pipeline.
         Peak memory: 9.7 kB of 12.0 kB (81 %) on device 3.
 
