@@ -29,9 +29,6 @@ from lightning_gpp.reports.plan.describe import describe_source, does_not_fit
 SPMD = "spmd"
 """What stands in the place of a schedule where all devices work on every operator."""
 
-NARROW = 90
-"""Columns of a terminal in which not all columns of the table have room."""
-
 NUMBERS = ("step_s", "samples_per_s", "num_stages", "depth", "peak_memory_bytes", "message_bytes")
 
 
@@ -166,7 +163,7 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
     }
     if len({row["schedule"] for row in rows if row["schedule"]}) < 2:
         del columns["schedule"]
-    if not usable or max_width < NARROW:
+    if not usable:
         del columns["than\nbest"]
     left = {"planner", "schedule", "error"}
     table = describe_rows(rows, columns, left=left, flexible="error", max_width=max_width)
@@ -175,23 +172,15 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
 
 
 def legend_of(source: str, schedules: Collection[str]) -> list[str]:
-    """What the columns mean.
-
-    Args:
-        source: where the costs are from.
-        schedules: that run the plans.
-    """
-    step = (
-        f"Step: predicted for one mini-batch (costs: {source}; schedule: "
-        f"{' or '.join(sorted(schedules)) or 'none'})."
-    )
-    if SPMD in schedules:
-        step += (
-            " spmd: all devices work on every operator. hap: the cheapest program. even_shares, "
-            "shares_by_speed: data parallelism (DP-EV, DP-CP). sharded_data_parallel: ZeRO."
-        )
-    return [
-        step,
-        "Memory: the peak of the device that needs most. Messages: bytes that all devices send. "
-        "Search: time to find the plan. More of each plan: compare.json.",
+    """What the columns mean; where costs are from, and what runs the plans."""
+    how = f"costs: {source}; schedule: {' or '.join(sorted(schedules)) or 'none'}"
+    lines = [
+        f"Step: predicted for one mini-batch ({how}).",
+        "Memory: of the fullest device. Messages: bytes that all devices send.",
     ]
+    if SPMD in schedules:
+        lines.append(
+            "spmd: all devices work on every operator. even_shares, shares_by_speed: data "
+            "parallelism (DP-EV, DP-CP). sharded_data_parallel: ZeRO."
+        )
+    return lines

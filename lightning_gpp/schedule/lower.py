@@ -150,7 +150,7 @@ _KINDS = {
 
 def _sends(program: Program) -> tuple[Edges, Edges]:
     """Stage (or feed) -> the edges that leave it and those that enter it, in the order of sends."""
-    if not program.has_halves:
+    if not program.schedule.forwards_first:
         return program.out_edges, program.in_edges
     lengths = path_lengths(program.multiples, program.edges)
     left = {FEED: 0.0, **dict(enumerate(lengths.backward))}  # the way ends at the feed

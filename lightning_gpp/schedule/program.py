@@ -82,11 +82,6 @@ class Program:
         return self.schedule.has_backward
 
     @cached_property
-    def has_halves(self) -> bool:
-        """Whether all forwards come before all backwards, and the user's step runs between."""
-        return self.schedule.forwards_first
-
-    @cached_property
     def edge(self) -> dict[tuple[int, int], StageEdge]:
         """Edge by (source, target)."""
         return {(edge.source, edge.target): edge for edge in self.edges}
@@ -126,10 +121,6 @@ class Program:
     def multiple(self, stage: int) -> int:
         """Units of a stage's micro-batch; the feed goes at the pace of the loss."""
         return self.multiples[self.loss_stage if stage == FEED else stage]
-
-    def stage_microbatches(self, stage: int) -> int:
-        """How many micro-batches of its own size a stage processes."""
-        return self.num_microbatches // self._pieces[stage][1]
 
     def units(self, stage: int, microbatch: int) -> range:
         """The units in one micro-batch of a stage."""
@@ -199,7 +190,7 @@ class Program:
     def _parts(self, source: int, target: int) -> Iterator[Part]:
         first, size = self._pieces[target]
         share = self.multiple(target)
-        for microbatch in range(self.stage_microbatches(source)):
+        for microbatch in range(self.num_microbatches // self._pieces[source][1]):
             units = self.units(source, microbatch)
             piece = max(0, (units.start - first - share) // size + 1)
             while (start := piece * size + first) < units.stop:
@@ -286,11 +277,6 @@ class Program:
         """What :meth:`messages` has found: a program is run many times."""
         return {}
 
-    def part(self, message: Action) -> Part:
-        """What a send or a receive carries."""
-        source, target, backward, index = message.message
-        return self.parts[(target, source) if backward else (source, target)][index]
-
     def num_units(self, action: Action) -> int:
         """Units that an action works on or carries; 0 of a reduction.
 
@@ -303,7 +289,10 @@ class Program:
         """
         if action.kind.is_compute:
             return self.multiple(action.stage)
-        return 0 if action.peer is None else self.part(action).num_units
+        if action.peer is None:
+            return 0
+        source, target, is_gradient, index = action.message
+        return self.parts[(target, source) if is_gradient else (source, target)][index].num_units
 
     def device_actions(self, device: int) -> tuple[Action, ...]:
         """The actions of a device; none of one that stays idle."""
@@ -318,7 +307,7 @@ class Program:
     @property
     def has_turn(self) -> bool:
         """Whether the user's step comes once, between all forwards and all backwards."""
-        return self.has_backward and self.has_halves
+        return self.has_backward and self.schedule.forwards_first
 
     def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
         """What a device does before the turn and after it, up to the update that ends the program.

@@ -38,7 +38,6 @@ def predicted_timeline(
     *,
     stages: Sequence[TimelineStage] | None = None,
     rank_of_device: Sequence[int] | None = None,
-    name: str = "",
 ) -> Timeline:
     """The timeline of a simulation.
 
@@ -46,10 +45,12 @@ def predicted_timeline(
         simulation: what was simulated.
         stages: what is shown of the stages of the program; their numbers by default.
         rank_of_device: rank of every device; each device is the rank of its number by default.
-        name: what this prediction is called where several are shown.
     """
     program = simulation.program
     ranks = tuple(rank_of_device or range(len(program.actions)))
+    if stages is None:
+        homes = map(program.device, range(program.num_stages))
+        stages = [TimelineStage(stage, ranks[home]) for stage, home in enumerate(homes)]
     walk = _SpanWalk(simulation)
     parts: defaultdict[int | None, list[Span | Transfer]] = defaultdict(list)
     spans, transfers = list[Span](), list[Transfer]()
@@ -68,12 +69,11 @@ def predicted_timeline(
         step_s=max((task.end_s for task in simulation.tasks), default=0.0),
         devices=tuple(ranks.index(rank) for rank in range(len(ranks))),
         schedule=program.schedule.name,
-        stages=tuple(_plain_stages(program, ranks) if stages is None else stages),
+        stages=tuple(stages),
         spans=tuple(spans),
         transfers=tuple(transfers),
         critical_path=tuple(path),
         memory=tuple(_memory(simulation, ranks)),
-        name=name,
         num_minibatches=program.num_minibatches,
     )
 
@@ -242,14 +242,6 @@ def _transfer(program: Program, task: Task, ranks: Sequence[int]) -> Transfer:
         size_bytes=None if task.size_bytes is None else round(task.size_bytes),
         waited_s=task.start_s - _ready_s(task),
     )
-
-
-def _plain_stages(program: Program, ranks: Sequence[int]) -> Iterator[TimelineStage]:
-    """Stages of which nothing is known but of what they are a replica."""
-    for stage in range(program.num_stages):
-        replica = program.replica(stage)
-        label = str(replica) if replica.count > 1 else ""
-        yield TimelineStage(stage, ranks[program.device(stage)], label)
 
 
 def _memory(simulation: Simulation, ranks: Sequence[int]) -> Iterator[MemoryCurve]:
