@@ -99,17 +99,12 @@ def compared(question: PlanQuestion, limit_s: float | None) -> Row:
     except ValueError as error:
         search_s = min(time.perf_counter() - start_s, limit_s or math.inf)
         return row_of(question.planner, error=str(error), search_s=search_s)
-    evaluation, plan = found.evaluation, found.evaluation.plan
+    evaluation = found.evaluation
     return row_of(
         found.planner,
         found.request.schedule,
-        step_s=evaluation.minibatch_s,
-        samples_per_s=evaluation.throughput,
-        num_stages=plan.num_stages,
-        depth=evaluation.depth,
-        peak_memory_bytes=evaluation.peak_memory_bytes,
-        message_bytes=message_bytes(plan, found.request),
-        search_s=found.search_s,
+        **found.metrics,
+        message_bytes=message_bytes(evaluation.plan, found.request),
         error="" if evaluation.is_feasible else does_not_fit(evaluation),
         note="; ".join(found.answer.notes).rstrip("."),
     )

@@ -20,7 +20,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.common.data_file import read_data_file
 from lightning_gpp.common.strict_json import JsonFormat
 from lightning_gpp.common.units_of_measure import count_text, seconds_text
-from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.cost import Costs, OpProfile, Profile, load_costs
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import StepCosts
 
@@ -178,22 +178,14 @@ def _corrected(record: StageRecord, profiles: Sequence[Profile]) -> tuple[Profil
     )
 
 
-def is_refit_file(path: str | Path) -> bool:
-    """Whether a JSON or YAML file says that it holds a refit.
-
-    Raises:
-        ValueError: it is neither.
-        FileNotFoundError: there is no such file.
-    """
-    data = read_data_file(path)
-    return isinstance(data, Mapping) and data.get("format") == FORMAT.name
-
-
-def load_refit(path: str | Path) -> Refit:
-    """Reads a file that holds a refit.
+def load_costs_or_refit(path: str | Path) -> Costs | Refit:
+    """Reads a JSON or YAML file that holds either.
 
     Raises:
         ValueError: it does not.
         FileNotFoundError: there is no such file.
     """
-    return FORMAT.from_data(Refit, read_data_file(path), source=str(path))
+    data = read_data_file(path)
+    if isinstance(data, Mapping) and data.get("format") == FORMAT.name:
+        return FORMAT.from_data(Refit, data, source=str(path))
+    return load_costs(path)

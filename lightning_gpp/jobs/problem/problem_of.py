@@ -18,7 +18,7 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import parse_json
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
-from lightning_gpp.cost import graph_work, load_costs, roofline_costs
+from lightning_gpp.cost import Costs, graph_work, roofline_costs
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.jobs.problem.problem import (
@@ -81,15 +81,13 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     size = config.minibatch_size
     size = workload.minibatch_size(cluster.num_devices) if size is None else size
     check_whole("minibatch_size", size)
-    path, refit, costs = as_text("costs", config.costs), None, None
+    path, given = as_text("costs", config.costs), None
     if path is not None:
         # Imports the simulator, which questions without a file of costs do not need.
-        from lightning_gpp.simulate.refit import is_refit_file, load_refit
+        from lightning_gpp.simulate.refit import load_costs_or_refit
 
-        refit = load_refit(path) if is_refit_file(path) else None
-        costs = load_costs(path) if refit is None else None
-    if costs is None:
-        costs = workload.costs_for(cluster, size)
+        given = load_costs_or_refit(path)
+    costs = given if isinstance(given, Costs) else workload.costs_for(cluster, size)
     if not any(one.forward_s + one.backward_s for one in costs.profiles[0].operators.values()):
         raise ValueError(
             f"{path or workload.name}: no operator takes any time; expected seconds above 0 for at "
@@ -105,7 +103,7 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     )
     question = PlanQuestion(request, schedule=schedule_of(config))
     problem = PlanningProblem(workload.name, workload.source, question)
-    return problem if refit is None else problem.refitted(refit)
+    return problem if given is None or isinstance(given, Costs) else problem.refitted(given)
 
 
 # Workloads ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.workers import WorkerPool
 
 from lightning_gpp.simulate import SpanKind
-from lightning_gpp.simulate.refit import load_refit
+from lightning_gpp.simulate.refit import load_costs_or_refit
 from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
 
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
@@ -128,7 +128,7 @@ def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path:
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
     assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]
     path = tmp_path / "first" / "refit.json"
-    kept = load_refit(path)
+    kept = load_costs_or_refit(path)
     assert kept.steps == (2, 3)
     assert kept == first.reports[3].refit
     callback = {"steps": (2,), "dirpath": tmp_path / "again", "picture": False}
@@ -212,4 +212,4 @@ def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) 
     lengths_s = sorted(first.timelines[step].step_s for step in (9, 12))
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
-    assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
+    assert load_costs_or_refit(tmp_path / "refit.json").steps == (6, 9, 12)
