@@ -67,8 +67,8 @@ def refit(
         step_s=statistics.median(timeline.step_s for timeline in used),
         stages=tuple(_stage_records(recorded, plan, request)),
         besides=_besides(recorded, plan, request.cluster),
-        optimizer_s=tuple(recorded.device_s(device, SpanKind.OPTIMIZER) for device in devices),
-        finish_s=tuple(recorded.device_s(device, SpanKind.FINISH) for device in devices),
+        optimizer_s=tuple(map(recorded.optimizer_s, devices)),
+        finish_s=tuple(map(recorded.finish_s, devices)),
     )
     if not program.reduce_groups:
         return found
@@ -94,13 +94,26 @@ class Recorded:
             lambda t: (s.duration_s for s in t.spans if s.kind is kind and s.stage == stage)
         )
 
-    def device_s(self, device: int, kind: SpanKind) -> float | None:
-        """Seconds of a device per step in spans of one kind; None where it has no such span."""
+    def optimizer_s(self, device: int) -> float | None:
+        """Seconds of the optimizer on a device, once per step; None where there is none."""
         found = [
-            [s.duration_s for s in t.of_rank(t.devices.index(device)) if s.kind is kind]
+            [s.duration_s for s in _of_device(t, device) if s.kind is SpanKind.OPTIMIZER]
             for t in self.timelines
         ]
         return statistics.fmean(map(sum, found)) if any(found) else None
+
+    def finish_s(self, device: int) -> float | None:
+        """Seconds from the end of a device's actions, and of those of the loss's, to its optimizer.
+
+        None where it has no optimizer.
+        """
+        found = []
+        for timeline in self.timelines:
+            own, of_loss = (_of_device(timeline, d) for d in (device, self.program.device(FEED)))
+            starts = [span.start_s for span in own if span.kind is SpanKind.OPTIMIZER]
+            ends = [span.end_s for span in (*own, *of_loss) if span.action is not None]
+            found += [max(0.0, start - max(ends, default=0.0)) for start in starts[:1]]
+        return statistics.fmean(found) if found else None
 
     def gaps_s(self, timeline: Timeline) -> Iterator[float]:
         """Between two actions of a device, the user's step between the halves left out."""
@@ -111,6 +124,10 @@ class Recorded:
                 )
                 if one.action != other.action and one.minibatch == other.minibatch and not is_turn:
                     yield other.start_s - one.end_s
+
+
+def _of_device(timeline: Timeline, device: int) -> tuple[Span, ...]:
+    return timeline.of_rank(timeline.devices.index(device))
 
 
 def _typical(timelines: Sequence[Timeline]) -> list[Timeline]:

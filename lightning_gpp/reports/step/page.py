@@ -31,9 +31,8 @@ from lightning_gpp.reports.step.paint import (
     title,
 )
 from lightning_gpp.simulate.timeline.shares import shares
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, transfer_lanes
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
-from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
 from lightning_gpp.simulate.timeline.words import Met, met_by_backwards, words_of
 
 SCRIPTS = ("layout", "draw", "hover", "input")

@@ -17,9 +17,8 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
 )
 from lightning_gpp.simulate.timeline.shares import path_shares, shares
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, TransferKind
 from lightning_gpp.simulate.timeline.timeline import LOSS, MemoryCurve, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import TransferKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,7 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
         beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
     bubble = percent_text(shares(timeline).bubble_share, 1)
     took = f"{number_text(timeline.step_s * 1e3)} ms"
-    return _capital(f"{timeline.source} {what}{name}: {took}{beside}, bubble {bubble}")
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return f"{timeline.source.capitalize()} {what}{name}: {took}{beside}, bubble {bubble}"
 
 
 def subtitle(timeline: Timeline) -> str:

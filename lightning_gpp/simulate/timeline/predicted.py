@@ -16,9 +16,8 @@ from typing import NamedTuple
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.simulation import Simulation, critical_path
 from lightning_gpp.simulate.task import Task, TaskKind
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, TransferKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
 SPANS = {
     TaskKind.DATA: SpanKind.DATA,

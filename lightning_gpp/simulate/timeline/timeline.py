@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.transfer import Transfer
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer
 
 
 @dataclass(frozen=True, slots=True)

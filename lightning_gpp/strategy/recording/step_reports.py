@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import (
     StepCosts,
@@ -14,7 +15,6 @@ from lightning_gpp.simulate import (
     program_costs,
     simulate,
 )
-from lightning_gpp.simulate.comparison import Comparison
 from lightning_gpp.simulate.recorded import WARM_UP_STEPS, check_program, refit
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.timeline.words import plan_stages
@@ -79,22 +79,43 @@ class StepReport:
     """A recorded step beside its predictions.
 
     Attributes:
-        comparison: how far they are apart.
-        predicted: the prediction to show: by a refit of earlier steps, if there were any.
-        source: what that prediction is from.
+        measured: the step.
+        predictions: by what -> the predicted step (``"profile"``, ``"refit"``).
+        source: which of them is shown: by a refit of earlier steps, if there were any.
         notes: where the predictions are from.
         refit: of all steps recorded so far, this one included; None while warming up.
     """
 
-    comparison: Comparison
-    predicted: Timeline
+    measured: Timeline
+    predictions: Mapping[str, Timeline]
     source: str
     notes: tuple[str, ...]
     refit: Refit | None
 
+    @property
+    def predicted(self) -> Timeline:
+        """The prediction to show."""
+        return self.predictions[self.source]
+
+    def error(self, name: str) -> float:
+        """By which part of it the predicted step is longer than the measured one."""
+        return self.predictions[name].step_s / self.measured.step_s - 1
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the steps and errors, by the names under which they are logged."""
+        named = {"prediction/measured/step_s": self.measured.step_s}
+        for name, timeline in self.predictions.items():
+            named[f"prediction/{name}/step_s"] = timeline.step_s
+            named[f"prediction/{name}/error"] = self.error(name)
+        return named
+
     def describe(self) -> str:
-        """The table and what it shows."""
-        return "\n".join((self.comparison.table(), *self.notes))
+        """How far the predictions are off, and where they are from."""
+        found = (
+            f"Predicted by the {name}: {seconds_text(timeline.step_s)} ({self.error(name):+.0%})."
+            for name, timeline in self.predictions.items()
+        )
+        return "\n".join((*found, *self.notes))
 
 
 class StepReports:
@@ -135,8 +156,7 @@ class StepReports:
                 predicted["fit"] = question.predicted(last)
                 notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         shown = "refit" if "refit" in predicted else name
-        comparison = Comparison(timeline, predicted)
-        return StepReport(comparison, predicted[shown], shown, tuple(notes), last)
+        return StepReport(timeline, predicted, shown, tuple(notes), last)
 
 
 def _name(pipeline: Pipeline) -> tuple[str, str]:

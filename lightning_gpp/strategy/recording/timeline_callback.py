@@ -57,7 +57,7 @@ class TimelineCallback(pl.Callback):
     a prediction. Ranks are at their windows at other times, which is idle at both ends:
     the more steps, the less of it. ``timeline/minibatch_s`` is free of it.
 
-    With ``predict`` it also says how far the step is from its prediction, part by part, and by how
+    With ``predict`` it also says how far the step is from its prediction, and by how
     much a refit of the costs to the steps recorded before it does better: on the console, in the
     loggers (``prediction/...``), in what is written. The refit to all steps recorded so
     far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
@@ -257,7 +257,7 @@ class TimelineCallback(pl.Callback):
             metrics["timeline/minibatch_s"] = one_s
         predicted = ""
         if isinstance(report, StepReport):
-            metrics |= report.comparison.metrics()
+            metrics |= report.metrics()
             predicted = (
                 f", {seconds_text(report.predicted.step_s)} predicted by the {report.source}"
             )
@@ -279,7 +279,7 @@ class TimelineCallback(pl.Callback):
     def _keep(self, run: PipelinedRun, report: StepReport) -> list[Path]:
         """Keeps the refit for the next run of this model; on emulated devices none is kept."""
         found, planned = report.refit, run.built.planned
-        if found is None or report.comparison.measured.source != "measured":
+        if found is None or report.measured.source != "measured":
             return []
         assert planned is not None and self.dirpath is not None
         ProfileCache(run.settings.cache).keep_refit(planned.refit_key, found)

@@ -75,7 +75,7 @@ def test_the_users_step_is_between_the_halves(runs: list[TimelineRun], schedule:
     found = runs[0].reports[2].refit
     assert found is not None and found.besides.turn_s > 0.999 * timeline.spans[step].duration_s > 0
     assert found.besides.loss_s == 0.0
-    fit = runs[0].reports[2].comparison.predicted["fit"]
+    fit = runs[0].reports[2].predictions["fit"]
     (predicted,) = (s for s in fit.spans if s.kind is SpanKind.LOSS)
     assert predicted.duration_s == pytest.approx(found.besides.turn_s)
 
@@ -113,20 +113,20 @@ def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> Non
 
 def test_the_step_is_laid_beside_its_prediction(runs: list[TimelineRun]) -> None:
     report = runs[0].reports[2]
-    assert list(report.comparison.predicted) == ["profile", "fit"]
+    assert list(report.predictions) == ["profile", "fit"]
     spans = [s for s in report.predicted.spans if s.action and s.kind not in PARTS]
     assert Counter(s.action for s in spans) == Counter(a for run in runs for a in run.program)
     (row,) = (row for row in runs[0].logged if "prediction/profile/error" in row)
     step_s = row["prediction/measured/step_s"]
     assert step_s == row["timeline/step_s"]
-    assert row["prediction/fit/error"] == report.comparison.error("fit")
+    assert row["prediction/fit/error"] == report.error("fit")
     assert not runs[1].reports  # rank 0 knows
 
 
 def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (2, 3), "dirpath": tmp_path / "first", "picture": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
-    assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]
+    assert list(first.reports[3].predictions) == ["profile", "refit"]
     path = tmp_path / "first" / "refit.json"
     kept = load_costs_or_refit(path)
     assert kept.steps == (2, 3)
@@ -135,7 +135,7 @@ def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path:
     for costs in ("refit", str(path)):  # what was kept last; a file
         again, _ = pool.run(fit_with_timeline, 2, callback, costs=costs, num_steps=3, num_ranks=2)
         assert any("refitted to 2 steps recorded on cpu" in note for note in again.notes)
-        assert list(again.reports[2].comparison.predicted) == ["known", "fit"]
+        assert list(again.reports[2].predictions) == ["known", "fit"]
 
 
 def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
