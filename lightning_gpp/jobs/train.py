@@ -1,4 +1,4 @@
-"""The job ``train``: a recipe's data and module, a strategy and a Trainer, put together and run."""
+"""The jobs ``train`` and ``eval``: data, module, strategy and Trainer, put together and run."""
 
 from __future__ import annotations
 
@@ -39,6 +39,40 @@ def train(config: DictConfig) -> dict[str, float]:
         trainer.test(module, datamodule=data, ckpt_path=best_checkpoint(trainer))
         metrics |= trainer.callback_metrics
     return as_numbers(metrics)
+
+
+def evaluate(config: DictConfig, folder: Path) -> dict[str, float]:
+    """Tests the checkpoint; validates it where module and data have no test.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        ValueError: no checkpoint is named.
+        FileNotFoundError: it is not there.
+    """
+    path = checkpoint_of(config)
+    trainer, module, data = build_run(config)
+    runs = trainer.test if has_test(module, data) else trainer.validate
+    runs(module, datamodule=data, ckpt_path=path, verbose=False)
+    metrics = as_numbers(trainer.callback_metrics)
+    report_run(metrics, folder)
+    return metrics
+
+
+def checkpoint_of(config: DictConfig) -> str:
+    """The file, or the folder of a sharded checkpoint, that ``ckpt_path`` names."""
+    path = config.ckpt_path
+    if path is None:
+        raise ValueError(
+            "ckpt_path=FILE has to be given: the checkpoint to load; a training run leaves one in "
+            "lightning/checkpoints of its folder"
+        )
+    from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded
+
+    if not (Path(path).is_file() or is_sharded(path)):
+        raise FileNotFoundError(f"ckpt_path={path} is no file and no sharded checkpoint")
+    return str(path)
 
 
 def build_run(config: DictConfig) -> tuple[Trainer, LightningModule, LightningDataModule]:

@@ -157,17 +157,6 @@ class ProgramCosts:
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
 
-    def with_bytes(self, factor: float) -> ProgramCosts:
-        """With so many times the bytes of messages and sums."""
-        if factor == 1:
-            return self
-        forward, backward = (
-            {pair: MessageBytes(b.per_unit * factor, b.fixed * factor) for pair, b in sizes.items()}
-            for sizes in (self.forward_bytes, self.backward_bytes)
-        )
-        buckets = tuple(replace(one, size_bytes=one.size_bytes * factor) for one in self.buckets)
-        return replace(self, forward_bytes=forward, backward_bytes=backward, buckets=buckets)
-
 
 @dataclass(frozen=True, slots=True)
 class MessageCosts:

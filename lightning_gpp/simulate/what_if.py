@@ -1,17 +1,16 @@
-"""What a change would bring: other devices, links or bytes, fewer devices.
+"""What a change would bring: other devices or links, fewer devices.
 
 Every change is simulated anew, so that it shows what becomes the bottleneck after it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.common.checks import LARGEST
+from lightning_gpp.common.checks import LARGEST, is_number
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
@@ -33,7 +32,6 @@ class Case:
         plan: the stages.
         request: the question that it answers.
         step: what a step costs beside compute and messages.
-        bytes_factor: of the bytes of messages and sums.
         planner: who is asked for a plan of another question.
         schedule: of such a plan; None leaves it to what fits into memory.
     """
@@ -41,7 +39,6 @@ class Case:
     plan: Plan
     request: PlanRequest
     step: StepCosts = field(default_factory=StepCosts)
-    bytes_factor: float = 1.0
     planner: str = "graphpipe"
     schedule: str | None = None
 
@@ -49,7 +46,7 @@ class Case:
     def simulation(self) -> Simulation:
         """A step."""
         costs = program_costs(self.plan, self.request, step=self.step)
-        return simulate_plan(self.plan, self.request, costs.with_bytes(self.bytes_factor))
+        return simulate_plan(self.plan, self.request, costs)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -85,12 +82,9 @@ class Case:
         """
         found = self
         for name, factor in factors.items():
-            may_be_zero = name in ("latency", "bytes")
-            is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not is_number or not 0 <= factor < math.inf or (factor == 0 and not may_be_zero):
+            if not is_number(factor) or factor <= 0:
                 raise ValueError(
-                    f"what_if.{name} is a factor {'of at least' if may_be_zero else 'above'} 0 "
-                    f"(1 changes nothing), got {factor!r}"
+                    f"what_if.{name} is a factor above 0 (1 changes nothing), got {factor!r}"
                 )
             if factor != 1:
                 found = CHANGES[name](found, factor)
@@ -121,10 +115,7 @@ class Case:
         """Pure data parallelism of the same model on the first devices, each with its own input."""
         part = 1 / self.request.num_devices
         request = replace(self.request, cluster=in_plan_order(self.request.cluster).first(count))
-        layers = [
-            layer._replace(gradient_bytes=layer.gradient_bytes * self.bytes_factor)
-            for layer in model_layers(request, self.request.minibatch_size * part)
-        ]
+        layers = model_layers(request, self.request.minibatch_size * part)
         step = self.step.of_part(part, count)
         return Ssgd(layers, request.cluster, variant, step)
 
@@ -165,15 +156,13 @@ CHANGES: Mapping[str, Callable[[Case, float], Case]] = {
     "compute": _compute,
     "bandwidth": lambda case, factor: _links(case, bandwidth=factor),
     "latency": lambda case, factor: _links(case, latency=factor),
-    "bytes": lambda case, factor: replace(case, bytes_factor=case.bytes_factor * factor),
 }
-"""What can be changed by a factor: speed of devices, links, bytes."""
+"""What can be changed by a factor: speed of devices and links."""
 
 
 LEVERS: Mapping[str, Mapping[str, float]] = {
     "twice the bandwidth": {"bandwidth": 2.0},
     "half the latency": {"latency": 0.5},
-    "half the bytes": {"bytes": 0.5},
     "devices twice as fast": {"compute": 2.0},
 }
 """Changes that one might pay for."""

@@ -100,7 +100,7 @@ class TestSimulate:
         ("overrides", "message"),
         [
             (["what_if.bandwidth=-2"], "what_if.bandwidth is a factor above 0 (1 changes nothing)"),
-            (["what_if.bytes=half"], "what_if.bytes is a factor of at least 0"),
+            (["what_if.latency=half"], "what_if.latency is a factor above 0"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["planner=hap"], "job=plan planner=hap predicts and explains one"),
             (["ways=2"], "ways is for models on one graph, which graph=graph.json is not"),
