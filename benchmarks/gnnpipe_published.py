@@ -142,7 +142,7 @@ class Calibration:
             layer=layer,
             layers=layers,
             width=data.width,
-            mirrors={NUM_GPUS: data.mirrors},
+            mirrors=data.mirrors,
             edge_reads=self.edge_reads,
         )
 

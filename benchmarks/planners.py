@@ -42,8 +42,8 @@ PAPER = (
 )
 FOREIGN = ("inception", "residual", "unet", "translator", "two_towers", "experts", "exits")
 OWN = (*FOREIGN, "chain", "towers")
-PIPER_IMAGES = 128
-"""One of the "samples" of Piper's ``resnet.json`` stands for so many images."""
+IMAGES, SAMPLES = 128, {"gnmt": 32, "squeezenet": 256}
+"""Of the mini-batches that PipeDream profiled; and in one of Piper's samples, in milliseconds."""
 
 AS_FAST = 0.9995
 """A ratio below this one gets a star."""
@@ -74,7 +74,9 @@ def workload(name: str) -> Workload:
 
         return random_workload(name, int(options)) if options else foreign_workload(name)
     pairs = (item.split("=") for item in options.split(",") if item)
-    own = {"samples": PIPER_IMAGES} if name.endswith(".json") else {}
+    own: dict[str, float] = {"time_unit_s": 1e-3} if name.endswith(".json") else {}
+    if Path(name).is_file():
+        own["samples"] = next((SAMPLES[kind] for kind in SAMPLES if kind in name), IMAGES)
     return load_workload(name, own | {key: int(value) for key, value in pairs})
 
 

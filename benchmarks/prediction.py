@@ -4,8 +4,6 @@
 every other one, are for the refit; the others are what is predicted. Columns:
 
 - profile: the simulated step with the measured operators alone;
-- + overheads: with what recorded steps cost besides (data, user's step, messages, optimizer), the
-  operators as profiled;
 - one step: everything refitted to the first recorded step;
 - refit: to all the steps that are for it.
 
@@ -39,7 +37,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +48,7 @@ from measuring import StepTimes, leave, parser, quiet, trainer
 from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.recorded import refit
 from lightning_gpp.strategy.recording.step_reports import Question
 from lightning_gpp.strategy.report import verdict_on
 
@@ -94,13 +91,13 @@ class Prediction(TimelineCallback):
 
     def __init__(self, name: str, num_steps: int, folder: str) -> None:
         steps = range(WARM_UP, WARM_UP + EVERY * num_steps, EVERY)
-        super().__init__([*steps], folder, picture=False, trace=False, predict=False)
+        super().__init__([*steps], folder, picture=False, page=False, predict=False)
         self.name = name
         self.found: list[tuple[Question, Timeline]] = []
 
     def _take(self, run: Any, timeline: Timeline, *_: object) -> None:
         with contextlib.suppress(ValueError):  # of a mini-batch that was too small for the plan
-            self.found.append((Question.of(run.pipeline), timeline))
+            self.found.append((Question(run.built), timeline))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints on rank 0, which is a process of its own."""
@@ -120,18 +117,10 @@ class Prediction(TimelineCallback):
 def cells(question: Question, known: Sequence[Timeline], others_s: Sequence[float]) -> list[str]:
     """The cells of a row: the plan, what was recorded, predictions with their errors."""
     asked = question.program, question.plan, question.request
-    everything = refit(known, *asked, skip_steps=0)
-    cluster = everything.cluster(question.request.cluster)
-    besides = replace(
-        question,
-        request=replace(question.request, cluster=cluster),
-        step=everything.step_costs(question.plan, question.request.graph),
-    )
     predicted_s = [
         question.predicted().step_s,
-        besides.predicted().step_s,
         question.predicted(refit(known[:1], *asked, skip_steps=0)).step_s,
-        question.predicted(everything).step_s,
+        question.predicted(refit(known, *asked, skip_steps=0)).step_s,
     ]
     low_s, middle_s, high_s = statistics.quantiles(others_s, n=4)
     replicas = max(stage.num_replicas for stage in question.plan.stages)
@@ -145,7 +134,7 @@ def cells(question: Question, known: Sequence[Timeline], others_s: Sequence[floa
 def print_steps(given: argparse.Namespace) -> None:
     """The table of recorded steps."""
     print("| recipe, plan | stages x replicas, micro-batches | recorded | profile |", end="")
-    print(" + overheads | one step | refit |\n|---|---|---|---|---|---|---|", flush=True)
+    print(" one step | refit |\n|---|---|---|---|---|---|", flush=True)
     for recipe in given.recipes:
         for plan in given.planners:
             with tempfile.TemporaryDirectory() as folder:

@@ -29,9 +29,6 @@ from lightning_gpp.reports.plan.describe import describe_source, does_not_fit
 SPMD = "spmd"
 """What stands in the place of a schedule where all devices work on every operator."""
 
-NARROW = 90
-"""Columns of a terminal in which not all columns of the table have room."""
-
 NUMBERS = ("step_s", "samples_per_s", "num_stages", "depth", "peak_memory_bytes", "message_bytes")
 
 
@@ -102,17 +99,12 @@ def compared(question: PlanQuestion, limit_s: float | None) -> Row:
     except ValueError as error:
         search_s = min(time.perf_counter() - start_s, limit_s or math.inf)
         return row_of(question.planner, error=str(error), search_s=search_s)
-    evaluation, plan = found.evaluation, found.evaluation.plan
+    evaluation = found.evaluation
     return row_of(
         found.planner,
         found.request.schedule,
-        step_s=evaluation.minibatch_s,
-        samples_per_s=evaluation.throughput,
-        num_stages=plan.num_stages,
-        depth=evaluation.depth,
-        peak_memory_bytes=evaluation.peak_memory_bytes,
-        message_bytes=message_bytes(plan, found.request),
-        search_s=found.search_s,
+        **found.metrics,
+        message_bytes=message_bytes(evaluation.plan, found.request),
         error="" if evaluation.is_feasible else does_not_fit(evaluation),
         note="; ".join(found.answer.notes).rstrip("."),
     )
@@ -166,7 +158,7 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
     }
     if len({row["schedule"] for row in rows if row["schedule"]}) < 2:
         del columns["schedule"]
-    if not usable or max_width < NARROW:
+    if not usable:
         del columns["than\nbest"]
     left = {"planner", "schedule", "error"}
     table = describe_rows(rows, columns, left=left, flexible="error", max_width=max_width)
@@ -175,23 +167,15 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
 
 
 def legend_of(source: str, schedules: Collection[str]) -> list[str]:
-    """What the columns mean.
-
-    Args:
-        source: where the costs are from.
-        schedules: that run the plans.
-    """
-    step = (
-        f"Step: predicted for one mini-batch (costs: {source}; schedule: "
-        f"{' or '.join(sorted(schedules)) or 'none'})."
-    )
-    if SPMD in schedules:
-        step += (
-            " spmd: all devices work on every operator. hap: the cheapest program. even_shares, "
-            "shares_by_speed: data parallelism (DP-EV, DP-CP). sharded_data_parallel: ZeRO."
-        )
-    return [
-        step,
-        "Memory: the peak of the device that needs most. Messages: bytes that all devices send. "
-        "Search: time to find the plan. More of each plan: compare.json.",
+    """What the columns mean; where costs are from, and what runs the plans."""
+    how = f"costs: {source}; schedule: {' or '.join(sorted(schedules)) or 'none'}"
+    lines = [
+        f"Step: predicted for one mini-batch ({how}).",
+        "Memory: of the fullest device. Messages: bytes that all devices send.",
     ]
+    if SPMD in schedules:
+        lines.append(
+            "spmd: all devices work on every operator. even_shares, shares_by_speed: data "
+            "parallelism (DP-EV, DP-CP). sharded_data_parallel: ZeRO."
+        )
+    return lines

@@ -12,7 +12,7 @@ UNDERSTOOD_WARNINGS = (
     r"The '\w+' does not have many workers",
     # Lightning 2.6 with torch 2.13; nothing that the person at the console can change.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    # job=eval and job=predict need no state of callbacks.
+    # job=eval needs no state of callbacks.
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
     # Every run has a folder of its own, so one that goes on keeps its checkpoints elsewhere.
     r"The dirpath has changed from",

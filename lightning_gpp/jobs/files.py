@@ -13,11 +13,10 @@ from lightning_gpp.graph import ModelGraph, graph_to_json
 
 CONFIG = "config.yaml"
 METRICS = "metrics.json"
-PREDICTIONS = "predictions.pt"
 FILES = (
-    *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json"),
+    *(METRICS, "plan.json", "plan.png", "program.json", "compare.json"),
     *("simulation.json", "graph.json", "costs.json"),
-    *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
+    *("timeline.png", "timeline.html", "refit.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""
 

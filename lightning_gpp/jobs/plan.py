@@ -42,22 +42,13 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     notes = [*(f"Search: {note}." for note in found.answer.result.notes), *found.answer.notes]
     notes.append(f"Searched by {found.planner} in {found.search_s:.2f} s.")
     print(f"{wrapped(notes, width)}\n", flush=True)
-    metrics = {
-        "step_s": evaluation.minibatch_s,
-        "samples_per_s": evaluation.throughput,
-        "num_stages": evaluation.plan.num_stages,
-        "depth": evaluation.depth,
-        "peak_memory_bytes": evaluation.peak_memory_bytes,
-        "search_s": found.search_s,
-        "seconds_per_sample": evaluation.seconds_per_sample,
-    }
-    save_metrics(metrics, folder)
+    save_metrics(found.metrics, folder)
     if config.job.picture:
         from lightning_gpp.reports.plan.picture import write_plan_picture
 
         write_plan_picture(folder / "plan.png", evaluation, found.request, model=problem.name)
     print(written_to(folder))
-    return metrics
+    return found.metrics
 
 
 def chosen_plan(config: DictConfig, problem: PlanningProblem) -> FoundPlan:

@@ -49,6 +49,19 @@ class FoundPlan:
         """The question that the plan answers, with the schedule that runs it."""
         return self.answer.request
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The plan in numbers, by which a sweep compares it."""
+        found = self.evaluation
+        return {
+            "step_s": found.minibatch_s,
+            "samples_per_s": found.throughput,
+            "num_stages": found.plan.num_stages,
+            "depth": found.depth,
+            "peak_memory_bytes": found.peak_memory_bytes,
+            "search_s": self.search_s,
+        }
+
 
 def search(question: PlanQuestion, limit_s: float | None = None) -> FoundPlan:
     """The plan that training would run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.files import save_json, save_metrics, written_to
-from lightning_gpp.jobs.options import as_list
+from lightning_gpp.jobs.options import as_flag
 from lightning_gpp.jobs.plan import chosen_plan
 from lightning_gpp.jobs.problem.problem import PlanningProblem, chosen_planner, policy_of
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search import check_planner
 from lightning_gpp.jobs.simulation_text import (
+    channels_of,
     describe_changes,
-    describe_levers,
     describe_simulation,
     describe_speedups,
 )
@@ -30,14 +30,12 @@ from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.simulate import Timeline, predicted_timeline
+from lightning_gpp.simulate import critical_path, shares
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.ssgd import VARIANTS
-from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.simulate.what_if import Case, levers
 
 LEVERS = "What would speed up this plan"
-TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
 
 MOST_DRAWN = 64
 """Timelines of more devices than these are no pictures any more."""
@@ -62,38 +60,38 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     check_planner(planner)
     problem = problem_of(config, folder)
     num_devices = problem.request.num_devices
-    counts = device_counts(num_devices, as_list("job.speedup", config.job.speedup))
-    factors = _plain(config.what_if)
+    has_table = as_flag("job.speedup", config.job.speedup) and policy is None
+    factors: dict[str, Any] = OmegaConf.to_container(config.what_if)  # type: ignore[assignment]
     before, notes = case_of(config, problem)
     after = before.changed(factors)
     what_if = ", ".join(f"{name} x{f:g}" for name, f in factors.items() if f != 1)
     worlds = {"as it is": before, what_if: after} if what_if else {"": after}
+    changes = [as_json(case, before) | {"name": name} for name, case in worlds.items()]
 
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     texts = [describe_head(after.evaluation, after.request, max_width=width)]
     texts += [wrapped(notes, width)] if notes else []
     texts.append(describe_stages(after.evaluation, after.request, max_width=width))
-    texts += [describe_changes(worlds, max_width=width)] if what_if else []
-    print("\n\n".join([*texts, *describe_simulation(after, max_width=width)]), flush=True)
+    texts += [describe_changes(changes, max_width=width)] if what_if else []
+    texts += describe_simulation(after, max_width=width)
+    print("\n\n".join(texts), flush=True)
     ranked = levers(after) if config.job.levers else []
     if ranked:
-        table = describe_levers(ranked, max_width=width)
-        print(f"\n{LEVERS}\n{table}\n\n{wrapped([TWICE], width)}", flush=True)
-    speedup = None
-    if counts and policy is None:  # samples per device would be others
-        speedup = speedups(after, counts)
+        print(f"\n{LEVERS}\n{describe_changes(ranked, max_width=width)}", flush=True)
+    speedup = speedups(after) if has_table else None
+    if speedup is not None:
         print(f"\n{describe_speedups(speedup, max_width=width)}", flush=True)
 
-    step = as_json(after)
+    step = changes[-1]
     metrics = {name: step[name] for name in ("step_s", "samples_per_s", "bubble_share")} | {
         "num_stages": after.plan.num_stages,
-        "peak_memory_bytes": max(device.peak_bytes for device in after.usage.devices),
+        "peak_memory_bytes": max(device["peak_bytes"] for device in step["devices"]),
     }
     data = {
         "what_if": what_if or None,
-        "before": as_json(before) if what_if else None,
+        "before": changes[0] if what_if else None,
         "step": step,
-        "levers": {LEVERS: [asdict(lever) for lever in ranked]} if ranked else {},
+        "levers": ranked,
         "speedup": speedup,
     }
     save_plan(after.plan, folder / "plan.json")
@@ -101,7 +99,8 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     save_json(data, folder / "simulation.json")
     if config.job.picture and num_devices <= MOST_DRAWN:
         weights = policy.name if policy else ""
-        write_step([timeline_of(case, name, weights) for name, case in worlds.items()], folder)
+        shown = {name: drawn(case).timeline for name, case in worlds.items()}
+        write_step([replace(t, name=n, weights=weights) for n, t in shown.items()], folder)
     print(f"\n{written_to(folder)}")
     return metrics
 
@@ -126,67 +125,47 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     return case, found.answer.notes
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
-    """What is set of a group: that which is not null."""
-    found: Any = OmegaConf.to_container(config, resolve=True)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def timeline_of(case: Case, name: str, weights: str) -> Timeline:
-    """The simulation as it is drawn, with as many overlapping mini-batches as can be shown."""
+def drawn(case: Case) -> Case:
+    """The case with as many overlapping mini-batches as can be shown."""
     request, count = case.request, case.request.num_minibatches
-    if count > MOST_SHOWN:
-        size = request.minibatch_size // count * MOST_SHOWN
-        request = replace(request, minibatch_size=size, num_microbatches=MOST_SHOWN)
-        case = replace(case, request=request)
-    program = case.simulation.program
-    stages = plan_stages(program, case.plan, request.graph, range(len(program.actions)))
-    return replace(predicted_timeline(case.simulation, stages=stages, name=name), weights=weights)
+    if count <= MOST_SHOWN:
+        return case
+    size = request.minibatch_size // count * MOST_SHOWN
+    request = replace(request, minibatch_size=size, num_microbatches=MOST_SHOWN)
+    return replace(case, request=request)
 
 
-def as_json(case: Case) -> dict[str, Any]:
-    """A simulation in plain numbers."""
-    use = case.usage
+def as_json(case: Case, before: Case) -> dict[str, Any]:
+    """A simulation in plain numbers, and what it gains over another."""
+    path_s: dict[str, float] = {}
+    for step in critical_path(case.simulation):
+        kind = step.task.kind.value
+        path_s[kind] = path_s.get(kind, 0.0) + step.duration_s
+    found = shares(case.timeline)
     return {
         "planner": case.plan.planner,
         "step_s": case.step_s,
         "samples": case.request.minibatch_size,
         "samples_per_s": case.samples_per_s,
-        "bubble_share": use.bubble_share,
-        "critical_path_s": {kind.value: seconds for kind, seconds in case.path.kind_s.items()},
-        "devices": [asdict(device) for device in use.devices],
-        "channels": [asdict(channel) for channel in use.channels],
+        "gain": None if case is before else case.samples_per_s / before.samples_per_s - 1,
+        "bubble_share": found.bubble_share,
+        "critical_path_s": path_s,
+        "devices": [
+            {**one.seconds, "peak_bytes": memory.peak_bytes, "limit_bytes": memory.limit_bytes}
+            for one, memory in zip(found.ranks, case.timeline.memory)
+        ],
+        "channels": channels_of(case),
     }
 
 
-def device_counts(num_devices: int, asked: Sequence[int] | None = None) -> list[int]:
-    """The numbers of devices of the table: those asked for, or powers of two and all.
-
-    Raises:
-        ValueError: one is not a number of devices of the cluster.
-
-    >>> device_counts(6), device_counts(8, [8, 2])
-    ([1, 2, 4, 6], [2, 8])
-    """
-    if asked is None:
-        powers = {2**power for power in range(num_devices.bit_length())}
-        return sorted({*powers, num_devices})
-    for count in asked:
-        if not isinstance(count, int) or not 1 <= count <= num_devices:
-            raise ValueError(
-                f"job.speedup: {count!r} is no number of devices of the cluster, which has "
-                f"{num_devices}; raise cluster.num_devices, or leave it out"
-            )
-    return sorted(set(asked))
-
-
-def speedups(case: Case, counts: Sequence[int]) -> dict[str, Any]:
+def speedups(case: Case) -> dict[str, Any]:
     """Throughput of the planner's plans and of S-SGD, with the same samples for every device.
 
-    Args:
-        case: the plan for all devices.
-        counts: numbers of devices.
+    On 1, 2, 4, … and all devices; of pipelines with versions of weights samples per device would be
+    others.
     """
+    num_devices = case.request.num_devices
+    counts = sorted({*(2**power for power in range(num_devices.bit_length())), num_devices})
 
     def ssgd(count: int, variant: str) -> float:
         samples = case.request.minibatch_size * count / case.request.num_devices

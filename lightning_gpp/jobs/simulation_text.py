@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.common.text_table import text_table, wrapped
@@ -16,9 +14,10 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
     seconds_text,
 )
-from lightning_gpp.jobs.table import cell, describe_rows
-from lightning_gpp.simulate.task import TaskKind
-from lightning_gpp.simulate.what_if import Case, Lever
+from lightning_gpp.jobs.table import Row, cell, describe_rows
+from lightning_gpp.reports.step.paint import path_text
+from lightning_gpp.simulate import shares
+from lightning_gpp.simulate.what_if import Case
 
 MOST_CHANNELS = 6
 """Channels that the table shows."""
@@ -26,58 +25,22 @@ MOST_CHANNELS = 6
 LEAST_GAIN = 5e-4
 """Gains below this part of the throughput would read +0.0 %."""
 
-KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
-    {
-        TaskKind.TRANSFER: "messages",
-        TaskKind.REDUCE: "all-reduce",
-        TaskKind.FEED: "your step before the forward",
-        TaskKind.TURN: "your step after the forward",
-        TaskKind.DATA: "reading input",
-        TaskKind.COPY: "copying input",
-        TaskKind.PREPARE: "splitting input",
-        TaskKind.FINISH: "joining results",
-        TaskKind.OVERHEAD: "Python",
-        TaskKind.SEND: "sending",
-        TaskKind.RECEIVE: "receiving",
-    }
-)
-"""What people call kinds of tasks whose own name says less."""
-
 
 def describe_simulation(case: Case, *, max_width: int = 100) -> Iterator[str]:
     """Texts that say how long a step takes, and why."""
-    yield wrapped([_step(case), _path(case)], max_width)
-    yield describe_devices(case)
-    if case.usage.channels:
-        yield describe_channels(case)
-
-
-def _step(case: Case) -> str:
     in_a_row = case.request.num_minibatches
     samples = count_text(round(case.request.minibatch_size / in_a_row), "sample")
-    bubble = percent_text(case.usage.bubble_share, 1)
-    text = (
+    step = (
         f"Simulated step: {seconds_text(case.step_s)} for {samples}, "
-        f"{number_text(case.samples_per_s)} samples/s; bubble {bubble}"
+        f"{number_text(case.samples_per_s)} samples/s; "
+        f"bubble {percent_text(shares(case.timeline).bubble_share, 1)}"
     )
     if in_a_row > 1:
-        text += f" (the mean of {in_a_row} that overlap; what follows is for all of them)"
-    return f"{text}."
-
-
-def _path(case: Case) -> str:
-    path = case.path
-    shares = sorted(path.kind_shares.items(), key=lambda item: item[1], reverse=True)
-    texts = [
-        f"{KIND_TEXTS.get(kind, kind.value)} {percent_text(share, 1)}"
-        for kind, share in shares
-        if share > 0
-    ]
-    text = f"Critical path: {', '.join(texts)}"
-    if path.channel_s > 0:
-        waited = percent_text(path.channel_s, path.duration_s)
-        text += f"; of this, {waited} waiting for a busy channel"
-    return f"{text}."
+        step += f" (the mean of {in_a_row} that overlap; what follows is for all of them)"
+    yield wrapped([f"{step}.", f"C{path_text(case.timeline)[1:]}."], max_width)
+    yield describe_devices(case)
+    if case.timeline.transfers:
+        yield describe_channels(case)
 
 
 def describe_devices(case: Case) -> str:
@@ -87,62 +50,65 @@ def describe_devices(case: Case) -> str:
         for device in stage.devices:
             stages.setdefault(device, []).append(stage.id)
     header = ["device", "stage", "computes", "other", "waits", "peak\nmemory", "of its\nmemory"]
-    rows = [
-        [
-            str(one.device),
-            indices_text(stages.get(one.device, [])),
-            percent_text(one.compute_s, one.total_s),
-            percent_text(one.other_s, one.total_s),
-            percent_text(max(0.0, one.bubble_s - one.other_s), one.total_s),
-            bytes_text(one.peak_bytes),
-            "" if one.limit_bytes is None else percent_text(one.peak_bytes, one.limit_bytes),
-        ]
-        for one in case.usage.devices
-    ]
-    return text_table(header, joined_rows(rows))
-
-
-def joined_rows(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Neighbouring rows of which all but the device (the first cell) is the same, made one."""
-    groups: list[tuple[list[str], list[int]]] = []
-    for row in rows:
-        if groups and groups[-1][0][1:] == row[1:]:
-            groups[-1][1].append(int(row[0]))
+    rows: list[tuple[list[int], tuple[str, ...]]] = []
+    for device, found in enumerate(shares(case.timeline).ranks):
+        memory = case.timeline.memory[device]
+        waits_s = found.seconds["wait"] + found.seconds["idle"]
+        texts = (
+            indices_text(stages.get(device, [])),
+            percent_text(found.step_s - found.bubble_s, found.step_s),
+            percent_text(found.bubble_s - waits_s, found.step_s),
+            percent_text(waits_s, found.step_s),
+            bytes_text(memory.peak_bytes),
+            percent_text(memory.peak_bytes, memory.limit_bytes) if memory.limit_bytes else "",
+        )
+        if rows and rows[-1][1] == texts:
+            rows[-1][0].append(device)
         else:
-            groups.append((row, [int(row[0])]))
-    return [[indices_text(devices), *row[1:]] for row, devices in groups]
+            rows.append(([device], texts))
+    return text_table(header, [[indices_text(devices), *texts] for devices, texts in rows])
+
+
+def channels_of(case: Case) -> list[dict[str, Any]]:
+    """What goes over every channel, the busiest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in case.timeline.transfers:
+        for name in one.channels:
+            empty = {"name": name, "busy_s": 0.0, "size_bytes": 0, "waited_s": 0.0}
+            channel = found.setdefault(name, empty)
+            channel["busy_s"] += one.duration_s
+            channel["size_bytes"] += one.size_bytes or 0
+            channel["waited_s"] += one.waited_s
+    return sorted(found.values(), key=lambda channel: -channel["busy_s"])
 
 
 def describe_channels(case: Case) -> str:
     """The busiest channels."""
-    channels = case.usage.channels
+    channels, total_s = channels_of(case), case.timeline.step_s
     shown, others = channels[:MOST_CHANNELS], channels[MOST_CHANNELS:]
     columns = {
         "channel": cell("name"),
         "busy": cell("busy_s", seconds_text),
-        "": lambda row: percent_text(row["busy_s"], row["total_s"]),
+        "": cell("busy_s", lambda busy_s: percent_text(busy_s, total_s)),
         "bytes": cell("size_bytes", bytes_text),
         "waited\nfor": cell("waited_s", seconds_text),
     }
-    table = describe_rows([asdict(one) for one in shown], columns, left=["channel"])
+    table = describe_rows(shown, columns, left=["channel"])
     if not others:
         return table
-    most = percent_text(others[0].busy_s, others[0].total_s)
+    most = percent_text(others[0]["busy_s"], total_s)
     return f"{table}\n{count_text(len(others), 'channel')} more, busy for at most {most}"
 
 
-def describe_levers(found: Sequence[Lever], *, max_width: int = 100) -> str:
-    """What changes would buy, that which buys most first."""
+def describe_changes(rows: Sequence[Row], *, max_width: int = 100) -> str:
+    """What changes bring: a row for each, with the step before them where that is shown, too."""
     columns = {
         "change": cell("name"),
         "gain": cell("gain", gain_text),
         "step": cell("step_s", seconds_text),
         "samples/s": cell("samples_per_s", number_text),
-        "note": cell("note"),
     }
-    rows = [asdict(lever) for lever in found]
-    left = ["change", "note"]
-    return describe_rows(rows, columns, left=left, flexible="note", max_width=max_width)
+    return describe_rows(rows, columns, left=["change"], max_width=max_width)
 
 
 def gain_text(gain: float) -> str:
@@ -152,26 +118,6 @@ def gain_text(gain: float) -> str:
     ('+50.0 %', 'nothing', '-12.5 %')
     """
     return f"{100 * gain:+.1f} %" if abs(gain) >= LEAST_GAIN else "nothing"
-
-
-def describe_changes(worlds: Mapping[str, Case], *, max_width: int = 100) -> str:
-    """A step before and after a change."""
-    before = next(iter(worlds.values()))
-    rows = [
-        {
-            "what if": name,
-            "plan": case.plan.planner,
-            "stages": case.plan.num_stages,
-            "step": case.step_s,
-            "samples/s": case.samples_per_s,
-            "gain": None if case is before else case.samples_per_s / before.samples_per_s - 1,
-        }
-        for name, case in worlds.items()
-    ]
-    writes = {"step": seconds_text, "samples/s": number_text, "gain": gain_text}
-    columns = {name: cell(name, writes.get(name, str)) for name in rows[0]}
-    left = ["what if", "plan"]
-    return describe_rows(rows, columns, left=left, flexible="what if", max_width=max_width)
 
 
 def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +27,6 @@ LINES = "sweep.jsonl"
 NOT_ENDED = "did not end"
 
 
-@dataclass(frozen=True, slots=True)
-class SweptJob:
-    """How one job of a sweep ended.
-
-    Attributes:
-        number: of the job, counted from 0.
-        overrides: its overrides, name -> value.
-        seconds: that it took, None for a job that did not end.
-        metrics: final metrics by name; empty after an error.
-        error: first line of the error, None without one.
-    """
-
-    number: int
-    overrides: Mapping[str, str]
-    seconds: float | None
-    metrics: Mapping[str, float]
-    error: str | None = None
-
-    @property
-    def row(self) -> Row:
-        """Of the table."""
-        settings = {"job=" if name == "job" else name: v for name, v in self.overrides.items()}
-        numbers = {"job": self.number, "seconds": self.seconds, "error": self.error}
-        return {**settings, **self.metrics, **numbers}
-
-
 def split_override(text: str) -> tuple[str, str]:
     """Name and value of an override.
 
@@ -62,12 +35,6 @@ def split_override(text: str) -> tuple[str, str]:
     """
     name, _, value = text.partition("=")
     return name.lstrip("+"), value
-
-
-def varied_overrides(jobs: Sequence[SweptJob]) -> list[str]:
-    """The overrides that are not the same in all jobs, in their order."""
-    names = dict.fromkeys(name for job in jobs for name in job.overrides)
-    return [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
 
 
 class SweepReport(Callback):
@@ -110,9 +77,11 @@ class SweepReport(Callback):
         if config.hydra.mode != RunMode.MULTIRUN:
             return
         overrides = dict(map(split_override, config.hydra.overrides.task))
-        line = {"number": config.hydra.job.num, "overrides": overrides, "seconds": seconds}
+        settings = {"job=" if name == "job" else name: v for name, v in overrides.items()}
+        known = {"job": config.hydra.job.num, "seconds": seconds, "error": error}
+        line = {"settings": settings, "metrics": metrics, **known}
         with (sweep_folder(config) / LINES).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"metrics": metrics, "error": error}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def sweep_folder(config: DictConfig) -> Path:
@@ -125,42 +94,49 @@ def report(folder: Path) -> None:
     jobs = read_jobs(folder)
     if not jobs:
         return
-    save_csv([job.row for job in jobs], folder / "sweep.csv", ["job"])
+    save_csv(jobs, folder / "sweep.csv", ["job"])
     print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
 
 
-def read_jobs(folder: Path) -> list[SweptJob]:
-    """The jobs of a sweep by number, each as its last line says; none where no job has started."""
+def read_jobs(folder: Path) -> list[Row]:
+    """The jobs of a sweep by number, each as its last line says; none where no job has started.
+
+    A row has ``settings`` (overrides by name), ``metrics``, ``job`` (its number), ``seconds`` (None
+    of a job that did not end) and ``error`` (the first line, None without one).
+    """
     if not (folder / LINES).exists():
         return []
     lines = (folder / LINES).read_text(encoding="utf-8").splitlines()
-    jobs = {job.number: job for job in (SweptJob(**json.loads(line)) for line in lines)}
+    jobs = {row["job"]: row for row in map(json.loads, lines)}
     return [jobs[number] for number in sorted(jobs)]
 
 
-def describe_sweep(jobs: Sequence[SweptJob]) -> str:
+def describe_sweep(jobs: Sequence[Row]) -> str:
     """A table with a line per job; overrides that all jobs share stand above it.
 
-    >>> first = SweptJob(0, {"devices": "2", "schedule": "gpipe"}, 9.5, {"val_loss": 0.25})
-    >>> second = SweptJob(1, {"devices": "2", "schedule": "none"}, 0.5, {}, "ValueError: unknown")
-    >>> print(describe_sweep([first, second]))
+    >>> shared = {"devices": "2", "schedule": "gpipe"}
+    >>> first = {"job": 0, "settings": shared, "metrics": {"val_loss": 0.25}, "seconds": 9.5}
+    >>> none = {"metrics": {}, "seconds": 0.5, "error": "ValueError: unknown"}
+    >>> print(describe_sweep([first, {"job": 1, "settings": shared | {"schedule": "no"}, **none}]))
     sweep of 2 jobs, 1 failed; all with devices=2
     job  schedule  val_loss  seconds  error
     ─────────────────────────────────────────────────────
       0  gpipe         0.25      9.5
-      1  none                    0.5  ValueError: unknown
+      1  no                      0.5  ValueError: unknown
     """
-    varied = varied_overrides(jobs)
-    shared = " ".join(f"{n}={value}" for n, value in jobs[0].overrides.items() if n not in varied)
-    metrics = dict.fromkeys(name for job in jobs for name in job.metrics)
-    columns: dict[str, Cell] = {"job": cell("job")}
-    columns |= {name: cell(name) for name in ("job=" if n == "job" else n for n in varied)}
+    settings, metrics = (
+        dict.fromkeys(name for job in jobs for name in job[part])
+        for part in ("settings", "metrics")
+    )
+    varied = [n for n in settings if len({job["settings"].get(n) for job in jobs}) > 1]
+    shared = [f"{n}={value}" for n, value in jobs[0]["settings"].items() if n not in varied]
+    columns: dict[str, Cell] = {"job": cell("job")} | {name: cell(name) for name in varied}
     columns |= {name: cell(name, lambda value: f"{value:.4g}") for name in metrics}
     columns |= {"seconds": cell("seconds", lambda s: f"{s:.1f}"), "error": cell("error")}
-    failed = sum(job.error is not None for job in jobs)
+    failed = sum(job.get("error") is not None for job in jobs)
     title = f"sweep of {count_text(len(jobs), 'job')}"
     title += f", {failed} failed" if failed else ""
-    title += f"; all with {shared}" if shared else ""
-    left = {*varied, "job=", "error"}
-    rows, width = [job.row for job in jobs], console_width()
+    title += f"; all with {' '.join(shared)}" if shared else ""
+    rows, width = [{**job, **job["settings"], **job["metrics"]} for job in jobs], console_width()
+    left = {*varied, "error"}
     return f"{title}\n{describe_rows(rows, columns, left=left, flexible='error', max_width=width)}"

@@ -1,8 +1,8 @@
-"""The job ``train``: a recipe's data and module, a strategy and a Trainer, put together and run."""
+"""The jobs ``train`` and ``eval``: data, module, strategy and Trainer, put together and run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from lightning_gpp.jobs.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.options import as_seed
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.strategies import Strategy
 
 
@@ -29,17 +29,9 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, float]:
-    """Trains as the configuration says, and tests where there is a test.
-
-    Args:
-        config: of the run.
-        watching: callbacks beside its own.
-
-    Returns:
-        The final metrics by name.
-    """
-    trainer, module, data = build_run(config, watching)
+def train(config: DictConfig) -> dict[str, float]:
+    """The final metrics of training as the configuration says, and of a test where there is one."""
+    trainer, module, data = build_run(config)
     trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path)
     metrics = dict(trainer.callback_metrics)
     if config.test and has_test(module, data):
@@ -49,25 +41,52 @@ def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, fl
     return as_numbers(metrics)
 
 
-def build_run(
-    config: DictConfig, watching: Sequence[Callback] = ()
-) -> tuple[Trainer, LightningModule, LightningDataModule]:
-    """The Trainer, the module and the data of a configuration.
+def evaluate(config: DictConfig, folder: Path) -> dict[str, float]:
+    """Tests the checkpoint; validates it where module and data have no test.
 
-    Args:
-        config: of the run.
-        watching: callbacks beside its own.
+    Returns:
+        The metrics by name.
+
+    Raises:
+        ValueError: no checkpoint is named.
+        FileNotFoundError: it is not there.
+    """
+    path = checkpoint_of(config)
+    trainer, module, data = build_run(config)
+    runs = trainer.test if has_test(module, data) else trainer.validate
+    runs(module, datamodule=data, ckpt_path=path, verbose=False)
+    metrics = as_numbers(trainer.callback_metrics)
+    report_run(metrics, folder)
+    return metrics
+
+
+def checkpoint_of(config: DictConfig) -> str:
+    """The file, or the folder of a sharded checkpoint, that ``ckpt_path`` names."""
+    path = config.ckpt_path
+    if path is None:
+        raise ValueError(
+            "ckpt_path=FILE has to be given: the checkpoint to load; a training run leaves one in "
+            "lightning/checkpoints of its folder"
+        )
+    from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded
+
+    if not (Path(path).is_file() or is_sharded(path)):
+        raise FileNotFoundError(f"ckpt_path={path} is no file and no sharded checkpoint")
+    return str(path)
+
+
+def build_run(config: DictConfig) -> tuple[Trainer, LightningModule, LightningDataModule]:
+    """The Trainer, the module and the data of a configuration.
 
     Raises:
         ValueError: the processes would run a sweep again, or the data need a folder.
     """
-    callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
         logger=instances(config.get("logger")) or False,
-        callbacks=[*callbacks, *watching],
+        callbacks=instances(config.get("callbacks")),
     )
     if is_sweep():
         refuse_script_launcher(trainer)

@@ -1,5 +1,5 @@
 """The third reader of a plan and of its program: what a person sees.
 
 ``plan`` shows a plan: a table of its stages, explanations, a PNG of its stage graph. ``step`` shows
-steps in time, predicted or measured: a picture, a page, a trace. Nothing below imports this room.
+steps in time, predicted or measured: a picture, a page. Nothing below imports this room.
 """

@@ -61,12 +61,10 @@ class WindowRecord:
 
     Attributes:
         since: mini-batches that went backward since the pipeline was empty.
-        remaining: mini-batches that follow, as far as they are read ahead.
         updates: of this rank's parameters before it.
     """
 
     since: int
-    remaining: int
     updates: int
 
 

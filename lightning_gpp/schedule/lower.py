@@ -11,7 +11,7 @@ Where all forwards come first, a stage sends the message with the longest way to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
@@ -21,7 +21,7 @@ from lightning_gpp.schedule.merge import path_lengths
 from lightning_gpp.schedule.numbering import Numbering
 from lightning_gpp.schedule.program import Program
 from lightning_gpp.schedule.program_parts import ReduceGroup, Replica
-from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
+from lightning_gpp.schedule.schedules import ONE_F_ONE_B, Schedule, find_schedule
 
 Edges = Mapping[int, Sequence[StageEdge]]
 """Stage (or feed) -> edges."""
@@ -33,9 +33,7 @@ def build_program(
     devices: Sequence[int | Sequence[int]],
     num_microbatches: int,
     schedule: str | Schedule = ONE_F_ONE_B,
-    multiples: Sequence[int] | None = None,
     shares: Sequence[Sequence[int]] | None = None,
-    forward_only: bool = False,
     holders: Sequence[Sequence[int]] | None = None,
     check: bool = True,
 ) -> Program:
@@ -48,10 +46,8 @@ def build_program(
         num_microbatches: smallest micro-batches; each is a mini-batch where the schedule does not
             drain between them.
         schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
-        multiples: micro-batch size of every stage, all its replicas together, in units of the
-            smallest; by default the number of its replicas.
-        shares: the same of every replica of every stage; by default equal shares of ``multiples``.
-        forward_only: leave the backwards out (validation, prediction).
+        shares: micro-batch size of every replica of every stage, in units of the smallest; one by
+            default.
         holders: devices that hold the parameters of every stage, where more do than run it here.
         check: look whether it runs to its end; a search that only compares can do without.
 
@@ -67,14 +63,10 @@ def build_program(
     device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0 1S0
     """
     homes = [(entry,) if isinstance(entry, int) else tuple(entry) for entry in devices]
-    sizes = list(map(sum, shares)) if shares else list(multiples or map(len, homes))
+    units = [tuple(own) for own in shares] if shares else [(1,) * len(home) for home in homes]
+    sizes = [*map(sum, units)]
     _check(num_microbatches, sizes)
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
-    found = FORWARD_ONLY if forward_only else found
-    units = [
-        tuple(shares[stage]) if shares else (size // len(home),) * len(home)
-        for stage, (home, size) in enumerate(zip(homes, sizes))
-    ]
     steps = found.steps(stages, num_microbatches, sizes)
     numbering = Numbering(stages, homes, units, num_microbatches, steps, found)
     skeleton = Program(
@@ -84,26 +76,15 @@ def build_program(
         multiples=tuple(size for own in units for size in own),
         edges=numbering.replica_edges,
         actions=(),
-        reduce_groups=() if forward_only else reduce_groups(stages, holders or homes),
+        reduce_groups=reduce_groups(stages, holders or homes) if found.has_backward else (),
         replicas=tuple(
             Replica(stage, index, len(home))
             for stage, home in enumerate(homes)
             for index in range(len(home))
         ),
     )
-    action, lines = numbering.actions(), numbering.lines()
-    if found.flushes:
-        lines[skeleton.device(FEED)][:0] = range(numbering.first_feed, len(action))
-    compute = [[action[number] for number in line] for line in lines]
     updated = set(skeleton.devices).union(*(holders or homes))
-    compute += [[] for _ in range(len(compute), max(updated) + 1)]
-    program = replace(
-        skeleton,
-        actions=tuple(
-            tuple(_lowered(skeleton, device, actions, has_update=device in updated))
-            for device, actions in enumerate(compute)
-        ),
-    )
+    program = replace(skeleton, actions=tuple(_actions(skeleton, numbering, updated)))
     if check:
         dry_run(program)
     return program
@@ -119,6 +100,19 @@ def _check(num_microbatches: int, multiples: Sequence[int]) -> None:
                 f"stage {stage} takes {multiple} micro-batches at a time, which does not divide "
                 f"the {num_microbatches} of a mini-batch"
             )
+
+
+def _actions(
+    program: Program, numbering: Numbering, updated: Set[int]
+) -> Iterator[tuple[Action, ...]]:
+    """The actions of every device, those included that only update parameters."""
+    action, lines = numbering.actions(), numbering.lines()
+    if program.schedule.flushes:
+        lines[program.device(FEED)][:0] = range(numbering.first_feed, len(action))
+    lines += [[] for _ in range(len(lines), max(updated) + 1)]
+    for device, line in enumerate(lines):
+        compute = [action[number] for number in line]
+        yield tuple(_lowered(program, device, compute, has_update=device in updated))
 
 
 def _lowered(
@@ -156,7 +150,7 @@ _KINDS = {
 
 def _sends(program: Program) -> tuple[Edges, Edges]:
     """Stage (or feed) -> the edges that leave it and those that enter it, in the order of sends."""
-    if not program.has_halves:
+    if not program.schedule.forwards_first:
         return program.out_edges, program.in_edges
     lengths = path_lengths(program.multiples, program.edges)
     left = {FEED: 0.0, **dict(enumerate(lengths.backward))}  # the way ends at the feed

@@ -19,6 +19,7 @@ in common.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,11 +82,6 @@ class Program:
         return self.schedule.has_backward
 
     @cached_property
-    def has_halves(self) -> bool:
-        """Whether all forwards come before all backwards, and the user's step runs between."""
-        return self.schedule.forwards_first
-
-    @cached_property
     def edge(self) -> dict[tuple[int, int], StageEdge]:
         """Edge by (source, target)."""
         return {(edge.source, edge.target): edge for edge in self.edges}
@@ -125,10 +121,6 @@ class Program:
     def multiple(self, stage: int) -> int:
         """Units of a stage's micro-batch; the feed goes at the pace of the loss."""
         return self.multiples[self.loss_stage if stage == FEED else stage]
-
-    def stage_microbatches(self, stage: int) -> int:
-        """How many micro-batches of its own size a stage processes."""
-        return self.num_microbatches // self._pieces[stage][1]
 
     def units(self, stage: int, microbatch: int) -> range:
         """The units in one micro-batch of a stage."""
@@ -198,7 +190,7 @@ class Program:
     def _parts(self, source: int, target: int) -> Iterator[Part]:
         first, size = self._pieces[target]
         share = self.multiple(target)
-        for microbatch in range(self.stage_microbatches(source)):
+        for microbatch in range(self.num_microbatches // self._pieces[source][1]):
             units = self.units(source, microbatch)
             piece = max(0, (units.start - first - share) // size + 1)
             while (start := piece * size + first) < units.stop:
@@ -206,10 +198,15 @@ class Program:
                 yield Part(microbatch, piece, max(units.start, start), stop)
                 piece += 1
 
-    def message_range(self, edge: StageEdge, stage: int, microbatch: int) -> range:
-        """Indices of the messages on ``edge`` that belong to one micro-batch of ``stage``."""
-        ranges = self._message_ranges[edge.source, edge.target]
-        return ranges[stage != edge.source].get(microbatch, range(0))
+    @cached_property
+    def _indices(self) -> dict[tuple[int, int, int, int], list[int]]:
+        """Source and target of an edge, one of them, its micro-batch -> its messages there."""
+        found: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+        for (source, target), parts in self.parts.items():
+            for index, part in enumerate(parts):
+                found[source, target, source, part.source_microbatch].append(index)
+                found[source, target, target, part.target_microbatch].append(index)
+        return dict(found)
 
     def exchanged(
         self, action: Action, *, is_needed: bool, edges: Sequence[StageEdge] | None = None
@@ -228,16 +225,9 @@ class Program:
         for edge in edges:
             if is_forward or edge.has_backward:
                 ends = (edge.source, edge.target) if is_forward else (edge.target, edge.source)
-                for index in self.message_range(edge, action.stage, action.microbatch):
+                place = edge.source, edge.target, action.stage, action.microbatch
+                for index in self._indices.get(place, ()):
                     yield edge, (*ends, not is_forward, index)
-
-    @cached_property
-    def _message_ranges(self) -> dict[tuple[int, int], tuple[dict[int, range], dict[int, range]]]:
-        """For each edge: micro-batch of the source -> its messages; likewise of the target."""
-        return {
-            pair: (_ranges(parts, of_source=True), _ranges(parts, of_source=False))
-            for pair, parts in self.parts.items()
-        }
 
     @cached_property
     def out_groups(self) -> dict[int, tuple[tuple[StageEdge, ...], ...]]:
@@ -275,7 +265,7 @@ class Program:
             found = [
                 (edge, index, self.parts[edge.source, edge.target][index], self.is_local(edge))
                 for edge in edges
-                for index in self.message_range(edge, stage, microbatch)
+                for index in self._indices.get((edge.source, edge.target, stage, microbatch), ())
             ]
             self._messages[key] = tuple(sorted(found, key=lambda item: item[2].start))
         return self._messages[key]
@@ -286,11 +276,6 @@ class Program:
     ) -> dict[tuple[int, int, int, int], tuple[tuple[StageEdge, int, Part, bool], ...]]:
         """What :meth:`messages` has found: a program is run many times."""
         return {}
-
-    def part(self, message: Action) -> Part:
-        """What a send or a receive carries."""
-        source, target, backward, index = message.message
-        return self.parts[(target, source) if backward else (source, target)][index]
 
     def num_units(self, action: Action) -> int:
         """Units that an action works on or carries; 0 of a reduction.
@@ -304,7 +289,10 @@ class Program:
         """
         if action.kind.is_compute:
             return self.multiple(action.stage)
-        return 0 if action.peer is None else self.part(action).num_units
+        if action.peer is None:
+            return 0
+        source, target, is_gradient, index = action.message
+        return self.parts[(target, source) if is_gradient else (source, target)][index].num_units
 
     def device_actions(self, device: int) -> tuple[Action, ...]:
         """The actions of a device; none of one that stays idle."""
@@ -319,7 +307,7 @@ class Program:
     @property
     def has_turn(self) -> bool:
         """Whether the user's step comes once, between all forwards and all backwards."""
-        return self.has_backward and self.has_halves
+        return self.has_backward and self.schedule.forwards_first
 
     def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
         """What a device does before the turn and after it, up to the update that ends the program.
@@ -354,13 +342,3 @@ class Program:
             tuple(itertools.takewhile(lambda action: action.kind.is_forward, actions))
             for actions in self.actions
         )
-
-
-def _ranges(parts: Sequence[Part], *, of_source: bool) -> dict[int, range]:
-    """Micro-batch at one end -> indices of its messages, which follow one another."""
-    found: dict[int, range] = {}
-    for index, part in enumerate(parts):
-        microbatch = part.microbatch(of_source=of_source)
-        first = found[microbatch].start if microbatch in found else index
-        found[microbatch] = range(first, index + 1)
-    return found

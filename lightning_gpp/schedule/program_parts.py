@@ -65,7 +65,3 @@ class Part:
     def num_units(self) -> int:
         """How many units it carries."""
         return self.stop - self.start
-
-    def microbatch(self, *, of_source: bool) -> int:
-        """The micro-batch at one of the two ends."""
-        return self.source_microbatch if of_source else self.target_microbatch

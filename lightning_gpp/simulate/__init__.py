@@ -1,7 +1,7 @@
 """What a step looks like in time: simulations and timelines.
 
 :func:`simulate` plays a program with what it costs; :func:`simulate_plan` does so for a plan.
-:func:`critical_path` and :func:`usage` say what the step waits for and how busy everything is.
+:func:`critical_path` says what the step waits for.
 
 A :class:`Timeline` says what every rank did when, for one optimizer step. It is the same type
 whether the step was measured by the runtime or predicted from a program, so that the two can be
@@ -9,10 +9,9 @@ put side by side. :func:`shares` reads off where the time went; :mod:`lightning_
 it.
 
 Beside it: ``timeline`` says what happened, ``ssgd`` is pure data parallelism as a special case,
-``what_if`` tries changes, ``refit`` corrects costs by recorded steps.
+``what_if`` tries changes, ``recorded`` makes a ``refit`` of costs from recorded steps.
 """
 
-from lightning_gpp.simulate.critical_path import critical_path as critical_path
 from lightning_gpp.simulate.plan_costs import program_costs as program_costs
 from lightning_gpp.simulate.plan_costs import simulate_plan as simulate_plan
 from lightning_gpp.simulate.program_costs import Bucket as Bucket
@@ -22,6 +21,7 @@ from lightning_gpp.simulate.program_costs import ProgramCosts as ProgramCosts
 from lightning_gpp.simulate.program_costs import StageCosts as StageCosts
 from lightning_gpp.simulate.program_costs import StepCosts as StepCosts
 from lightning_gpp.simulate.simulation import Simulation as Simulation
+from lightning_gpp.simulate.simulation import critical_path as critical_path
 from lightning_gpp.simulate.simulation import simulate as simulate
 from lightning_gpp.simulate.task import TaskKind as TaskKind
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline as predicted_timeline
@@ -30,4 +30,3 @@ from lightning_gpp.simulate.timeline.span import Span as Span
 from lightning_gpp.simulate.timeline.span import SpanKind as SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline as Timeline
 from lightning_gpp.simulate.timeline.timeline import TimelineStage as TimelineStage
-from lightning_gpp.simulate.usage import usage as usage

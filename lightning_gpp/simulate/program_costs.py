@@ -89,9 +89,7 @@ class StepCosts:
     """What a step costs beside the compute and the messages of its program.
 
     Attributes:
-        data_s: seconds in which the host reads a mini-batch, on the device of the feed.
-        input_bytes: bytes of a mini-batch that are copied from the host to the device of the feed.
-        host_link: over which they are copied; None where nothing is.
+        data_s: seconds in which a mini-batch is read, and copied to the device of the feed.
         prepare_s: seconds from the read mini-batch to the program, on the device of the feed: the
             user's hooks, cutting it into micro-batches.
         feed_s: seconds of the user's step before the pipelined forward, per micro-batch.
@@ -114,8 +112,6 @@ class StepCosts:
     """
 
     data_s: float = 0.0
-    input_bytes: float = 0.0
-    host_link: Link | None = None
     prepare_s: float = 0.0
     feed_s: float = 0.0
     feed_backward_s: float = 0.0
@@ -130,30 +126,14 @@ class StepCosts:
     reduce: Overhead = Overhead()
     action_s: float = 0.0
 
-    @property
-    def input_s(self) -> float:
-        """Seconds in which a mini-batch is read and copied."""
-        link = self.host_link
-        return self.data_s + (link.transfer_s(self.input_bytes) if link else 0.0)
-
-    @property
-    def without_input(self) -> StepCosts:
-        """The same where the input is there already."""
-        return replace(self, data_s=0.0, host_link=None)
-
     def of_part(self, part: float, num_devices: int) -> StepCosts:
         """With a part of the input, on devices that all take what the slowest takes."""
         optimizer_s, finish_s = (
             dict.fromkeys(range(num_devices), max(seconds.values())) if seconds else {}
             for seconds in (self.optimizer_s, self.finish_s)
         )
-        return replace(
-            self,
-            data_s=self.data_s * part,
-            input_bytes=self.input_bytes * part,
-            optimizer_s=optimizer_s,
-            finish_s=finish_s,
-        )
+        data_s = self.data_s * part
+        return replace(self, data_s=data_s, optimizer_s=optimizer_s, finish_s=finish_s)
 
 
 @dataclass(frozen=True)
@@ -176,17 +156,6 @@ class ProgramCosts:
     backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
-
-    def with_bytes(self, factor: float) -> ProgramCosts:
-        """With so many times the bytes of messages and sums."""
-        if factor == 1:
-            return self
-        forward, backward = (
-            {pair: MessageBytes(b.per_unit * factor, b.fixed * factor) for pair, b in sizes.items()}
-            for sizes in (self.forward_bytes, self.backward_bytes)
-        )
-        buckets = tuple(replace(one, size_bytes=one.size_bytes * factor) for one in self.buckets)
-        return replace(self, forward_bytes=forward, backward_bytes=backward, buckets=buckets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -13,12 +13,7 @@ from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
 from lightning_gpp.engine.work import Send, Sum, Work
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
-from lightning_gpp.simulate.program_costs import (
-    Overhead,
-    ProgramCosts,
-    compute_s,
-    message_costs,
-)
+from lightning_gpp.simulate.program_costs import Overhead, ProgramCosts, compute_s, message_costs
 from lightning_gpp.simulate.task import TaskKind
 
 
@@ -142,14 +137,9 @@ class ProgramWork:
         self._sent[-1].append(message)
 
     def _read(self) -> None:
-        """Reading a mini-batch, copying it to the device (both on the host's side), cutting it."""
-        step, name = self.costs.step, self.costs.cluster.devices[self.program.devices[-1]].name
-        if step.data_s:
-            self._item(Shown(TaskKind.DATA, None, channels=(f"{name} host",)), step.data_s)
-        if step.host_link is not None:
-            shown = Shown(TaskKind.COPY, None, step.input_bytes, (f"{name} copy",))
-            self._item(shown, step.host_link.transfer_s(step.input_bytes))
-        self._task(TaskKind.PREPARE, step.prepare_s or None)
+        """Reading a mini-batch, cutting it."""
+        self._task(TaskKind.DATA, self.costs.step.data_s or None)
+        self._task(TaskKind.PREPARE, self.costs.step.prepare_s or None)
 
     def _finish(self, device: int) -> None:
         """What comes after the program: the device of the loss tells the others the result."""
@@ -176,40 +166,35 @@ class ProgramWork:
                 self._task(TaskKind.TURN, step.turn_s if at_loss else None)
             elif step.action_s and index and action.kind is not Kind.STEP:
                 self._task(TaskKind.OVERHEAD, step.action_s, action)
-            HANDLERS[action.kind](self, device, action)
+            if action.kind.is_compute:
+                self._compute(device, action)
+            elif action.kind is Kind.REDUCE:
+                self._reduce(device, action)
+            elif action.kind is not Kind.STEP:
+                self._exchange(action)
+            elif (action.microbatch + 1) % step.per_update == 0:
+                self._task(TaskKind.OPTIMIZER, step.optimizer_s.get(device), action)
         if before_update == len(program.actions[device]):
             self._finish(device)
 
-    def forward(self, device: int, action: Action) -> None:
-        """A forward, also of the feed."""
-        kind = TaskKind.FEED if action.stage == FEED else TaskKind.FORWARD
-        self._item(Shown(kind, action), compute_s(self.costs, action))
-
-    def backward(self, device: int, action: Action) -> None:
-        """A backward; in some, gradients become final that are summed."""
-        kind = TaskKind.FEED if action.stage == FEED else TaskKind.BACKWARD
+    def _compute(self, device: int, action: Action) -> None:
+        """A forward or a backward; in some, gradients become final that are summed."""
+        kind = TaskKind.FORWARD if action.kind is Kind.FORWARD else TaskKind.BACKWARD
+        kind = TaskKind.FEED if action.stage == FEED else kind
         item = self._item(Shown(kind, action), compute_s(self.costs, action))
         for number in self._finals.get((device, action), ()):
             self._lasts[number, device] = item
 
-    def update(self, device: int, action: Action) -> None:
-        """The optimizer's step, where enough mini-batches have been done for one."""
-        if (action.microbatch + 1) % self.costs.step.per_update == 0:
-            self._task(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), action)
-
-    def send_message(self, device: int, action: Action) -> None:
-        """The sender's part of a message."""
-        message = self._message(action)
+    def _exchange(self, action: Action) -> None:
+        """The sender's or the receiver's part of a message."""
+        message, step = self._message(action), self.costs.step
         size_bytes = message.shown.size_bytes or 0.0
-        self._overhead(TaskKind.SEND, self.costs.step.send, size_bytes, action)
-        self._send(message, action)
-
-    def receive_message(self, device: int, action: Action) -> None:
-        """The receiver's part of a message."""
-        message = self._message(action)
-        self._received.append(message)
-        size_bytes = message.shown.size_bytes or 0.0
-        self._overhead(TaskKind.RECEIVE, self.costs.step.receive, size_bytes, action)
+        if action.kind.is_send:
+            self._overhead(TaskKind.SEND, step.send, size_bytes, action)
+            self._send(message, action)
+        else:
+            self._received.append(message)
+            self._overhead(TaskKind.RECEIVE, step.receive, size_bytes, action)
 
     def _message(self, action: Action) -> WorkMessage:
         """The message that an action sends or receives."""
@@ -226,7 +211,7 @@ class ProgramWork:
         shown = Shown(TaskKind.TRANSFER, None, costs.size.of(units), costs.channels)
         return costs.transfer_s(units), shown
 
-    def reduce(self, device: int, action: Action) -> None:
+    def _reduce(self, device: int, action: Action) -> None:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""
         number, groups = action.microbatch, self.program.reduce_groups
         group, index = self.program.reduce_group(number), number % len(groups)
@@ -311,16 +296,3 @@ class ProgramWork:
     def _numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         numbers = self._channels
         return tuple(numbers.setdefault(name, len(numbers)) for name in names)
-
-
-HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = {
-    Kind.FORWARD: ProgramWork.forward,
-    Kind.BACKWARD: ProgramWork.backward,
-    Kind.SEND_FORWARD: ProgramWork.send_message,
-    Kind.RECEIVE_FORWARD: ProgramWork.receive_message,
-    Kind.SEND_BACKWARD: ProgramWork.send_message,
-    Kind.RECEIVE_BACKWARD: ProgramWork.receive_message,
-    Kind.REDUCE: ProgramWork.reduce,
-    Kind.STEP: ProgramWork.update,
-}
-"""What each kind of action becomes: (work, device, action)."""

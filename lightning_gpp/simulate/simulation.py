@@ -25,7 +25,7 @@ from lightning_gpp.engine.trace import WorkTrace
 from lightning_gpp.schedule import Kind, Program, ScheduleError
 from lightning_gpp.simulate.program_costs import ProgramCosts, check_costs
 from lightning_gpp.simulate.program_work import ProgramWork
-from lightning_gpp.simulate.task import Task, TaskKind
+from lightning_gpp.simulate.task import PathStep, Task, TaskKind
 
 
 class Simulation(ProgramWork):
@@ -132,6 +132,28 @@ class Simulation(ProgramWork):
             else:
                 yield start_s, used
                 yield end_s, -used - kept
+
+
+def critical_path(simulation: Simulation) -> list[PathStep]:
+    """What a simulated step waits for from its start to its end.
+
+    From the task that ends last one goes back from each task to the one whose end let it start.
+    They follow one another without a gap, so their seconds add up to the step; to make the step
+    shorter, one of them has to get shorter (or the order has to change).
+
+    .. code-block:: text
+
+        device 0   | F0 | F1 |         | B0 | B1 |        F0, its message, F0, B0, its message,
+        device 1        --| F0 | B0 |--                   B0, B1
+    """
+    tasks, found = simulation.tasks, list[PathStep]()
+    ends_s = [task.end_s for task in tasks]
+    index: int | None = ends_s.index(max(ends_s)) if tasks else None
+    while index is not None:
+        end_s = found[-1].task.start_s if found else ends_s[index]
+        found.append(PathStep(index, tasks[index], end_s))
+        index = tasks[index].cause
+    return found[::-1]
 
 
 def simulate(program: Program, costs: ProgramCosts) -> Simulation:

@@ -123,8 +123,8 @@ class Ssgd:
         layers: the network, in the order of its forward.
         cluster: the devices.
         variant: name in :data:`VARIANTS`.
-        step: reading a device's mini-batch (``data_s``), copying it (``input_bytes`` over
-            ``host_link``) and the optimizer (``optimizer_s``). Devices read side by side.
+        step: reading and copying a device's mini-batch (``data_s``) and the optimizer
+            (``optimizer_s``). Devices read side by side.
     """
 
     layers: Sequence[Layer]
@@ -181,5 +181,5 @@ class Ssgd:
         """Seconds of a step; where the input is read ahead none is shorter than reading it."""
         if self.variant == "naive":
             return simulate(self.program(), self.costs()).step_s
-        costs = replace(self.costs(), step=self.step.without_input)
-        return max(self.step.input_s, simulate(self.program(), costs).step_s)
+        costs = replace(self.costs(), step=replace(self.step, data_s=0.0))
+        return max(self.step.data_s, simulate(self.program(), costs).step_s)

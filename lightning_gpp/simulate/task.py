@@ -13,7 +13,6 @@ class TaskKind(Enum):
 
     Attributes:
         DATA: the host reads a mini-batch.
-        COPY: the mini-batch goes from the host to the device.
         PREPARE: the mini-batch is cut into micro-batches.
         FEED: the user's step before the pipelined forward.
         TURN: the user's step between the forward and the backward half of a program.
@@ -30,7 +29,6 @@ class TaskKind(Enum):
     """
 
     DATA = "data"
-    COPY = "copy"
     PREPARE = "prepare"
     FEED = "feed"
     TURN = "turn"
@@ -77,3 +75,24 @@ class Task:
     def duration_s(self) -> float:
         """Seconds that it takes."""
         return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """A task on the critical path.
+
+    Attributes:
+        index: of the task in the simulation.
+        task: the task.
+        end_s: until when it is on the path: the start of the next; its end, but for a backward in
+            the middle of which a sum of gradients begins.
+    """
+
+    index: int
+    task: Task
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds on the path."""
+        return self.end_s - self.task.start_s

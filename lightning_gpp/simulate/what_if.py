@@ -1,27 +1,27 @@
-"""What a change would bring: other devices, links or bytes, more devices.
+"""What a change would bring: other devices or links, fewer devices.
 
 Every change is simulated anew, so that it shows what becomes the bottleneck after it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
-from lightning_gpp.cluster import Cluster, Link
-from lightning_gpp.common.checks import LARGEST
+from lightning_gpp.cluster import Link
+from lightning_gpp.common.checks import LARGEST, is_number
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
-from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.simulation import Simulation
 from lightning_gpp.simulate.ssgd import Ssgd, model_layers
-from lightning_gpp.simulate.usage import Usage, usage
+from lightning_gpp.simulate.timeline.predicted import predicted_timeline
+from lightning_gpp.simulate.timeline.timeline import Timeline
+from lightning_gpp.simulate.timeline.words import plan_stages
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Case:
         plan: the stages.
         request: the question that it answers.
         step: what a step costs beside compute and messages.
-        bytes_factor: of the bytes of messages and sums.
         planner: who is asked for a plan of another question.
         schedule: of such a plan; None leaves it to what fits into memory.
     """
@@ -40,7 +39,6 @@ class Case:
     plan: Plan
     request: PlanRequest
     step: StepCosts = field(default_factory=StepCosts)
-    bytes_factor: float = 1.0
     planner: str = "graphpipe"
     schedule: str | None = None
 
@@ -48,17 +46,15 @@ class Case:
     def simulation(self) -> Simulation:
         """A step."""
         costs = program_costs(self.plan, self.request, step=self.step)
-        return simulate_plan(self.plan, self.request, costs.with_bytes(self.bytes_factor))
+        return simulate_plan(self.plan, self.request, costs)
 
     @cached_property
-    def usage(self) -> Usage:
-        """How busy devices and channels are."""
-        return usage(self.simulation)
-
-    @cached_property
-    def path(self) -> CriticalPath:
-        """What the end of the step waits for."""
-        return critical_path(self.simulation)
+    def timeline(self) -> Timeline:
+        """What every device does when."""
+        program = self.simulation.program
+        ranks = range(len(program.actions))
+        stages = plan_stages(program, self.plan, self.request.graph, ranks)
+        return predicted_timeline(self.simulation, stages=stages)
 
     @cached_property
     def evaluation(self) -> PlanEvaluation:
@@ -86,25 +82,27 @@ class Case:
         """
         found = self
         for name, factor in factors.items():
-            may_be_zero = name in ("latency", "bytes")
-            is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not is_number or not 0 <= factor < math.inf or (factor == 0 and not may_be_zero):
+            if not is_number(factor) or factor <= 0:
                 raise ValueError(
-                    f"what_if.{name} is a factor {'of at least' if may_be_zero else 'above'} 0 "
-                    f"(1 changes nothing), got {factor!r}"
+                    f"what_if.{name} is a factor above 0 (1 changes nothing), got {factor!r}"
                 )
             if factor != 1:
                 found = CHANGES[name](found, factor)
         return found
 
-    def replanned(self, request: PlanRequest) -> Case:
-        """The planner's plan of another question, run likewise.
+    def on_first_devices(self, count: int) -> Case:
+        """The planner's plan for the first devices, with as many samples for each.
 
         Input, and the user's step where it sees a whole mini-batch, go with the number of samples.
 
         Raises:
             ValueError: no planner made the plan, or it finds none.
         """
+        if count == self.request.num_devices:
+            return self
+        size = max(1, round(self.request.minibatch_size * count / self.request.num_devices))
+        cluster = in_plan_order(self.request.cluster).first(count)
+        request = replace(self.request, cluster=cluster, minibatch_size=size)
         if self.planner not in PLANNERS:
             raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
         found = plan_to_run(PlanQuestion(request, self.planner, self.schedule))
@@ -113,28 +111,11 @@ class Case:
         step = replace(step, turn_s=step.turn_s * part)
         return replace(self, plan=found.plan, request=found.request, step=step)
 
-    def on_twice_the_devices(self) -> Case:
-        """The planner's plan for twice the devices, and mini-batches of twice the size."""
-        cluster = twice(in_plan_order(self.request.cluster))
-        size = 2 * self.request.minibatch_size
-        return self.replanned(replace(self.request, cluster=cluster, minibatch_size=size))
-
-    def on_first_devices(self, count: int) -> Case:
-        """The planner's plan for the first devices, with as many samples for each."""
-        if count == self.request.num_devices:
-            return self
-        size = max(1, round(self.request.minibatch_size * count / self.request.num_devices))
-        cluster = in_plan_order(self.request.cluster).first(count)
-        return self.replanned(replace(self.request, cluster=cluster, minibatch_size=size))
-
     def ssgd(self, count: int, variant: str) -> Ssgd:
         """Pure data parallelism of the same model on the first devices, each with its own input."""
         part = 1 / self.request.num_devices
         request = replace(self.request, cluster=in_plan_order(self.request.cluster).first(count))
-        layers = [
-            layer._replace(gradient_bytes=layer.gradient_bytes * self.bytes_factor)
-            for layer in model_layers(request, self.request.minibatch_size * part)
-        ]
+        layers = model_layers(request, self.request.minibatch_size * part)
         step = self.step.of_part(part, count)
         return Ssgd(layers, request.cluster, variant, step)
 
@@ -175,70 +156,24 @@ CHANGES: Mapping[str, Callable[[Case, float], Case]] = {
     "compute": _compute,
     "bandwidth": lambda case, factor: _links(case, bandwidth=factor),
     "latency": lambda case, factor: _links(case, latency=factor),
-    "bytes": lambda case, factor: replace(case, bytes_factor=case.bytes_factor * factor),
 }
-"""What can be changed by a factor: speed of devices, links, bytes."""
+"""What can be changed by a factor: speed of devices and links."""
 
 
-def twice(cluster: Cluster) -> Cluster:
-    """The cluster beside a copy of itself.
-
-    The copies of the hosts are in the same rack where there is one, and in racks of their own
-    where there are several.
-
-    >>> from lightning_gpp.cluster import cluster_preset
-    >>> two = twice(cluster_preset("summit", 8))
-    >>> two.num_devices, two.link(0, 8) == two.rack_link, two.devices[8].name
-    (16, True, "host0:0'")
-    """
-    has_racks = len({device.rack for device in cluster.devices}) > 1
-    copies = tuple(
-        replace(
-            device,
-            name=f"{device.name}'",
-            host=f"{device.host}'",
-            rack=f"{device.rack}'" if has_racks else device.rack,
-        )
-        for device in cluster.devices
-    )
-    return replace(cluster, devices=(*cluster.devices, *copies))
+LEVERS: Mapping[str, Mapping[str, float]] = {
+    "twice the bandwidth": {"bandwidth": 2.0},
+    "half the latency": {"latency": 0.5},
+    "devices twice as fast": {"compute": 2.0},
+}
+"""Changes that one might pay for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
-    """A change, and what it buys.
-
-    Attributes:
-        name: of the change.
-        step_s: seconds of a step with it; None where it cannot be had.
-        samples_per_s: throughput with it.
-        gain: by how much the throughput grows, as a part of what it was.
-        note: why it cannot be had.
-    """
-
-    name: str
-    step_s: float | None = None
-    samples_per_s: float | None = None
-    gain: float | None = None
-    note: str = ""
-
-
-def levers(case: Case) -> list[Lever]:
-    """The changes, that which buys most first; those that cannot be had last."""
-    changes: dict[str, Callable[[], Case]] = {
-        "twice the bandwidth": partial(case.changed, {"bandwidth": 2.0}),
-        "half the latency": partial(case.changed, {"latency": 0.5}),
-        "half the bytes": partial(case.changed, {"bytes": 0.5}),
-        "devices twice as fast": partial(case.changed, {"compute": 2.0}),
-        "twice the devices": case.on_twice_the_devices,
-    }
-    found = [_lever(name, make, case.samples_per_s) for name, make in changes.items()]
-    return sorted(found, key=lambda lever: -1.0 if lever.gain is None else lever.gain, reverse=True)
-
-
-def _lever(name: str, make: Callable[[], Case], before: float) -> Lever:
-    try:
-        case = make()
-    except ValueError as error:
-        return Lever(name, note=str(error))
-    return Lever(name, case.step_s, case.samples_per_s, case.samples_per_s / before - 1)
+def levers(case: Case) -> list[dict[str, str | float]]:
+    """What each of them buys, that which buys most first."""
+    found: list[dict[str, str | float]] = []
+    for name, factors in LEVERS.items():
+        after = case.changed(factors)
+        rate = after.samples_per_s
+        gain = {"gain": rate / case.samples_per_s - 1}
+        found.append({"name": name, "step_s": after.step_s, "samples_per_s": rate, **gain})
+    return sorted(found, key=lambda lever: lever["gain"], reverse=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_gpp.capture import BlockGraph
-from lightning_gpp.cost import Costs, load_costs
+from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
+from lightning_gpp.simulate.refit import Refit, load_costs_or_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
 
@@ -45,7 +45,7 @@ def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
         return given
     if given == LAST_REFIT:
         return LAST_REFIT
-    return load_refit(given) if is_refit_file(given) else load_costs(given)
+    return load_costs_or_refit(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,46 +1,24 @@
 """Published workloads: readers of profiles measured by others, and models of papers as data."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
-from lightning_gpp.workloads.full_graph import FullGraphWorkload, full_graph
-from lightning_gpp.workloads.models import candle_uno, dlrm, mmt, transformer
-from lightning_gpp.workloads.pipedream_profile import read_pipedream_profile
-from lightning_gpp.workloads.piper import (
-    PiperEdge,
-    PiperInstance,
-    PiperOperator,
-    Tmpc,
-    read_piper_instance,
-    read_piper_workload,
+from lightning_gpp.workloads.full_graph import FullGraphWorkload as FullGraphWorkload
+from lightning_gpp.workloads.full_graph import full_graph as full_graph
+from lightning_gpp.workloads.models import candle_uno as candle_uno
+from lightning_gpp.workloads.models import dlrm as dlrm
+from lightning_gpp.workloads.models import mmt as mmt
+from lightning_gpp.workloads.models import transformer as transformer
+from lightning_gpp.workloads.pipedream_profile import (
+    read_pipedream_profile as read_pipedream_profile,
 )
-from lightning_gpp.workloads.workload import Workload
+from lightning_gpp.workloads.piper import PiperEdge as PiperEdge
+from lightning_gpp.workloads.piper import PiperInstance as PiperInstance
+from lightning_gpp.workloads.piper import PiperOperator as PiperOperator
+from lightning_gpp.workloads.piper import Tmpc as Tmpc
+from lightning_gpp.workloads.piper import read_piper_instance as read_piper_instance
+from lightning_gpp.workloads.piper import read_piper_workload as read_piper_workload
+from lightning_gpp.workloads.workload import Workload as Workload
 
-WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {
-        "mmt": mmt,
-        "dlrm": dlrm,
-        "candle_uno": candle_uno,
-        "transformer": transformer,
-        "full_graph": full_graph,
-    }
-)
+_MODELS: tuple[Callable[..., Workload], ...] = (mmt, dlrm, candle_uno, transformer, full_graph)
+WORKLOADS = {model.__name__: model for model in _MODELS}
 """Models of papers by name; their keyword arguments are the options."""
-
-__all__ = [
-    "WORKLOADS",
-    "FullGraphWorkload",
-    "PiperEdge",
-    "PiperInstance",
-    "PiperOperator",
-    "Tmpc",
-    "Workload",
-    "candle_uno",
-    "dlrm",
-    "full_graph",
-    "mmt",
-    "read_pipedream_profile",
-    "read_piper_instance",
-    "read_piper_workload",
-    "transformer",
-]

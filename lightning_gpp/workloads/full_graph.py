@@ -8,12 +8,11 @@ dropout, normalisation and residual.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from lightning_gpp.common.checks import check_counts
+from lightning_gpp.common.checks import check_counts, is_number
 from lightning_gpp.cost import Line, OpWork
 from lightning_gpp.graph.graph_parallel import VertexShares, WaysGraph, in_ways
 from lightning_gpp.workloads.layers import FLOAT_BYTES, INDEX_BYTES, ModelBuilder
@@ -66,8 +65,8 @@ LAYER_WORK: Mapping[str, LayerWork] = MappingProxyType(
 )
 """Layers by name, each listed with its kernels; a kernel reads its rows once and writes one."""
 
-RANDOM_WAYS = 8
-"""At which the mirrors of a graph are reckoned that nobody has divided."""
+MIRROR_WAYS = 8
+"""Over which mirrors are counted."""
 
 HISTORY_ROWS = 3
 """Rows per vertex that a layer's :class:`lightning_gpp.gnn.history.History` takes."""
@@ -78,10 +77,10 @@ class FullGraphWorkload(Workload):
     """A network on one graph.
 
     Attributes:
-        mirrors: number of ways -> vertices whose rows another way reads, over all pairs.
+        mirrors: vertices whose rows another one of eight ways reads, over all pairs.
     """
 
-    mirrors: Mapping[int, float] = field(default_factory=dict)
+    mirrors: float = 0.0
 
     def minibatch_size(self, num_devices: int) -> int:
         """All vertices, whatever the number of devices."""
@@ -90,17 +89,12 @@ class FullGraphWorkload(Workload):
     def mirrors_of(self, num_ways: int) -> float:
         """Vertices whose rows another way reads, over all pairs of ways.
 
-        Where that is not known, from the nearest number of ways at which it is, as if neighbours
-        were spread evenly: a way of twice as many vertices is read by whom either half is read.
+        From those of eight ways, as if neighbours were spread evenly: a way of twice as many
+        vertices is read by whom either half is read.
         """
-        if num_ways == 1 or not self.mirrors:
-            return 0.0
-        if num_ways in self.mirrors:
-            return float(self.mirrors[num_ways])
-        nearest = min(self.mirrors, key=lambda ways: abs(math.log(ways / num_ways)))
         num_vertices = self.samples_per_device
-        unread = 1 - self.mirrors[nearest] / (nearest - 1) / num_vertices
-        return float((num_ways - 1) * num_vertices * (1 - unread ** (nearest / num_ways)))
+        unread = 1 - self.mirrors / (MIRROR_WAYS - 1) / num_vertices
+        return float((num_ways - 1) * num_vertices * (1 - unread ** (MIRROR_WAYS / num_ways)))
 
     def shares(self, num_ways: int) -> VertexShares:
         """Vertices of equal ways, and what each exchanges with each other."""
@@ -153,7 +147,7 @@ def full_graph(
     layer: str = "gcn",
     layers: int = 32,
     width: int = 100,
-    mirrors: Mapping[int, float] | None = None,
+    mirrors: float | None = None,
     edge_reads: float = 1.0,
 ) -> FullGraphWorkload:
     """A network on one graph; by default of Reddit's size.
@@ -166,7 +160,7 @@ def full_graph(
         layer: one of :data:`LAYER_WORK`.
         layers: how many of them.
         width: features of a vertex inside.
-        mirrors: number of ways -> vertices whose rows another way reads, over all pairs of them; by
+        mirrors: vertices whose rows another one of eight ways reads, over all pairs of ways; by
             default as many as edges between vertices at random lead to.
         edge_reads: share of neighbours' rows that come out of memory, and not out of a cache.
 
@@ -178,10 +172,15 @@ def full_graph(
     if layer not in LAYER_WORK:
         raise ValueError(f"unknown layer {layer!r}; expected one of {', '.join(LAYER_WORK)}")
     degree = num_edges / num_vertices
+    most = (MIRROR_WAYS - 1) * num_vertices
     if mirrors is None:
-        unread = float((1 - 1 / RANDOM_WAYS) ** degree)  # by one way, where edges lead anywhere
-        mirrors = {RANDOM_WAYS: (RANDOM_WAYS - 1) * num_vertices * (1 - unread)}
-    _check_mirrors(mirrors, num_vertices)
+        unread = float((1 - 1 / MIRROR_WAYS) ** degree)  # by one way, where edges lead anywhere
+        mirrors = most * (1 - unread)
+    if not (is_number(mirrors) and 0 <= mirrors <= most):
+        raise ValueError(
+            f"mirrors: of eight ways each vertex is read by all others at most, which is {most} in "
+            f"all; got {mirrors}"
+        )
     builder = ModelBuilder("float32", num_vertices)
     x = builder.floats("x", num_features, stays=True)
     edges = builder.edges("edge_index", num_edges)
@@ -196,20 +195,5 @@ def full_graph(
             f"convs.{index}", sources, builder.result(width), work, weight_bytes
         )
     output = builder.linear("head", value, width, num_classes)
-    name = f"{layer}-{layers}x{width}"
-    return FullGraphWorkload(
-        name, builder.graph([output]), builder.works, num_vertices, SOURCE, dict(mirrors)
-    )
-
-
-def _check_mirrors(mirrors: Mapping[int, float], num_vertices: int) -> None:
-    if not isinstance(mirrors, Mapping):
-        raise ValueError(
-            f"mirrors: expected counts by numbers of ways ({{8: 5000}}), got {mirrors}"
-        )
-    for ways, count in mirrors.items():
-        if ways < 2 or not 0 <= count <= (ways - 1) * num_vertices:
-            raise ValueError(
-                f"mirrors: of at least 2 ways each vertex is read by all others at most, which is "
-                f"{num_vertices} vertices times ways less one; got {{{ways}: {count:g}}}"
-            )
+    name, graph = f"{layer}-{layers}x{width}", builder.graph([output])
+    return FullGraphWorkload(name, graph, builder.works, num_vertices, SOURCE, mirrors)

@@ -8,18 +8,14 @@ a list, ``[a; b]``, one for each tensor of the result. Format: github msr-fiddle
 As PipeDream's own planner does, inputs (``Input…``) are taken out, since nothing can be decided
 about them, and so are look-ups (``__getitem__(k)``) that nobody reads.
 
-How many samples a profile was measured with the files do not say, and every rate depends on it. Two
-kinds of lines give it away: the image that goes in, whose size is known (``3 x 224 x 224`` float32
-and the like), and the state that an LSTM hands on, one vector of its hidden size per sample.
-Checked against PipeDream's shipped profiles: 128 images (256 for squeezenet), 32 sentences for
-gnmt.
+How many samples a profile was measured with the files do not say, and every rate depends on it, so
+it has to be given.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,16 +23,13 @@ from lightning_gpp.common.checks import LARGEST, check_whole, short_repr
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter
-from lightning_gpp.workloads.fields import ITEM_BYTES, batch_value, execution_order, scope_of
+from lightning_gpp.workloads.fields import batch_value, execution_order, scope_of
 from lightning_gpp.workloads.workload import Workload
 
 EXPECTED = "a profile of PipeDream (graph.txt)"
 SOURCE = "PipeDream (SOSP 2019), github msr-fiddle/pipedream"
 SECONDS_PER_MILLISECOND = 1e-3
 QUANTITIES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-
-IMAGE_FEATURES = tuple(3 * width**2 for width in (224, 299, 331))
-"""Of square images of ImageNet models: most of them, Inception, NASNet large."""
 
 
 class ProfiledNode(NamedTuple):
@@ -83,20 +76,22 @@ def read_pipedream_profile(path: str | Path, *, samples: int | None = None) -> W
 
     Args:
         path: the file.
-        samples: samples of the profiled mini-batch, which the file does not tell. If not given it
-            is worked out where a size in the file shows it.
+        samples: samples of the profiled mini-batch, which have to be given.
 
     Raises:
         ValueError: the file is missing or broken (the text names the line and what was expected),
-            or the number of samples cannot be worked out.
+            or the number of samples is not given.
     """
-    if samples is not None:
-        check_whole("samples", samples)
     source = Path(path).name
     found = parse_profile(read_text(path, EXPECTED), source=source)
+    if samples is None:
+        raise ValueError(
+            f"{source}: a profile does not tell how many samples it was measured with: give "
+            "samples=... (PipeDream's own: 128 images, 256 of squeezenet, 32 sentences of gnmt)"
+        )
+    check_whole("samples", samples)
     names = execution_order({name: node.readers for name, node in found.items()}, source)
     nodes = [found[name] for name in names]
-    samples = samples or profiled_samples(nodes, source)
     kept = {node.name: node for node in nodes if node.is_kept}
     values = {
         node.name: batch_value(f"{node.name}_out", node.output_bytes, samples) for node in nodes
@@ -203,34 +198,3 @@ def _quantity(text: str, where: str) -> float:
         if 0 <= float(text) <= LARGEST:
             return float(text)
     raise ValueError(f"{where}: expected a number of at least 0, got {text.strip()!r}")
-
-
-def profiled_samples(nodes: Sequence[ProfiledNode], source: str) -> int:
-    """Samples of the profiled mini-batch.
-
-    Args:
-        nodes: the operators.
-        source: name of the file, for the error.
-
-    Raises:
-        ValueError: nothing shows it, or several things show different numbers.
-    """
-    found = {count for node in nodes for count in _counts(node)}
-    if len(found) != 1:
-        seen = f"its sizes fit {sorted(found)}" if found else "no size in it shows how many"
-        raise ValueError(
-            f"{source}: a profile does not tell how many samples it was measured with, and {seen}; "
-            "give samples=..."
-        )
-    return found.pop()
-
-
-def _counts(node: ProfiledNode) -> Iterator[int]:
-    size_bytes, features = 0.0, IMAGE_FEATURES
-    if node.is_input:
-        size_bytes = node.output_bytes[0]
-    elif lstm := re.match(r"LSTM\(\d+, (\d+)\)", node.description):
-        size_bytes, features = (*node.output_bytes, 0.0)[1], (int(lstm.group(1)),)
-    for count in features:
-        if size_bytes and size_bytes % (count * ITEM_BYTES) == 0:
-            yield int(size_bytes / (count * ITEM_BYTES))

@@ -7,8 +7,7 @@ devices, for example with its activations kept or computed again.
 The format is described in the README of github msr-fiddle/piper. It names no unit of time, and the
 published files do not agree: ``resnet.json`` holds milliseconds (its sums equal PipeDream's
 profile), ``bert32a100.json`` seconds, while both give the bandwidth in bytes per second. So the
-unit is an argument, and if it is not given, what the default makes of the file is held against
-what memory can do (:data:`PLAUSIBLE_BYTES_PER_S`).
+unit is an argument that has to be given.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ MAX_SAMPLES_PER_DEVICE = 16
 synchronisation cheap; so many fill a pipeline, and a program of them is still quickly played."""
 
 EXPECTED = "an input of Piper (JSON)"
-DEFAULT_TIME_UNIT_S = 1e-3
-"""Milliseconds, as in ``resnet.json``."""
-
-PLAUSIBLE_BYTES_PER_S = (2e8, 5e12)
-"""Bytes of activations made per second of compute; the published files have 2e10 to 4e10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +151,27 @@ def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -
         ValueError: the file is missing or broken (the text names the key and what was expected), or
             an operator cannot run on one device.
     """
-    if time_unit_s is not None and not (is_number(time_unit_s) and time_unit_s > 0):
-        raise ValueError(f"time_unit_s must be a number above 0 seconds, got {time_unit_s!r}")
     source = Path(path).name
     data = parse_json(read_text(path, EXPECTED), source)
     _check_amounts(data, source)
     file = from_data(_File, data, where=source, may_have_more=True)
+    if time_unit_s is None or not (is_number(time_unit_s) and time_unit_s > 0):
+        raise ValueError(
+            f"{source}: Piper's files do not name their unit of time: give time_unit_s, its "
+            "seconds (0.001 for resnet.json, 1 for bert32a100.json), a number above 0; got "
+            f"{time_unit_s!r}"
+        )
     samples = file.mbsInBatch if file.maxBatchSize is None else file.maxBatchSize
     needed = {"nodes": file.nodes, "maxDevices": file.maxDevices, "bandwidth": file.bandwidth}
     needed |= {"maxMemoryPerDevice": file.maxMemoryPerDevice, "mbsInBatch": samples}
     for key, value in needed.items():
         if not value:
             raise ValueError(f"{source}: {key}: expected a number above 0, got {value or 0}")
-    unit_s = time_unit_s or DEFAULT_TIME_UNIT_S
-    operators = {node.id: _operator(node, unit_s, source) for node in file.nodes}
-    edges = {(e.sourceId, e.destId): PiperEdge(*_fields(e)) for e in file.edges}
+    operators = {node.id: _operator(node, time_unit_s, source) for node in file.nodes}
+    edges = {
+        (e.sourceId, e.destId): PiperEdge(e.sourceId, e.destId, e.communicationCost)
+        for e in file.edges
+    }
     if len(operators) < len(file.nodes) or len(edges) < len(file.edges):
         raise ValueError(f"{source}: a node's id or an edge is there twice; keep one")
     names = _names([*operators.values()])
@@ -182,8 +182,6 @@ def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -
         readers[names[pair[0]]].append(names[pair[1]])
     order = execution_order(readers, source)
     place = {number: order.index(name) for number, name in names.items()}
-    if time_unit_s is None:
-        _check_unit([operator.ways[0] for operator in operators.values()], source)
     return PiperInstance(
         operators=tuple(sorted(operators.values(), key=lambda found: place[found.id])),
         edges=tuple(sorted(edges.values(), key=lambda e: (place[e.source], place[e.target]))),
@@ -192,10 +190,6 @@ def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -
         bandwidth_bytes_per_s=file.bandwidth,
         num_samples=samples or 0,
     )
-
-
-def _fields(edge: _FileEdge) -> tuple[int, int, float]:
-    return edge.sourceId, edge.destId, edge.communicationCost
 
 
 def _check_amounts(data: Any, where: str) -> None:
@@ -222,20 +216,6 @@ def _operator(node: _FileNode, time_unit_s: float, source: str) -> PiperOperator
     return PiperOperator(node.id, name, tuple(sorted(ways, key=lambda w: w.seconds_per_sample)))
 
 
-def _check_unit(ways: Sequence[Tmpc], source: str) -> None:
-    """Refuses the default unit where memory would be implausibly fast or slow."""
-    seconds = sum(way.seconds_per_sample for way in ways)
-    size_bytes = sum(way.memory_bytes_in_flight for way in ways)
-    low, high = PLAUSIBLE_BYTES_PER_S
-    if seconds and size_bytes and not low <= size_bytes / seconds <= high:
-        likely = "seconds (time_unit_s=1)" if size_bytes / seconds > high else "microseconds (1e-6)"
-        raise ValueError(
-            f"{source}: with timePerSample in milliseconds the operators would make "
-            f"{size_bytes / seconds:.1e} bytes of activations per second, expected {low:.0e} to "
-            f"{high:.0e}; the file is probably in {likely}: give time_unit_s"
-        )
-
-
 def _names(operators: Sequence[PiperOperator]) -> dict[int, str]:
     """Names of operators as identifiers: their own where all are such, and different."""
     own = {operator.id: operator.name for operator in operators}
@@ -251,8 +231,7 @@ def read_piper_workload(
 
     Args:
         path: the file.
-        time_unit_s: seconds in one unit of ``timePerSample``; milliseconds if not given, and an
-            error where those make no sense.
+        time_unit_s: seconds in one unit of ``timePerSample``, which has to be given.
         samples: how many samples one of Piper's "samples" stands for (``resnet.json``: 128
             images). Micro-batches can be as small as one sample, so 1, the default, means that
             Piper's are not divided.

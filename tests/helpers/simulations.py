@@ -127,7 +127,7 @@ def programs(
         stages,
         devices=homes,
         num_microbatches=draw(st.sampled_from([4, 8])),
-        multiples=multiples,
+        shares=[(m // len(h),) * len(h) for m, h in zip(multiples, homes, strict=True)],
         schedule=draw(schedules),
     )
 

@@ -57,7 +57,7 @@ def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:
         devices=[devices[0] for devices in pipeline.devices],
         num_microbatches=plan.num_microbatches,
         schedule=request.schedule,
-        multiples=pipeline.multiples,
+        shares=[(size,) for size in pipeline.multiples],
     )
 
     def message_s(action: Action) -> float:

@@ -75,7 +75,6 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
         devices=homes,
         num_microbatches=num_microbatches,
         schedule=schedule,
-        multiples=list(map(sum, shares)),
         shares=shares,
     )
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
@@ -118,7 +117,6 @@ def test_programs_with_replicas_complete(stages, data, schedule, num_microbatche
         devices=homes,
         num_microbatches=num_microbatches,
         schedule=schedule,
-        multiples=multiples,
         shares=shares,
     )
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)

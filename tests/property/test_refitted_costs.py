@@ -13,7 +13,7 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.simulate import simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import StepCosts
-from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.recorded import refit
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
 

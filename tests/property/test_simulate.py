@@ -11,7 +11,6 @@ from helpers.stage_dags import compute_actions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.cluster import Link
 from lightning_gpp.schedule import Action, Kind, Program, dry_run
 from lightning_gpp.simulate import (
     Overhead,
@@ -19,16 +18,15 @@ from lightning_gpp.simulate import (
     StepCosts,
     TaskKind,
     critical_path,
+    predicted_timeline,
+    shares,
     simulate,
-    usage,
 )
 from lightning_gpp.simulate.program_costs import compute_s
 
 STEPS = st.builds(
     StepCosts,
     data_s=st.sampled_from([0.0, 3.0]),
-    input_bytes=st.just(2.0),
-    host_link=st.sampled_from([None, Link(1.0)]),
     prepare_s=st.sampled_from([0.0, 0.5]),
     feed_s=st.sampled_from([0.0, 0.25]),
     turn_s=st.sampled_from([0.0, 0.5]),
@@ -55,7 +53,9 @@ def dependencies(program: Program, action: Action) -> Iterator[Action]:
         yield Action(action.stage, Kind.FORWARD, action.microbatch)
     for edge, (other, _, _, index) in program.exchanged(action, is_needed=True):
         part = program.parts[edge.source, edge.target][index]
-        yield Action(other, action.kind, part.microbatch(of_source=is_forward))
+        yield Action(
+            other, action.kind, part.source_microbatch if is_forward else part.target_microbatch
+        )
 
 
 @given(random_simulations(with_replicas=False))
@@ -76,11 +76,11 @@ def test_without_sums_it_is_the_dry_run(case):
 def test_the_critical_path_has_no_gap(found):
     path = critical_path(found)
     end_s = max(task.end_s for task in found.tasks)
-    bounds = [(step.start_s, step.end_s) for step in path.steps]
+    bounds = [(step.task.start_s, step.end_s) for step in path]
     assert [start for start, _ in bounds] == [0.0, *(end for _, end in bounds[:-1])]
-    assert path.duration_s == end_s
-    assert sum(map(Fraction, path.kind_s.values())) == Fraction(end_s)
-    for step in path.steps:
+    assert path[-1].end_s == end_s
+    assert sum(Fraction(step.duration_s) for step in path) == Fraction(end_s)
+    for step in path:
         assert step.end_s <= step.task.end_s
         assert step.end_s == step.task.end_s or step.task.kind is TaskKind.BACKWARD
 
@@ -104,8 +104,8 @@ def _check_exclusive(found: Simulation) -> None:
         spans.sort()
         assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:]))
         assert sum(end - start for start, end in spans) <= end_s
-    for device in usage(found).devices:
-        assert 0 <= device.compute_s <= device.compute_s + device.other_s <= end_s
+    for rank in shares(predicted_timeline(found)).ranks:
+        assert 0 <= rank.bubble_s <= sum(rank.seconds.values()) <= end_s * (1 + 1e-9)
 
 
 def _check_complete(found: Simulation) -> None:

@@ -23,8 +23,6 @@ def cases(draw: st.DrawFn, num_devices: st.SearchStrategy[int]) -> Ssgd:
     count = draw(num_devices)
     step = StepCosts(
         data_s=draw(seconds),
-        input_bytes=draw(sizes),
-        host_link=draw(st.none() | links),
         optimizer_s=dict.fromkeys(range(count), draw(seconds)),
     )
     cluster = uniform_cluster(count, draw(links))
@@ -38,8 +36,8 @@ class Formulas:
     """The paper's symbols for a case; layer ``l`` counts from the input."""
 
     def __init__(self, case: Ssgd) -> None:
-        step, host = case.step, case.step.host_link
-        self.io_s = step.data_s + (host.transfer_s(step.input_bytes) if host else 0.0)
+        step = case.step
+        self.io_s = step.data_s  # and t_h2d
         self.f_s = sum(layer.forward_s for layer in case.layers)
         self.b_s = [layer.backward_s for layer in case.layers]
         self.c_s = [

@@ -84,7 +84,7 @@ class TestPlan:
         one = [*PLAN, *COSTS, "cluster.num_devices=1", "num_microbatches=64"]
         roomy = graphpipe(*one)
         assert "schedule gpipe" in roomy and "Schedule: 1f1b" not in roomy
-        assert "Peak memory by schedule: gpipe 348 kB, 1f1b 25.2 kB" in roomy
+        assert "Peak memory: 348 kB on device 0." in roomy
         named = graphpipe(*one, "strategy.schedule=1f1b")
         assert "schedule 1f1b" in named and "Schedule: 1f1b" not in named
         tight = " ".join(graphpipe(*one, "cluster.memory_bytes=300000").split())
@@ -302,7 +302,7 @@ class TestWays:
         self, graphpipe: Run, run_folder: Path
     ) -> None:
         options = ("+graph_options.layers=4", "job.picture=false", "job.levers=false")
-        printed = graphpipe("job=simulate", *REDDIT, *options, "ways=2", "job.speedup=[]")
+        printed = graphpipe("job=simulate", *REDDIT, *options, "ways=2", "job.speedup=false")
         assert "2 devices" not in printed.split("\n")[0]
         plan = load_plan(run_folder / "run" / "plan.json")
         assert plan.num_stages == 2 * 5 + 1  # a stem, four layers, and what joins
@@ -313,10 +313,3 @@ class TestWays:
         with pytest.raises(SystemExit):
             graphpipe("job=plan", *REDDIT, "ways=3")
         assert "ways=3 has to divide the 4 devices" in capsys.readouterr().err
-
-    def test_a_recipe_is_measured_in_chunks(self, graphpipe: Run, run_folder: Path) -> None:
-        options = ["experiment=gnn_full_graph", "recipe.module.depth=3", "data.num_vertices=400"]
-        options += ["data.num_edges=1500", "cluster=cpu", "cluster.num_devices=2"]
-        printed = " ".join(graphpipe("job=plan", *options, "hydra.run.dir=run").split())
-        assert "400 vertices and 3000 edges" in printed
-        assert "An epoch takes with ways=1 " in printed and "; with ways=2 " in printed

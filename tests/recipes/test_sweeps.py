@@ -124,15 +124,16 @@ class TestObjective:
 
 class TestReport:
     def test_job_that_did_not_end(self, tmp_path: Path) -> None:
+        begun = {"seconds": None, "metrics": {}, "error": "x"}
         lines = [
-            {"number": 1, "overrides": {"a": "2"}, "seconds": None, "metrics": {}, "error": "x"},
-            {"number": 0, "overrides": {"a": "1"}, "seconds": None, "metrics": {}, "error": "x"},
-            {"number": 0, "overrides": {"a": "1"}, "seconds": 0.0, "metrics": {"m": 1.0}},
+            {"job": 1, "settings": {"a": "2"}, **begun},
+            {"job": 0, "settings": {"a": "1"}, **begun},
+            {"job": 0, "settings": {"a": "1"}, "seconds": 0.0, "metrics": {"m": 1.0}},
         ]
         (tmp_path / sweep.LINES).write_text("\n".join(map(json.dumps, lines)) + "\n")
         first, second = sweep.read_jobs(tmp_path)
-        assert (first.number, first.metrics, first.error) == (0, {"m": 1.0}, None)
-        assert (second.number, second.seconds, second.error) == (1, None, "x")
+        assert (first["job"], first["metrics"]) == (0, {"m": 1.0}) and "error" not in first
+        assert (second["job"], second["seconds"], second["error"]) == (1, None, "x")
         sweep.report(tmp_path)
         assert [row["seconds"] for row in rows(tmp_path)] == ["0.0", ""]
 

@@ -13,8 +13,6 @@ from lightning_gpp.cluster.this_machine import CPU
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
-from lightning_gpp.cost import Costs
-from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.jobs.options import as_text
 from lightning_gpp.planner import GRAPHPIPE, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
@@ -23,10 +21,7 @@ from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:
-    from lightning_gpp.simulate.refit.refit import Refit
-
-Divided = tuple[WaysGraph, Costs, tuple[str, ...]]
-"""A model in ways, its costs, and what to know of the division."""
+    from lightning_gpp.simulate.refit import Refit
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,16 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import parse_json
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
-from lightning_gpp.cost import graph_work, load_costs, roofline_costs
+from lightning_gpp.cost import Costs, graph_work, roofline_costs
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.jobs.problem.problem import (
-    Divided,
     PlanningProblem,
     chosen_planner,
     cluster_of,
     per_update_of,
     policy_of,
     schedule_of,
-    strategy_option,
     with_policy,
 )
 from lightning_gpp.planner import BALANCED, plan_request
@@ -66,7 +64,7 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     if policy is not None and (why := policy.why_not(per_update, most_ahead=0)):
         raise ValueError(why)
     if is_on_one_graph(config):
-        return full_graph_problem(config, folder)
+        return full_graph_problem(config)
     cluster = cluster_of(config)
     if config.graph is not None:
         problem = workload_problem(workload_of(config), cluster, config)
@@ -83,15 +81,13 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     size = config.minibatch_size
     size = workload.minibatch_size(cluster.num_devices) if size is None else size
     check_whole("minibatch_size", size)
-    path, refit, costs = as_text("costs", config.costs), None, None
+    path, given = as_text("costs", config.costs), None
     if path is not None:
         # Imports the simulator, which questions without a file of costs do not need.
-        from lightning_gpp.simulate.refit.refit import is_refit_file, load_refit
+        from lightning_gpp.simulate.refit import load_costs_or_refit
 
-        refit = load_refit(path) if is_refit_file(path) else None
-        costs = load_costs(path) if refit is None else None
-    if costs is None:
-        costs = workload.costs_for(cluster, size)
+        given = load_costs_or_refit(path)
+    costs = given if isinstance(given, Costs) else workload.costs_for(cluster, size)
     if not any(one.forward_s + one.backward_s for one in costs.profiles[0].operators.values()):
         raise ValueError(
             f"{path or workload.name}: no operator takes any time; expected seconds above 0 for at "
@@ -107,7 +103,7 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     )
     question = PlanQuestion(request, schedule=schedule_of(config))
     problem = PlanningProblem(workload.name, workload.source, question)
-    return problem if refit is None else problem.refitted(refit)
+    return problem if given is None or isinstance(given, Costs) else problem.refitted(given)
 
 
 # Workloads ---------------------------------------------------------------------------------------
@@ -167,71 +163,37 @@ def read_graph_file(path: str | Path) -> Workload:
 
 
 def is_on_one_graph(config: DictConfig) -> bool:
-    """Whether the model is called with one graph.
+    """Whether the model is a network on one graph.
 
     Raises:
-        ValueError: an option of models on one graph is given for another one.
+        ValueError: an option of models on one graph is given for another one, or for a recipe.
     """
+    if config.graph == full_graph.__name__:
+        return True
     strategy = config.get("strategy", "")
     target = strategy if isinstance(strategy, str) else str(strategy.get("_target_", ""))
     trains_on_one = target == "gnnpipe" or target.endswith("GNNPipeStrategy")
-    if config.graph == full_graph.__name__ or (config.graph is None and trains_on_one):
-        return True
     for given, option in ((trains_on_one, "strategy=gnnpipe"), (config.get("ways"), "ways")):
         if given:
-            what = "this recipe's strategy" if config.graph is None else f"graph={config.graph}"
+            what = "this recipe" if config.graph is None else f"graph={config.graph}"
             raise ValueError(
-                f"{option} is for models on one graph, which {what} is not: leave it out, or "
-                "give graph=full_graph, or strategy=gnnpipe with a recipe"
+                f"{option} is for models on one graph, which {what} is not: leave it out, or give "
+                "graph=full_graph with the numbers of the graph (recipes on one graph are planned "
+                "when they train)"
             )
     return False
 
 
-def full_graph_problem(config: DictConfig, folder: Path) -> PlanningProblem:
-    """The question of a model on one graph for the best number of ways, with its answer.
-
-    Args:
-        config: of the run.
-        folder: where the graph and the costs of a recipe's module are kept.
-    """
-    cluster = cluster_of(config)
-    if config.graph is None:
-        # Imports torch and Lightning, which graphs of files do not need.
-        from lightning_gpp.jobs.problem.recipe_problem import recipe_divided
-
-        name, source, num_vertices, divide = recipe_divided(config, cluster, folder)
-    else:
-        workload = workload_of(config)
-        assert isinstance(workload, FullGraphWorkload)
-        name, source, num_vertices = workload.name, workload.source, workload.samples_per_device
-        divide = partial(_divided, workload, cluster)
+def full_graph_problem(config: DictConfig) -> PlanningProblem:
+    """The question of a model on one graph for the best number of ways, with its answer."""
+    cluster, workload = cluster_of(config), workload_of(config)
+    assert isinstance(workload, FullGraphWorkload)
     num_devices = cluster.num_devices
-    exact = strategy_option(config, "mode") == "exact"
-    planner = chosen_planner(config, BALANCED)
-
-    def answered(ways: int) -> WaysAnswer:
-        if num_devices % ways:
-            raise ValueError(f"ways={ways} has to divide the {num_devices} devices")
-        chunks = strategy_option(config, "chunks")
-        chunks = chunks or max(1, CHUNKS_PER_DEVICE * num_devices // ways)
-        if exact or ways == num_devices:  # graph parallelism alone: layers see all vertices
-            chunks = 1
-        model, costs, notes = divide(ways, chunks)
-        request = plan_request(
-            model.graph,
-            cluster,
-            minibatch_size=num_vertices,
-            costs=costs,
-            num_microbatches=chunks,
-            schedule=GPIPE_REVERSED.name,
-            max_replicas=1,
-        )
-        return answer_ways(request, model, planner, notes)
-
     divisors = [ways for ways in range(1, num_devices + 1) if num_devices % ways == 0]
-    answers = [answered(ways) for ways in ([config.ways] if config.ways else divisors)]
+    asked = [config.ways] if config.ways else divisors
+    answers = [_answer_ways(config, workload, cluster, ways) for ways in asked]
     best = min(answers, key=lambda found: found.evaluation.step_s)
-    notes = best.notes
+    notes: tuple[str, ...] = ()
     if len(answers) > 1:
         each = (
             f"ways={one.model.num_ways} {seconds_text(one.evaluation.step_s)}, "
@@ -239,14 +201,30 @@ def full_graph_problem(config: DictConfig, folder: Path) -> PlanningProblem:
             f"{bytes_text(one.evaluation.peak_memory_bytes)} at most on a device"
             for one in answers
         )
-        notes += (f"An epoch takes with {'; with '.join(each)}.",)
+        notes = (f"An epoch takes with {'; with '.join(each)}.",)
     question = PlanQuestion(best.request, schedule=GPIPE_REVERSED.name, plan=best.plan)
-    return PlanningProblem(name, source, question, notes)
+    return PlanningProblem(workload.name, workload.source, question, notes)
 
 
-def _divided(workload: FullGraphWorkload, cluster: Cluster, ways: int, chunks: int) -> Divided:
-    """A network that is known by the statistics of its graph."""
+def _answer_ways(
+    config: DictConfig, workload: FullGraphWorkload, cluster: Cluster, ways: int
+) -> WaysAnswer:
+    num_devices, most = cluster.num_devices, workload.samples_per_device
+    if num_devices % ways:
+        raise ValueError(f"ways={ways} has to divide the {num_devices} devices")
+    chunks = max(1, CHUNKS_PER_DEVICE * num_devices // ways)
+    if ways == num_devices:  # graph parallelism alone: layers see all vertices
+        chunks = 1
     model, works = workload.in_ways(ways, chunks)
     kinds = [cluster.device_kind(name) for name in cluster.kinds]
-    most = float(workload.samples_per_device)
-    return model, roofline_costs(works, kinds, sorted({most / chunks / 2, most / chunks, most})), ()
+    sizes = sorted({most / chunks / 2, most / chunks, float(most)})
+    request = plan_request(
+        model.graph,
+        cluster,
+        minibatch_size=most,
+        costs=roofline_costs(works, kinds, sizes),
+        num_microbatches=chunks,
+        schedule=GPIPE_REVERSED.name,
+        max_replicas=1,
+    )
+    return answer_ways(request, model, chosen_planner(config, BALANCED))

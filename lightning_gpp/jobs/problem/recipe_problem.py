@@ -21,12 +21,10 @@ from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
 from lightning_gpp.cost import Costs
-from lightning_gpp.gnn import ChunkedModel, Techniques, chunk_costs, mixing_methods, partition
 from lightning_gpp.jobs.console import QuietConsole
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem.problem import (
-    Divided,
     PlanningProblem,
     schedule_of,
     strategy_option,
@@ -42,7 +40,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.example import GraphCall, the_graph
 from lightning_gpp.strategy.planning.planning import most_replicas
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.report import show
@@ -56,13 +53,12 @@ class SeenError(Exception):
 
 
 class Look(NamedTuple):
-    """What the first step of a training shows; costs of a micro-batch, or the call with a graph."""
+    """What the first step of a training shows: the model, and what a micro-batch costs."""
 
     captured: CapturedModel
-    minibatch_size: int = 0
-    costs: Costs | None = None
+    minibatch_size: int
+    costs: Costs
     notes: tuple[str, ...] = ()
-    call: GraphCall | None = None
 
 
 def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> PlanningProblem:
@@ -81,7 +77,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     with threads_of_one_of(cluster):
         look = look_at(config, asked or default_microbatches(cluster.num_devices))
     captured, costs = look.captured, look.costs
-    assert costs is not None
     save_graph(captured.graph, costs, folder)
     size = look.minibatch_size if config.minibatch_size is None else config.minibatch_size
     request = plan_request(
@@ -114,41 +109,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     return problem if given is None else problem.refitted(given)
 
 
-def recipe_divided(
-    config: DictConfig, cluster: Cluster, folder: Path
-) -> tuple[str, str, int, Callable[[int, int], Divided]]:
-    """Of a recipe's model on one graph: name, source, vertices, and what divides and measures it.
-
-    Raises:
-        GraphTrainingError: it is not called with one graph.
-        CaptureError: the module cannot be captured.
-    """
-    look = look_at(config, None)
-    captured, call = look.captured, look.call
-    assert call is not None
-    tensors, graph = call.tensors, captured.graph
-    edges, num_vertices = the_graph(tensors)
-    as_captured = {operator.name: (operator.name, 0) for operator in graph}
-    seed = strategy_option(config, "seed")
-    seed = torch.initial_seed() if seed is None else int(seed)
-
-    def divide(ways: int, chunks: int) -> Divided:
-        divided = partition(edges, num_vertices, chunks, seed % 2**31, ways)
-        captured.take_graph(graph, as_captured)
-        model = ChunkedModel(captured, tensors, divided, Techniques(), call.example)
-        captured.take_graph(model.graph, model.in_ways.operators)
-        with threads_of_one_of(cluster):
-            costs = chunk_costs(model, tensors)
-        save_graph(model.graph, costs, folder)
-        return model.in_ways, costs, (divided.describe(),)
-
-    source = (
-        f"{config.recipe.module._target_} on {num_vertices} vertices and {edges.shape[1]} edges, "
-        "captured and measured on this machine, chunk by chunk"
-    )
-    return module_name(config), source, num_vertices, divide
-
-
 def _cache(config: DictConfig) -> ProfileCache:
     """Where profiles and refits are kept."""
     cache = strategy_option(config, "cache")
@@ -173,32 +133,24 @@ def module_name(config: DictConfig) -> str:
     return next((part for part in parts if part[:1].isupper()), parts[-1])
 
 
-def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
+def look_at(config: DictConfig, num_microbatches: int) -> Look:
     """Trains on one device up to the first call of the pipelined forward.
 
     Args:
         config: of the run.
-        num_microbatches: of which the first one is looked at, and measured; None for a batch that
-            is one graph, of which nothing is measured.
+        num_microbatches: of which the first one is looked at, and measured.
     """
     leaf_modules = tuple(strategy_option(config, "leaf_modules") or ())
     size = 0
 
     def first_microbatch(batch: Any) -> Any:
         nonlocal size
-        if num_microbatches is None:
-            return batch
         size = batch_size(batch)
         return cut_batch(batch, microbatch_sizes(size, num_microbatches))[0]
 
     def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
-        call = GraphCall.of(target, args, kwargs) if num_microbatches is None else None
-        args, kwargs = (args, kwargs) if call is None else (call.args, call.kwargs)
         with doing("Capturing the model", show):
-            opened = {} if call is None else mixing_methods(target)
-            captured = capture(target, args, kwargs, leaf_modules=leaf_modules, opened=opened)
-        if call is not None:
-            return Look(captured, call=call)
+            captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
         tensors = captured.inputs(args, kwargs).values()
         device = next((tensor.device for tensor in tensors), torch.device(CPU))
         with doing("Measuring the model", show):

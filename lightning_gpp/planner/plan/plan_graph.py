@@ -15,6 +15,7 @@ from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.units import output_makers, state_holders
 from lightning_gpp.schedule import Program, build_program, find_schedule
+from lightning_gpp.schedule.schedules import FORWARD_ONLY
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class PlanGraph:
         goes_round = not self.is_uneven and num_microbatches % self.replicas_at_a_time == 0
         homes = self.devices if goes_round else [home[:1] for home in self.devices]
         return build_program(
-            self.stages, devices=homes, num_microbatches=num_microbatches, forward_only=True
+            self.stages, devices=homes, num_microbatches=num_microbatches, schedule=FORWARD_ONLY
         )
 
     def trial_program(self, num_microbatches: int) -> Program:
@@ -157,8 +158,8 @@ class PlanGraph:
             self.stages,
             devices=self.devices,
             num_microbatches=num_microbatches,
+            schedule=FORWARD_ONLY,
             shares=self.shares,
-            forward_only=True,
         )
 
 

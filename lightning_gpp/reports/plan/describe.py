@@ -1,4 +1,4 @@
-"""A plan as text: what is where, what it takes, what bounds a step, and the stage graph.
+"""A plan as text: what is where, what it takes, and what bounds a step.
 
 Every number is of :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan`, by which plans
 are compared too.
@@ -24,7 +24,7 @@ from lightning_gpp.common.units_of_measure import (
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
-from lightning_gpp.planner.base import HOLDS_ALL, HOLDS_FEW, PlanRequest
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
@@ -32,13 +32,12 @@ from lightning_gpp.planner.step_time.evaluate import (
     PlanEvaluation,
     StageEvaluation,
     evaluate_plan,
-    plan_devices,
 )
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 
 
 def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """The stages as a table, what bounds the step, and the stage graph.
+    """The stages as a table, and what bounds the step.
 
     Args:
         evaluation: of a valid plan.
@@ -50,15 +49,12 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         describe_stages(evaluation, request, max_width=max_width),
         describe_bounds(evaluation, max_width=max_width),
         wrapped(_columns(request), max_width),
-        describe_graph(
-            sized_stages(evaluation.plan, request), evaluation.plan.num_stages, max_width=max_width
-        ),
     )
     return "\n\n".join(parts)
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """What the plan is, how fast, and what it holds with either schedule."""
+    """What the plan is, and how fast."""
     in_a_row = request.num_minibatches
     step = (
         f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
@@ -67,8 +63,8 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     )
     if in_a_row > 1:
         step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
-    what = describe_what(evaluation, request)
-    return wrapped([what, step, _held(evaluation.plan, request)], max_width)
+    held = [_held(evaluation.plan, request)] if in_a_row > 1 else []
+    return wrapped([describe_what(evaluation, request), step, *held], max_width)
 
 
 def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
@@ -82,7 +78,7 @@ def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
     else:
         count = round(evaluation.minibatch_size / sizes[0])
         batches = f"{count_text(count, 'micro-batch')} of {least}"
-    has_loss = sized_stages(plan, request).num_stages > plan.num_stages
+    has_loss = plan_graph(plan, request.graph).stages.num_stages > plan.num_stages
     return (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
@@ -91,25 +87,12 @@ def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
 
 
 def _held(plan: Plan, request: PlanRequest) -> str:
-    """What the fullest device holds; of pipelines that do not drain how many versions, too."""
-    if request.num_minibatches == 1:
-        held = [
-            f"{schedule} {_peak_text(plan, replace(request, schedule=schedule))}"
-            for schedule in (HOLDS_ALL, HOLDS_FEW)
-        ]
-        return f"Peak memory by schedule: {', '.join(held)}"
+    """How many versions of the parameters stages hold, where the pipeline does not drain."""
     copies = request.held_versions
     versions = [str(copies.of(s.in_flight)) for s in evaluate_plan(plan, request).stages]
     count = copies.per_update
     many = f", with updates of {count} mini-batches" if count > 1 else ""
-    return (
-        f"Peak memory: {_peak_text(plan, request)}; versions of the parameters by stage: "
-        f"{', '.join(versions)}{many}"
-    )
-
-
-def _peak_text(plan: Plan, request: PlanRequest) -> str:
-    return bytes_text(max(device.memory_bytes for device in plan_devices(plan, request)))
+    return f"Versions of the parameters by stage: {', '.join(versions)}{many}"
 
 
 def describe_stages(
@@ -117,19 +100,21 @@ def describe_stages(
 ) -> str:
     """A row for every stage: what it holds and what it takes."""
     header = [
-        *("stage", "device", "operators", "micro-\nbatch", "in\nflight"),
-        *("compute", "messages", "per\nsample", "load", "memory"),
+        *("stage", "device", "operators", "sends\nto", "micro-\nbatch", "in\nflight"),
+        *("compute", "messages", "load", "memory"),
     ]
+    stages = sized_stages(evaluation.plan, request)
+    names = [str(stage) for stage in range(evaluation.plan.num_stages)] + ["loss"]
     rows = [
         [
             str(found.stage.id),
             indices_text(found.stage.devices),
             summarize_operators(request.graph, found.stage.operators),
+            ",".join(names[other] for other in stages.successors[found.stage.id]),
             f"{shares_text(found)}{' r' if found.stage.recompute else ''}",
             str(found.in_flight),
             seconds_text(found.compute_s),
             seconds_text(found.communication_s),
-            seconds_text(found.seconds_per_sample),
             load_text(found, evaluation),
             bytes_text(found.memory.total_bytes),
         ]
@@ -157,22 +142,12 @@ def shares_text(found: StageEvaluation) -> str:
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
     """The bottleneck, what filling and draining add, and the peak of memory."""
-    stage, step_s = evaluation.pacemaker, evaluation.step_s
+    step_s, found = evaluation.step_s, [one.stage for one in evaluation.bottlenecks]
+    devices = sorted({device for stage in found for device in stage.devices})
     pace = (
-        f"Bottleneck: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) by "
-        f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: compute "
-        f"{seconds_text(stage.compute_s)} per micro-batch of "
-        f"{samples_text(stage.microbatch_size)}, at the same time messages "
-        f"{seconds_text(stage.communication_s)}"
+        f"Bottleneck: {stages_text([stage.id for stage in found])} ({devices_text(devices)}) by "
+        f"{evaluation.pacemaker.bound}, {seconds_text(evaluation.seconds_per_sample)} per sample"
     )
-    if stage.reduce_s:
-        pace += f"; all-reduce {seconds_text(stage.reduce_s)}"
-    others = [found.stage.id for found in evaluation.bottlenecks if found is not stage]
-    if evaluation.seconds_per_sample > stage.seconds_per_sample:
-        whole, together = seconds_text(evaluation.seconds_per_sample), [*others, stage.stage.id]
-        pace += f"; {stages_text(together)} together {whole} per sample"
-    elif others:
-        pace += f"; {stages_text(others)} likewise"
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
     step = (
         f"Step: {seconds_text(steady_s)} at the bottleneck's pace, and "
@@ -194,10 +169,9 @@ def _columns(request: PlanRequest) -> list[str]:
     return [
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
         "Messages: what a replica sends at the same time.",
-        "Per sample: the longer of both, and the all-reduce. Load: of the slowest stage's.",
+        "Load: the longer of both, and the all-reduce, per sample; of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({request.optimizer_values} values per "
         "parameter) and activations in flight, on each device. r: activations are recomputed.",
-        "Below: stages of equal depth run in parallel; bytes of a message, of one micro-batch.",
     ]
 
 
@@ -225,29 +199,6 @@ def sized_stages(plan: Plan, request: PlanRequest) -> StageGraph:
         size_bytes = edge_bytes(request.graph, edge.values).forward(units * unit_size)
         edges.append(replace(edge, size_bytes=round(size_bytes)))
     return replace(pipeline.stages, edges=tuple(edges))
-
-
-def describe_graph(stages: StageGraph, num_of_plan: int, *, max_width: int = 100) -> str:
-    """A row for every stage: its depth, by which stages work side by side, and what it sends.
-
-    Args:
-        stages: of :func:`sized_stages`.
-        num_of_plan: stages of the plan; what is beyond them is the loss.
-        max_width: columns of the terminal.
-    """
-    names = [str(stage) if stage < num_of_plan else "loss" for stage in range(stages.num_stages)]
-    fed = {e.target: bytes_text(e.size_bytes) for e in stages.edges if e.source == FEED}
-    rows = []
-    for stage, depth in stages.depths.items():
-        sent = (
-            f"{names[edge.target]} ({bytes_text(edge.size_bytes)}"
-            f"{'' if edge.has_backward else ', no gradient'})"
-            for edge in stages.edges
-            if edge.source == stage
-        )
-        rows.append([str(depth), names[stage], fed.get(stage, ""), ", ".join(sent)])
-    header = ["depth", "stage", "inputs", "sends to"]
-    return text_table(header, rows, left=["sends to"], flexible="sends to", max_width=max_width)
 
 
 def does_not_fit(found: PlanEvaluation) -> str:

@@ -1,1 +1,1 @@
-"""A step as a picture, a page that can be zoomed, and a trace."""
+"""A step as a picture and a page that can be zoomed."""

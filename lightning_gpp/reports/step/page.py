@@ -24,8 +24,6 @@ from lightning_gpp.reports.step.paint import (
     PAINT_OF,
     PAINTS,
     PATH_COLOUR,
-    Lane,
-    lanes,
     path_pieces,
     path_text,
     peak_text,
@@ -33,9 +31,8 @@ from lightning_gpp.reports.step.paint import (
     title,
 )
 from lightning_gpp.simulate.timeline.shares import shares
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, transfer_lanes
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
-from lightning_gpp.simulate.timeline.transfer import Transfer
 from lightning_gpp.simulate.timeline.words import Met, met_by_backwards, words_of
 
 SCRIPTS = ("layout", "draw", "hover", "input")
@@ -123,31 +120,32 @@ def _timeline(
 
     met, found = met_by_backwards(timeline), shares(timeline).ranks
 
-    def lane_data(lane: Lane) -> dict[str, Any]:
-        if lane.rank is None:
-            busy_s = sum(item.duration_s for item in lane.items)
-            head: dict[str, Any] = {"kind": "link", "label": lane.name}
+    critical = set(map(id, timeline.critical_path))
+
+    def lane(name: str, items: Sequence[Span | Transfer], rank: int | None) -> dict[str, Any]:
+        if rank is None:
+            busy_s = sum(item.duration_s for item in items)
+            head: dict[str, Any] = {"kind": "link", "label": name}
             head["note"] = f"busy {percent_text(busy_s, timeline.step_s)}"
         else:
-            head = {
-                "kind": "rank",
-                "label": lane.name,
-                "note": f"bubble {percent_text(found[lane.rank].bubble_share, 1)}",
-                "stages": [stage.id for stage in timeline.stages_of(lane.rank)],
-                "sub": [sub_lane(item) for item in lane.items],
-            }
+            head = {"kind": "rank", "label": name}
+            head["note"] = f"bubble {percent_text(found[rank].bubble_share, 1)}"
+            head["stages"] = [stage.id for stage in timeline.stages_of(rank)]
+            head["sub"] = [sub_lane(item) for item in items]
         return head | {
-            "start": [round(item.start_s, 9) for item in lane.items],
-            "seconds": [round(item.duration_s, 9) for item in lane.items],
-            "paint": [PAINTS.index(PAINT_OF[item.kind]) for item in lane.items],
-            "name": [number(words_of(item, timeline)) for item in lane.items],
-            "what": [number(_what(item, met)) for item in lane.items],
-            "bytes": [item.size_bytes for item in lane.items],
-            "stage": [item.stage if isinstance(item, Span) else None for item in lane.items],
-            "microbatch": [_number(item) for item in lane.items],
-            "critical": [int(flag) for flag in lane.critical],
+            "start": [round(item.start_s, 9) for item in items],
+            "seconds": [round(item.duration_s, 9) for item in items],
+            "paint": [PAINTS.index(PAINT_OF[item.kind]) for item in items],
+            "name": [number(words_of(item, timeline)) for item in items],
+            "what": [number(_what(item, met)) for item in items],
+            "bytes": [item.size_bytes for item in items],
+            "stage": [item.stage if isinstance(item, Span) else None for item in items],
+            "microbatch": [_number(item) for item in items],
+            "critical": [int(id(item) in critical) for item in items],
         }
 
+    ranks = [lane(f"rank {n}", timeline.of_rank(n), n) for n in range(timeline.num_ranks)]
+    links = [lane(name, own, None) for name, own in transfer_lanes(timeline.transfers).items()]
     return {
         "title": title(timeline, measured),
         "lines": [text for text in (subtitle(timeline), path_text(timeline)) if text],
@@ -156,7 +154,7 @@ def _timeline(
             {"title": stage.title, "label": stage.label, "operators": ", ".join(stage.operators)}
             for stage in timeline.stages
         ],
-        "lanes": [*map(lane_data, lanes(timeline)), *map(_memory_lane, timeline.memory)],
+        "lanes": [*ranks, *links, *map(_memory_lane, timeline.memory)],
         "path": [
             [round(piece.start_s, 9), round(piece.end_s, 9), piece.rank, sub_lane(piece.span)]
             for piece in path_pieces(timeline)

@@ -17,9 +17,8 @@ from lightning_gpp.common.units_of_measure import (
     percent_text,
 )
 from lightning_gpp.simulate.timeline.shares import path_shares, shares
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, TransferKind
 from lightning_gpp.simulate.timeline.timeline import LOSS, MemoryCurve, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind, transfer_lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +66,6 @@ IDLE_COLOUR = "#F4F4F4"
 MEMORY_COLOUR = "#8C8C8C"
 ABOVE_COLOUR = "#D55E00"
 PATH_COLOUR = "#000000"
-
-
-class Lane(NamedTuple):
-    """The spans of a rank, or transfers over a channel, in the order of time.
-
-    Attributes:
-        name: of the rank or channel.
-        rank: None for a channel.
-        items: none of which overlap.
-        critical: whether each is on the critical path.
-    """
-
-    name: str
-    rank: int | None
-    items: tuple[Span | Transfer, ...]
-    critical: tuple[bool, ...]
-
-
-def lanes(timeline: Timeline) -> Iterator[Lane]:
-    """Every rank, then every channel."""
-    critical = set(map(id, timeline.critical_path))
-    for rank in range(timeline.num_ranks):
-        spans = timeline.of_rank(rank)
-        yield Lane(f"rank {rank}", rank, spans, tuple(id(span) in critical for span in spans))
-    for lane in transfer_lanes(timeline.transfers):
-        items = tuple(timeline.transfers[index] for index in lane.transfers)
-        yield Lane(lane.name, None, items, tuple(id(item) in critical for item in items))
 
 
 class PathPiece(NamedTuple):
@@ -150,11 +122,7 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
         beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
     bubble = percent_text(shares(timeline).bubble_share, 1)
     took = f"{number_text(timeline.step_s * 1e3)} ms"
-    return _capital(f"{timeline.source} {what}{name}: {took}{beside}, bubble {bubble}")
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return f"{timeline.source.capitalize()} {what}{name}: {took}{beside}, bubble {bubble}"
 
 
 def subtitle(timeline: Timeline) -> str:

@@ -1,4 +1,4 @@
-"""Writes all that shows a step: a picture, a page, a trace."""
+"""Writes all that shows a step: a picture and a page."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from pathlib import Path
 
 from lightning_gpp.reports.step.page import write_page
 from lightning_gpp.reports.step.picture import write_picture
-from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.simulate.timeline.timeline import Timeline
-
-WRITERS = {
-    "picture": (write_picture, "timeline{}.png"),
-    "page": (write_page, "timeline{}.html"),
-    "trace": (write_trace, "trace{}.json"),
-}
 
 
 def write_step(
-    timelines: Sequence[Timeline], folder: Path, *, suffix: str = "", **wanted: bool
+    timelines: Sequence[Timeline],
+    folder: Path,
+    *,
+    suffix: str = "",
+    picture: bool = True,
+    page: bool = True,
 ) -> list[Path]:
-    """Writes ``timeline.png``, ``timeline.html`` and ``trace.json`` of the same timelines.
+    """Writes ``timeline.png`` and ``timeline.html`` of the same timelines.
 
     Args:
         timelines: from the top to the bottom, e.g. the predicted and the measured step.
         folder: where to; it exists.
         suffix: added to the names of the files.
-        wanted: whether to write ``picture``, ``page`` and ``trace``; all by default.
+        picture: whether to write the picture.
+        page: whether to write the page.
 
     Returns:
         What was written.
     """
     written = []
-    for kind, (write, name) in WRITERS.items():
-        if wanted.get(kind, True):
-            written.append(folder / name.format(suffix))
+    for is_wanted, write, ending in ((picture, write_picture, "png"), (page, write_page, "html")):
+        if is_wanted:
+            written.append(folder / f"timeline{suffix}.{ending}")
             write(timelines, written[-1])
     return written

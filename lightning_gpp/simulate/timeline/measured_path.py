@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_gpp.schedule import Kind
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, TransferKind
 from lightning_gpp.simulate.timeline.timeline import Timeline, message_of
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
 MESSAGE, SUM, TURN, END = "message", "sum", "turn", "end"
 """What ranks meet for: messages, sums of gradients, the user's step between the two halves of a

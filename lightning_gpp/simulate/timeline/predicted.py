@@ -10,25 +10,26 @@ to compute.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
-from lightning_gpp.simulate.critical_path import critical_path
-from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.simulation import Simulation, critical_path
 from lightning_gpp.simulate.task import Task, TaskKind
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, TransferKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 
-AROUND = {
+SPANS = {
     TaskKind.DATA: SpanKind.DATA,
-    TaskKind.COPY: SpanKind.DATA,
     TaskKind.PREPARE: SpanKind.PREPARE,
     TaskKind.TURN: SpanKind.LOSS,
     TaskKind.FINISH: SpanKind.FINISH,
+    TaskKind.FEED: SpanKind.FEED,
+    TaskKind.FORWARD: SpanKind.FORWARD,
+    TaskKind.BACKWARD: SpanKind.BACKWARD,
+    TaskKind.OPTIMIZER: SpanKind.OPTIMIZER,
 }
-"""What a device does before its actions, between the two parts of them, and after them."""
+"""What tasks of a device are that stand for themselves."""
 
 
 def predicted_timeline(
@@ -36,7 +37,6 @@ def predicted_timeline(
     *,
     stages: Sequence[TimelineStage] | None = None,
     rank_of_device: Sequence[int] | None = None,
-    name: str = "",
 ) -> Timeline:
     """The timeline of a simulation.
 
@@ -44,50 +44,54 @@ def predicted_timeline(
         simulation: what was simulated.
         stages: what is shown of the stages of the program; their numbers by default.
         rank_of_device: rank of every device; each device is the rank of its number by default.
-        name: what this prediction is called where several are shown.
     """
     program = simulation.program
     ranks = tuple(rank_of_device or range(len(program.actions)))
-    walk = _SpanWalk(simulation, ranks)
+    if stages is None:
+        homes = map(program.device, range(program.num_stages))
+        stages = [TimelineStage(stage, ranks[home]) for stage, home in enumerate(homes)]
+    walk = _SpanWalk(simulation)
     parts: defaultdict[int | None, list[Span | Transfer]] = defaultdict(list)
-    for number, span in walk.spans:
-        parts[number].append(span)
-    transfers: list[Transfer] = []
+    spans, transfers = list[Span](), list[Transfer]()
+    for device, rank in enumerate(ranks):
+        for index, span in walk.spans(device, rank):
+            spans.append(span)
+            parts[index].append(span)
     for index, task in enumerate(simulation.tasks):
         if task.device is None:
             transfers.append(_transfer(program, task, ranks))
             parts[index].append(transfers[-1])
     # Without what the interpreter takes between actions, which is no span.
-    path = [part for step in critical_path(simulation).steps for part in parts[step.index]]
+    path = [part for step in critical_path(simulation) for part in parts[step.index]]
     return Timeline(
         source="predicted",
         step_s=max((task.end_s for task in simulation.tasks), default=0.0),
         devices=tuple(ranks.index(rank) for rank in range(len(ranks))),
         schedule=program.schedule.name,
-        stages=tuple(_plain_stages(program, ranks) if stages is None else stages),
-        spans=tuple(span for _, span in walk.spans),
+        stages=tuple(stages),
+        spans=tuple(spans),
         transfers=tuple(transfers),
         critical_path=tuple(path),
         memory=tuple(_memory(simulation, ranks)),
-        name=name,
         num_minibatches=program.num_minibatches,
     )
 
 
+class _Piece(NamedTuple):
+    """A span to be; its task, by number, is None where it is none."""
+
+    task: int | None
+    kind: SpanKind
+    start_s: float
+    end_s: float
+    size_bytes: float | None = None
+
+
 class _SpanWalk:
-    """Walks through what every device does.
+    """Walks through what devices do."""
 
-    Args:
-        simulation: what was simulated.
-        ranks: of the devices.
-
-    Attributes:
-        spans: with the task that each is; None of a span that no task is.
-    """
-
-    def __init__(self, simulation: Simulation, ranks: Sequence[int]) -> None:
-        self.simulation, self.program = simulation, simulation.program
-        self.spans: list[tuple[int | None, Span]] = []
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._program = simulation, simulation.program
         self._own: defaultdict[tuple[int, Action | None], dict[TaskKind, tuple[int, Task]]]
         self._own = defaultdict(dict)
         self._message: dict[tuple[int, int, bool, int], Task] = {}
@@ -100,150 +104,118 @@ class _SpanWalk:
                 self._sums[action.microbatch].append(task)
             elif action is not None:
                 self._message[action.message] = task
-        for self._device, self._rank in enumerate(ranks):
-            self._now_s, self._updates = 0.0, 0
-            before, after = self.program.around_turn(self._device)
-            update = self.program.device_actions(self._device)[len(before) + len(after) :]
-            self._around(TaskKind.DATA, TaskKind.COPY, TaskKind.PREPARE)
-            self._actions(before)
-            self._around(TaskKind.TURN)
-            self._actions(after)
-            self._around(TaskKind.FINISH)
-            self._actions(update)
 
-    def _around(self, *kinds: TaskKind) -> None:
-        own = self._own[self._device, None]
-        for kind in kinds:
-            if kind in own:
-                index, task = own[kind]
-                if kind is TaskKind.FINISH and task.start_s > self._now_s:  # for the loss's device
-                    self._add(SpanKind.WAIT, self._now_s, task.start_s, size_bytes=task.size_bytes)
-                self._add_task(AROUND[kind], None, index, task)
+    def spans(self, device: int, rank: int) -> Iterator[tuple[int | None, Span]]:
+        """The spans of a device, with the index of the task that each is."""
+        program, now_s, updates = self._program, 0.0, 0
+        before, after = program.around_turn(device)
+        update = program.device_actions(device)[len(before) + len(after) :]
+        per_update = self._simulation.costs.step.per_update
+        items: list[Action | TaskKind] = [TaskKind.DATA, TaskKind.PREPARE, *before, TaskKind.TURN]
+        items += [*after, TaskKind.FINISH, *update]
+        for item in items:
+            action = item if isinstance(item, Action) else None
+            if action is not None and action.kind is Kind.STEP:
+                updates += (action.microbatch + 1) % per_update == 0
+            for piece in self._pieces(device, item, now_s):
+                task, kind, start_s, now_s, size_bytes = piece
+                has_weights = kind in (SpanKind.FORWARD, SpanKind.BACKWARD)
+                is_step = action is None or action.kind is Kind.STEP  # no action of recorded steps
+                yield (
+                    task,
+                    Span(
+                        rank,
+                        kind,
+                        start_s,
+                        now_s,
+                        None if is_step else str(action),
+                        None if size_bytes is None else round(size_bytes),
+                        updates=updates if has_weights and program.num_minibatches > 1 else None,
+                    ),
+                )
 
-    def _actions(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            own = self._own[self._device, action]
-            if TaskKind.OVERHEAD in own:
-                self._now_s = own[TaskKind.OVERHEAD][1].end_s  # idle, as Python is in reality
-            HANDLERS[action.kind](self, action, own)
-
-    def compute(self, action: Action, own: _Own) -> None:
-        """A forward or backward; the user's step after the pipelined forward is a span beside."""
-        ((index, task),) = (own[kind] for kind in own if kind is not TaskKind.OVERHEAD)
-        loss_s = self.simulation.costs.step.loss_s
-        if action.kind is Kind.BACKWARD:
-            self._add_task(SpanKind.BACKWARD, action, index, task)
-        elif action.stage == FEED:
-            self._add_task(SpanKind.FEED, action, index, task)
-        elif loss_s and action.stage == self.program.loss_stage:
-            middle_s = max(task.start_s, task.end_s - loss_s)
-            self._add(SpanKind.FORWARD, task.start_s, middle_s, action, index)
-            self._add(SpanKind.LOSS, middle_s, task.end_s, action, index)
+    def _pieces(self, device: int, item: Action | TaskKind, now_s: float) -> Iterator[_Piece]:
+        """What an action is on a device that has been free since ``now_s``, or what is around."""
+        if isinstance(item, TaskKind):
+            found = self._own[device, None].get(item)
+            own = {} if found is None else {item: found}
         else:
-            self._add_task(SpanKind.FORWARD, action, index, task)
+            own = self._own[device, item]
+            if TaskKind.OVERHEAD in own:
+                now_s = own[TaskKind.OVERHEAD][1].end_s  # idle, as Python is in reality
+            if item.kind.is_send:
+                yield self._send(item, own.get(TaskKind.SEND), now_s)
+            elif item.kind.is_receive:
+                yield from self._receive(item, own.get(TaskKind.RECEIVE), now_s)
+            elif item.kind is Kind.REDUCE:
+                yield from self._reduce(device, item, own.get(TaskKind.REDUCE), now_s)
+        loss_s = self._simulation.costs.step.loss_s
+        for kind, (index, task) in own.items():
+            if kind is TaskKind.FINISH and task.start_s > now_s:  # for the device of the loss
+                yield _Piece(None, SpanKind.WAIT, now_s, task.start_s)
+            if kind not in SPANS:
+                continue
+            shown, end_s = SPANS[kind], task.end_s
+            if isinstance(item, Action) and item.kind is Kind.BACKWARD:
+                shown = SpanKind.BACKWARD  # also that of the feed
+            elif shown is SpanKind.FORWARD and loss_s and self._is_loss(item):
+                end_s = max(task.start_s, end_s - loss_s)
+            yield _Piece(index, shown, task.start_s, end_s)
+            if end_s < task.end_s:
+                yield _Piece(index, SpanKind.LOSS, end_s, task.end_s)
 
-    def update(self, action: Action, own: _Own) -> None:
-        """The optimizer's step, which is no action of a recorded step."""
-        self._updates += (action.microbatch + 1) % self.simulation.costs.step.per_update == 0
-        for index, task in own.values():
-            self._add_task(SpanKind.OPTIMIZER, None, index, task)
+    def _is_loss(self, item: Action | TaskKind) -> bool:
+        """Whether the user's step after the pipelined forward is part of an action."""
+        return isinstance(item, Action) and item.stage == self._program.loss_stage
 
-    def send(self, action: Action, own: _Own) -> None:
+    def _send(self, action: Action, own: tuple[int, Task] | None, now_s: float) -> _Piece:
         """Handing a message over."""
         size_bytes = self._message[action.message].size_bytes
-        index, task = own.get(TaskKind.SEND, (None, None))
-        start_s, end_s = (task.start_s, task.end_s) if task else (self._now_s, self._now_s)
-        self._add(SpanKind.SEND, start_s, end_s, action, index, size_bytes)
+        if own is None:
+            return _Piece(None, SpanKind.SEND, now_s, now_s, size_bytes)
+        return _Piece(own[0], SpanKind.SEND, own[1].start_s, own[1].end_s, size_bytes)
 
-    def receive(self, action: Action, own: _Own) -> None:
+    def _receive(
+        self, action: Action, own: tuple[int, Task] | None, now_s: float
+    ) -> Iterator[_Piece]:
         """A wait until the message is sent, and the rest."""
         transfer = self._message[action.message]
-        index, task = own.get(TaskKind.RECEIVE, (None, None))
         assert transfer.action is not None
-        sender = self.program.device(transfer.action.stage)
+        sender = self._program.device(transfer.action.stage)
         sent = self._own[sender, transfer.action].get(TaskKind.SEND)
         sent_s = _ready_s(transfer) if sent is None else sent[1].start_s
-        end_s = (task or transfer).end_s
-        self._meet(SpanKind.RECEIVE, action, sent_s, end_s, transfer.size_bytes, index)
+        index, task = own or (None, transfer)
+        rest = _Piece(index, SpanKind.RECEIVE, sent_s, task.end_s, transfer.size_bytes)
+        return _met(rest, now_s)
 
-    def reduce(self, action: Action, own: _Own) -> None:
-        """Waits for the sums of a group; without any there is nothing to sum."""
-        sums = self._sums[action.microbatch]
-        if not sums:
-            return
-        last = max(sums, key=_ready_s)
-        index, task = own.get(TaskKind.REDUCE, (None, None))
-        end_s = self._reduced_s(sums) if task is None else task.end_s
-        self._meet(SpanKind.REDUCE, action, _ready_s(last), end_s, last.size_bytes, index)
+    def _reduce(
+        self, device: int, action: Action, own: tuple[int, Task] | None, now_s: float
+    ) -> Iterator[_Piece]:
+        """Waits for the sums of a group; without any there is nothing to sum.
 
-    def _reduced_s(self, sums: Sequence[Task]) -> float:
-        """When all sums are there, but not after what the device does next.
-
-        Parameters that stages share are summed by messages; its own may be over before the last.
+        A sum does not last longer than until what the device does next: of parameters that stages
+        share, which are summed by messages, its own may be over before the last.
         """
-        following = [self._own[self._device, None].get(TaskKind.FINISH)]
-        for action in self.program.device_actions(self._device)[-1:]:
-            following.append(self._own[self._device, action].get(TaskKind.OPTIMIZER))
-        next_s = [found[1].start_s for found in following if found is not None]
-        return min([max(task.end_s for task in sums), *next_s])
-
-    def _meet(
-        self,
-        kind: SpanKind,
-        action: Action,
-        met_s: float,
-        end_s: float,
-        size_bytes: float | None,
-        index: int | None,
-    ) -> None:
-        """A wait until the others have come, and the rest."""
-        end_s = max(self._now_s, end_s)
-        met_s = min(max(self._now_s, met_s), end_s)
-        if met_s > self._now_s:
-            self._add(SpanKind.WAIT, self._now_s, met_s, action)
-        self._add(kind, met_s, end_s, action, index, size_bytes)
-
-    def _add_task(self, kind: SpanKind, action: Action | None, index: int, task: Task) -> None:
-        self._add(kind, task.start_s, task.end_s, action, index, task.size_bytes)
-
-    def _add(
-        self,
-        kind: SpanKind,
-        start_s: float,
-        end_s: float,
-        action: Action | None = None,
-        index: int | None = None,
-        size_bytes: float | None = None,
-    ) -> None:
-        overlap = self.program.num_minibatches > 1
-        has_weights = overlap and kind in (SpanKind.FORWARD, SpanKind.BACKWARD)
-        span = Span(
-            self._rank,
-            kind,
-            start_s,
-            end_s,
-            None if action is None else str(action),
-            None if size_bytes is None else round(size_bytes),
-            updates=self._updates if has_weights else None,
-        )
-        self.spans.append((index, span))
-        self._now_s = end_s
+        if sums := self._sums[action.microbatch]:
+            last = max(sums, key=_ready_s)
+            following = [self._own[device, None].get(TaskKind.FINISH)]
+            for step in self._program.device_actions(device)[-1:]:
+                following.append(self._own[device, step].get(TaskKind.OPTIMIZER))
+            next_s = [found[1].start_s for found in following if found is not None]
+            index, end_s = None, min([max(task.end_s for task in sums), *next_s])
+            if own is not None:
+                index, end_s = own[0], own[1].end_s
+            rest = _Piece(index, SpanKind.REDUCE, _ready_s(last), end_s, last.size_bytes)
+            yield from _met(rest, now_s)
 
 
-_Own = Mapping[TaskKind, tuple[int, Task]]
-"""Tasks of a device in one action, with their indices."""
-
-HANDLERS: Mapping[Kind, Callable[[_SpanWalk, Action, _Own], None]] = {
-    Kind.FORWARD: _SpanWalk.compute,
-    Kind.BACKWARD: _SpanWalk.compute,
-    Kind.SEND_FORWARD: _SpanWalk.send,
-    Kind.RECEIVE_FORWARD: _SpanWalk.receive,
-    Kind.SEND_BACKWARD: _SpanWalk.send,
-    Kind.RECEIVE_BACKWARD: _SpanWalk.receive,
-    Kind.REDUCE: _SpanWalk.reduce,
-    Kind.STEP: _SpanWalk.update,
-}
-"""What each kind of action is in a picture: (walk, action, its tasks)."""
+def _met(rest: _Piece, now_s: float) -> Iterator[_Piece]:
+    """A wait until the others have come, and the rest."""
+    end_s = max(now_s, rest.end_s)
+    met_s = min(max(now_s, rest.start_s), end_s)
+    if met_s > now_s:
+        yield _Piece(None, SpanKind.WAIT, now_s, met_s)
+    yield rest._replace(start_s=met_s, end_s=end_s)
 
 
 def _ready_s(task: Task) -> float:
@@ -267,22 +239,12 @@ def _transfer(program: Program, task: Task, ranks: Sequence[int]) -> Transfer:
         ranks=tuple(ranks[device] for device in ends),
         action=str(action),
         size_bytes=None if task.size_bytes is None else round(task.size_bytes),
+        waited_s=task.start_s - _ready_s(task),
     )
-
-
-def _plain_stages(program: Program, ranks: Sequence[int]) -> Iterator[TimelineStage]:
-    """Stages of which nothing is known but of what they are a replica."""
-    for stage in range(program.num_stages):
-        replica = program.replica(stage)
-        label = str(replica) if replica.count > 1 else ""
-        yield TimelineStage(stage, ranks[program.device(stage)], label)
 
 
 def _memory(simulation: Simulation, ranks: Sequence[int]) -> Iterator[MemoryCurve]:
     for device, curve in simulation.device_memory.items():
-        yield MemoryCurve(
-            rank=ranks[device],
-            times_s=tuple(time_s for time_s, _ in curve),
-            used_bytes=tuple(used_bytes for _, used_bytes in curve),
-            limit_bytes=simulation.costs.cluster.devices[device].memory_bytes,
-        )
+        times_s, used_bytes = zip(*curve)
+        limit_bytes = simulation.costs.cluster.devices[device].memory_bytes
+        yield MemoryCurve(ranks[device], times_s, used_bytes, limit_bytes)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
-from lightning_gpp.simulate.timeline.transfer import Transfer
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +131,6 @@ class Timeline:
     name: str = ""
     num_minibatches: int = 1
     weights: str = ""
-
-    @property
-    def full_name(self) -> str:
-        """The source and the name."""
-        return f"{self.source}, {self.name}" if self.name else self.source
 
     @property
     def num_ranks(self) -> int:

@@ -8,9 +8,8 @@ from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner import Plan
 from lightning_gpp.schedule import Action, Kind, Program
-from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer
 from lightning_gpp.simulate.timeline.timeline import LOSS, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline.transfer import Transfer
 
 _WHAT = {
     Kind.FORWARD: "forward",

@@ -27,7 +27,7 @@ from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, wit
 from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan_to_run
 from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
-from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster, warn_of_misplaced
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.refusals import refuse_async_plan

@@ -26,7 +26,7 @@ from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import graph_to_json
-from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.settings import CacheLike
 
 log = logging.getLogger(__name__)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
-from lightning_gpp.planner import Plan
-from lightning_gpp.runtime.measured import WindowRecord
+from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import (
     StepCosts,
@@ -17,54 +15,33 @@ from lightning_gpp.simulate import (
     program_costs,
     simulate,
 )
-from lightning_gpp.simulate.refit.compare import Comparison
-from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS, refit, refit_windows
-from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
-from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.simulate.timeline.windows import windows_of
+from lightning_gpp.simulate.recorded import WARM_UP_STEPS, check_program, refit
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
-MOST_BEFORE = 64
-"""Mini-batches that are simulated before recorded windows at most; by then a pipeline is full."""
-
 
 class Question:
-    """Rank 0: what a pipeline trained last, a step or windows, and what its plan answers.
+    """Rank 0: the step that a pipeline trained last, and what its plan answers.
 
-    Plan and request of a step have as many micro-batches and samples as it had. The program of
-    windows is one of some mini-batches before, theirs, and more.
-
-    Args:
-        pipeline: that ran it.
-        windows: where the pipeline was in each of them, if it does not drain.
+    Plan and request have as many micro-batches and samples as the step had.
 
     Raises:
         ValueError: a step had fewer samples than the stages take at a time, for which another
             program was run than the plan's.
     """
 
-    def __init__(self, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         planned, sizes = pipeline.planned, pipeline.last_sizes
         if planned is None:
             raise ValueError("its forward was called in another form than the one that was planned")
-        self.plan, self.request = planned.plan, planned.request
-        self.windows: range | None = None
-        if windows:
-            before = min(windows[0].since, MOST_BEFORE)
-            self.windows = range(before, before + len(windows))
-            count = self.windows.stop + windows[-1].remaining
-            program = pipeline.placed.program(count, schedule=pipeline.schedule, check=False)
-        else:
-            if len(sizes) % pipeline.placed.units_at_a_time:
-                raise ValueError("its mini-batch was too small for the plan")
-            if pipeline.last_trained is None:
-                raise ValueError("it called the forward in several forms")
-            program = pipeline.last_trained
-            self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
-            self.request = replace(self.request, minibatch_size=sum(sizes), num_microbatches=None)
-        self.program, self._pipeline = program, pipeline
-        self._updates = [window.updates for window in windows]
+        if len(sizes) % pipeline.placed.units_at_a_time:
+            raise ValueError("its mini-batch was too small for the plan")
+        if pipeline.last_trained is None:
+            raise ValueError("it called the forward in several forms")
+        self.program, self._pipeline = pipeline.last_trained, pipeline
+        self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
+        self.request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
 
     def predicted(self, found: Refit | None = None) -> Timeline:
         """The program as it is simulated: with the costs of the plan, or refitted."""
@@ -74,29 +51,22 @@ class Question:
             step = known.step_costs(self.plan)
         if found is not None:
             request = found.request(request)
-            step = found.step_costs(self.plan, base=step)
-        timeline = predicted_timeline(
+            step = found.step_costs(self.plan)
+        return predicted_timeline(
             simulate(self.program, program_costs(self.plan, request, step=step)),
             stages=timeline_stages(pipeline, self.program),
             rank_of_device=pipeline.rank_of_device,
         )
-        if self.windows is None:
-            return timeline
-        return windows_of(timeline, self.program, self.windows, updates=self._updates)
 
     def refit(self, timelines: Sequence[Timeline]) -> Refit:
-        """What recorded steps of the same program, or windows of the same plan, say."""
-        found = refit if self.windows is None else refit_windows
-        return found(timelines, self.program, self.plan, self.request)
+        """What recorded steps of the same program say."""
+        return refit(timelines, self.program, self.plan, self.request)
 
     def check(self, timeline: Timeline) -> None:
         """Raises ValueError where this is not what was recorded; the text says why."""
-        if self.windows is None and any(span.minibatch for span in timeline.spans):
+        if any(span.minibatch for span in timeline.spans):
             raise ValueError("it ran several mini-batches or calls")
-        if self.windows is None:
-            check_program(timeline, self.program)
-        elif _actions(timeline) != _actions(self.predicted()):
-            raise ValueError("other actions ran than those of the program")
+        check_program(timeline, self.program)
 
 
 def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
@@ -109,42 +79,60 @@ class StepReport:
     """A recorded step beside its predictions.
 
     Attributes:
-        comparison: how far they are apart.
-        predicted: the prediction to show: by a refit of earlier steps, if there were any.
-        source: what that prediction is from.
+        measured: the step.
+        predictions: by what -> the predicted step (``"profile"``, ``"refit"``).
+        source: which of them is shown: by a refit of earlier steps, if there were any.
         notes: where the predictions are from.
         refit: of all steps recorded so far, this one included; None while warming up.
     """
 
-    comparison: Comparison
-    predicted: Timeline
+    measured: Timeline
+    predictions: Mapping[str, Timeline]
     source: str
     notes: tuple[str, ...]
     refit: Refit | None
 
+    @property
+    def predicted(self) -> Timeline:
+        """The prediction to show."""
+        return self.predictions[self.source]
+
+    def error(self, name: str) -> float:
+        """By which part of it the predicted step is longer than the measured one."""
+        return self.predictions[name].step_s / self.measured.step_s - 1
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the steps and errors, by the names under which they are logged."""
+        named = {"prediction/measured/step_s": self.measured.step_s}
+        for name, timeline in self.predictions.items():
+            named[f"prediction/{name}/step_s"] = timeline.step_s
+            named[f"prediction/{name}/error"] = self.error(name)
+        return named
+
     def describe(self) -> str:
-        """The table and what it shows."""
-        return "\n".join((self.comparison.table(), *self.notes))
+        """How far the predictions are off, and where they are from."""
+        found = (
+            f"Predicted by the {name}: {seconds_text(timeline.step_s)} ({self.error(name):+.0%})."
+            for name, timeline in self.predictions.items()
+        )
+        return "\n".join((*found, *self.notes))
 
 
 class StepReports:
     """Reports on the steps of a run, one after the other; on rank 0."""
 
     def __init__(self) -> None:
-        self._recorded: list[tuple[Program | Plan, int, Timeline]] = []
+        self._recorded: list[tuple[Program, int, Timeline]] = []
 
-    def report(
-        self, pipeline: Pipeline, timeline: Timeline, windows: Sequence[WindowRecord]
-    ) -> StepReport | str:
+    def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
         """The report on what was run last, or why there is none.
 
         Args:
             pipeline: that ran it.
-            timeline: of the step, or of the windows.
-            windows: where the pipeline was in each of them, if it does not drain.
+            timeline: of the step.
         """
         try:
-            question = Question(pipeline, windows)
+            question = Question(pipeline)
             question.check(timeline)
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
@@ -152,12 +140,11 @@ class StepReports:
         predicted, notes, last = {name: question.predicted()}, [note], None
         assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
-        is_refitted = bool(windows) or timeline.source != "emulated"
+        is_refitted = timeline.source != "emulated"
         if is_refitted and timeline.step < WARM_UP_STEPS:
             notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
         elif is_refitted:
-            same = question.plan if windows else question.program
-            key = same, question.request.minibatch_size
+            key = question.program, question.request.minibatch_size
             earlier = [t for *known, t in self._recorded if tuple(known) == key]
             self._recorded.append((*key, timeline))
             last = question.refit([*earlier, timeline])
@@ -168,20 +155,8 @@ class StepReports:
             else:
                 predicted["fit"] = question.predicted(last)
                 notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
-        if windows:
-            weights = timeline.weights
-            predicted = {name: replace(each, weights=weights) for name, each in predicted.items()}
         shown = "refit" if "refit" in predicted else name
-        comparison = Comparison(timeline, predicted)
-        return StepReport(comparison, predicted[shown], shown, tuple(notes), last)
-
-
-def _actions(timeline: Timeline) -> list[list[str | None]]:
-    """Of every rank its actions in the order of time, each of them once."""
-    return [
-        [action for action, _ in groupby(spans, key=lambda span: span.action)]
-        for spans in timeline_actions(timeline)
-    ]
+        return StepReport(timeline, predicted, shown, tuple(notes), last)
 
 
 def _name(pipeline: Pipeline) -> tuple[str, str]:

@@ -16,12 +16,11 @@ from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.measured import (
     RankRecord,
-    WindowRecord,
     measure_offset,
     measured_timeline,
 )
 from lightning_gpp.simulate import SpanKind, Timeline, shares
-from lightning_gpp.simulate.timeline.windows import pace_s
+from lightning_gpp.simulate.timeline.shares import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache
@@ -42,24 +41,23 @@ OVERLAPPING = (3, 4, 5, 6, 7)
 
 
 class TimelineCallback(pl.Callback):
-    """Records some optimizer steps on every rank and writes them as picture, page and trace.
+    """Records some optimizer steps on every rank and writes them as picture and page.
 
-    Rank 0 writes ``timeline.png``, ``timeline.html`` (one page, to zoom and pan in any browser) and
-    ``trace.json`` (which opens in https://ui.perfetto.dev), or ``timeline-step3.png`` and so on
-    when there are several steps, and gives the shares of :class:`~lightning_gpp.simulate.Shares` to
-    the loggers as ``timeline/...``. An accumulated step is recorded with all its mini-batches.
+    Rank 0 writes ``timeline.png`` and ``timeline.html`` (one page, to zoom and pan in any browser),
+    or ``timeline-step3.png`` and so on when there are several steps, and gives the shares of
+    :class:`~lightning_gpp.simulate.Shares` to the loggers as ``timeline/...``. An accumulated step
+    is recorded with all its mini-batches.
     ``strategy.on_record`` works beside it.
 
     Where the pipeline does not drain (``schedule="1f1b-async"``) steps overlap: chosen steps in a
     row are one timeline, of which every mini-batch is one of its ``num_minibatches``, and every
     forward and backward says how many updates its weights had seen, a forward also how many there
     are when its backward comes (``12→15``). It is known by its first step,
-    and ends where the pipeline drains (the end of an epoch, a checkpoint). It is compared with the
-    simulation of the same windows, also with the costs of windows recorded before; these are not
-    kept for the next run. Ranks are at their windows at other times, which is idle at both ends:
+    and ends where the pipeline drains (the end of an epoch, a checkpoint). It is not compared with
+    a prediction. Ranks are at their windows at other times, which is idle at both ends:
     the more steps, the less of it. ``timeline/minibatch_s`` is free of it.
 
-    With ``predict`` it also says how far the step is from its prediction, part by part, and by how
+    With ``predict`` it also says how far the step is from its prediction, and by how
     much a refit of the costs to the steps recorded before it does better: on the console, in the
     loggers (``prediction/...``), in what is written. The refit to all steps recorded so
     far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
@@ -82,7 +80,6 @@ class TimelineCallback(pl.Callback):
             The first ones hold warming-up, and are those in which an asynchronous pipeline fills.
         dirpath: where to write; by default the folder of the logger, or of the Trainer.
         picture: whether to write the picture.
-        trace: whether to write the trace.
         predict: whether to compare the steps with predictions, and to refit the costs.
         page: whether to write the page.
 
@@ -99,7 +96,6 @@ class TimelineCallback(pl.Callback):
         steps: Sequence[int] | int | None = None,
         dirpath: str | Path | None = None,
         picture: bool = True,
-        trace: bool = True,
         predict: bool = True,
         page: bool = True,
     ) -> None:
@@ -110,7 +106,7 @@ class TimelineCallback(pl.Callback):
                 f"steps must name at least one optimizer step, counted from 0; got {steps}"
             )
         self.dirpath = None if dirpath is None else Path(dirpath)
-        self.writes = {"picture": picture, "page": page, "trace": trace}
+        self.writes = {"picture": picture, "page": page}
         self.predict = predict
         self.timelines: dict[int, Timeline] = {}
         self.reports: dict[int, StepReport] = {}
@@ -196,22 +192,25 @@ class TimelineCallback(pl.Callback):
         with run.failures.guard():
             timeline = _gather(run, record, self._step)
             if timeline is not None:
-                self._take(run, timeline, [run.window for run in record.runs if run.window])
+                self._take(run, timeline)
 
-    def _take(self, run: PipelinedRun, timeline: Timeline, windows: Sequence[WindowRecord]) -> None:
+    def _take(self, run: PipelinedRun, timeline: Timeline) -> None:
         """Rank 0: keeps the timeline of what was recorded, and shows it beside its prediction."""
         self.timelines[self._step] = timeline
-        report = self._reports.report(run.built, timeline, windows) if self.predict else ""
+        is_compared = self.predict and not self._overlaps
+        report = self._reports.report(run.built, timeline) if is_compared else ""
         if isinstance(report, StepReport):
             self.reports[self._step] = report
-        if self._is_typical and not windows:
+        if self._is_typical and not self._overlaps:
             self._recorded.append((timeline, report, sum(run.built.last_sizes)))
             if len(self._recorded) == len(self.steps):
                 self._show_typical(run)
             return
         what = f"Step {self._step}"
-        if len(windows) > 1:
-            what = f"{len(windows)} mini-batches that overlap, from step {self._step} on,"
+        if timeline.num_minibatches > 1:
+            what = (
+                f"{timeline.num_minibatches} mini-batches that overlap, from step {self._step} on,"
+            )
         self._show(run, timeline, report, report, what)
 
     def _show_typical(self, run: PipelinedRun) -> None:
@@ -258,7 +257,7 @@ class TimelineCallback(pl.Callback):
             metrics["timeline/minibatch_s"] = one_s
         predicted = ""
         if isinstance(report, StepReport):
-            metrics |= report.comparison.metrics()
+            metrics |= report.metrics()
             predicted = (
                 f", {seconds_text(report.predicted.step_s)} predicted by the {report.source}"
             )
@@ -280,7 +279,7 @@ class TimelineCallback(pl.Callback):
     def _keep(self, run: PipelinedRun, report: StepReport) -> list[Path]:
         """Keeps the refit for the next run of this model; on emulated devices none is kept."""
         found, planned = report.refit, run.built.planned
-        if found is None or report.comparison.measured.source != "measured":
+        if found is None or report.measured.source != "measured":
             return []
         assert planned is not None and self.dirpath is not None
         ProfileCache(run.settings.cache).keep_refit(planned.refit_key, found)

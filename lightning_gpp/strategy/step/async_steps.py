@@ -229,7 +229,7 @@ class AsyncSteps(SuspendedSteps):
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
-        record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
+        record = WindowRecord(message.since, self._versions.all_updates)
         windowed = run.built.in_window(window, self._state, shift, boundary)
         stash = run.built.window(windowed, window.number, record)
         self._number += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -22,9 +20,7 @@ from lightning_gpp import TimelineCallback
 from lightning_gpp.schedule import Kind, Windows, most_ahead
 from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.simulate import SpanKind, Timeline
-from lightning_gpp.simulate.refit.recorded import timeline_actions
-from lightning_gpp.simulate.refit.refit import load_refit
-from lightning_gpp.strategy.recording.step_reports import StepReport
+from lightning_gpp.simulate.recorded import timeline_actions
 
 PLAN = [["left"], ["right"], ["join"]]
 
@@ -56,7 +52,6 @@ class Recorded:
 
     Attributes:
         timelines: first step -> timeline (rank 0).
-        reports: likewise, beside its prediction.
         windows: rows of the actions of this rank, by hand from the schedule.
         differences: stage -> updates between forward and backward, by the schedule.
         logged: rows of the logger (rank 0).
@@ -66,7 +61,6 @@ class Recorded:
     """
 
     timelines: dict[int, Timeline]
-    reports: dict[int, StepReport]
     windows: list[list[str]] = field(default_factory=list)
     differences: dict[int, int] = field(default_factory=dict)
     logged: list[dict[str, float]] = field(default_factory=list)
@@ -112,7 +106,7 @@ def fit(
     **trainer: Any,
 ) -> Recorded:
     callback = TimelineCallback(steps, dirpath=folder)
-    found = Recorded(callback.timelines, callback.reports)
+    found = Recorded(callback.timelines)
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(4 * count, 4, generator=generator).double() for _ in range(2))
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
@@ -138,32 +132,29 @@ def test_some_steps_in_a_row_are_one_timeline(pool: WorkerPool, tmp_path: Path) 
     assert timeline.source == "measured"
     check_order(timeline, ranks, steps)
     check_versions(timeline, ranks[0].differences, first=4)
-    check_prediction(ranks[0], timeline)
+    (row,) = (row for row in ranks[0].logged if "timeline/minibatch_s" in row)
+    assert row["step"] == 4
+    assert 0 < row["timeline/minibatch_s"] < timeline.step_s
+    assert row["timeline/step_s"] == pytest.approx(timeline.step_s)
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["refit.json", "timeline.html", "timeline.png", "trace.json"]
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any("updates_before" in event.get("args", {}) for event in events)
+    assert files == ["timeline.html", "timeline.png"]
+    assert "before its backward" in (tmp_path / "timeline.html").read_text()
     assert not any(rank.is_on for rank in ranks)
     assert ranks[0].in_pipeline_s == 0  # steps run within windows, and cannot be told from them
     kinds = [span.kind for span in timeline.spans]
     assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5
     assert SpanKind.DATA in kinds and SpanKind.VALIDATION in kinds
-    check_refit(tmp_path / "refit.json", timeline)
 
 
 def test_an_update_of_several_mini_batches_is_counted_once(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
-    """2BW updates after every second batch here; the simulation of the windows knows it."""
+    """2BW updates after every second batch here."""
     updates = {"weights": "2bw", "accumulate_grad_batches": 2}
     ranks = pool.run(fit, str(tmp_path), range(4, 6), count=16, num_ranks=3, **updates)
     (timeline,) = ranks[0].timelines.values()
     assert {span.updates for span in timeline.spans if span.updates is not None} >= {4, 5}
     assert ranks[0].per_update == 2
-    for predicted in ranks[0].reports[4].comparison.predicted.values():
-        assert {s.action: s.updates for s in predicted.spans if s.updates is not None} == {
-            s.action: s.updates for s in timeline.spans if s.updates is not None
-        }
 
 
 def check_order(timeline: Timeline, ranks: list[Recorded], steps: range) -> None:
@@ -198,37 +189,6 @@ def check_versions(timeline: Timeline, differences: dict[int, int], first: int) 
     assert set(differences.values()) == {0, 1} and pairs == 5 + 4 + 4
 
 
-def check_prediction(leader: Recorded, timeline: Timeline) -> None:
-    """The same windows, simulated; the distance is logged."""
-    report = leader.reports[4]
-    found = report.comparison.predicted
-    (name, fit) = found
-    assert fit == "fit" and report.refit is not None
-    for predicted in found.values():
-        assert predicted.num_minibatches == 5
-        assert {s.action: s.updates for s in predicted.spans if s.updates is not None} == {
-            s.action: s.updates for s in timeline.spans if s.updates is not None
-        }
-    (row,) = (row for row in leader.logged if f"prediction/{name}/error" in row)
-    assert row["step"] == 4
-    assert 0 < row["timeline/minibatch_s"] < timeline.step_s
-    assert row["timeline/step_s"] == pytest.approx(timeline.step_s)
-
-
-def check_refit(path: Path, timeline: Timeline) -> None:
-    """What is kept for the next run is what the stages took."""
-    found = load_refit(path)
-    assert found.schedule == "1f1b-async" and found.minibatch_size == 4
-    for stage in found.stages:
-        seconds = [
-            span.duration_s
-            for span in timeline.spans
-            if span.kind is SpanKind.BACKWARD and span.stage == stage.stage
-        ]
-        assert stage.backward_s == pytest.approx(statistics.fmean(seconds))
-    assert all((device.optimizer_s or 0) > 0 for device in found.devices)
-
-
 def test_a_timeline_ends_with_its_epoch(pool: WorkerPool, tmp_path: Path) -> None:
     """Steps 3 to 8 of epochs of six; the ninth one never comes."""
     ranks = pool.run(
@@ -241,5 +201,4 @@ def test_a_timeline_ends_with_its_epoch(pool: WorkerPool, tmp_path: Path) -> Non
     )
     found = {step: t.num_minibatches for step, t in ranks[0].timelines.items()}
     assert found == {3: 3, 6: 3}
-    assert ranks[0].reports.keys() == {3, 6}
     assert (tmp_path / "timeline-step3.png").exists() and (tmp_path / "timeline-step6.png").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.workers import WorkerPool
 
 from lightning_gpp.simulate import SpanKind
-from lightning_gpp.simulate.refit.refit import load_refit
+from lightning_gpp.simulate.refit import load_costs_or_refit
 from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
 
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
@@ -57,7 +56,7 @@ def test_the_users_step_is_between_the_halves(runs: list[TimelineRun], schedule:
     """Once on rank 0, while the others wait; with 1f1b it runs for every micro-batch."""
     if schedule == "1f1b":
         found = runs[0].reports[2].refit
-        assert found is not None and found.turn_s == 0.0 < found.loss_s
+        assert found is not None and found.besides.turn_s == 0.0 < found.besides.loss_s
         return
     timeline = runs[0].timelines[2]
     for rank in range(3):
@@ -74,11 +73,11 @@ def test_the_users_step_is_between_the_halves(runs: list[TimelineRun], schedule:
     (step,) = (i for i, s in enumerate(timeline.spans) if s.kind is SpanKind.LOSS)
     assert timeline.spans[step] in timeline.critical_path
     found = runs[0].reports[2].refit
-    assert found is not None and found.turn_s > 0.999 * timeline.spans[step].duration_s > 0
-    assert found.loss_s == 0.0
-    fit = runs[0].reports[2].comparison.predicted["fit"]
+    assert found is not None and found.besides.turn_s > 0.999 * timeline.spans[step].duration_s > 0
+    assert found.besides.loss_s == 0.0
+    fit = runs[0].reports[2].predictions["fit"]
     (predicted,) = (s for s in fit.spans if s.kind is SpanKind.LOSS)
-    assert predicted.duration_s == pytest.approx(found.turn_s)
+    assert predicted.duration_s == pytest.approx(found.besides.turn_s)
 
 
 def test_what_is_around_the_program_is_in_it(runs: list[TimelineRun]) -> None:
@@ -104,11 +103,8 @@ def test_no_message_is_received_before_it_was_sent(runs: list[TimelineRun]) -> N
 
 
 def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> None:
-    files = ["refit.json", "timeline.html", "timeline.png", "trace.json"]
+    files = ["refit.json", "timeline.html", "timeline.png"]
     assert sorted(path.name for path in folder.iterdir()) == files
-    other = json.loads((folder / "trace.json").read_text())["otherData"]
-    assert other["measured"]["step"] == 2
-    assert other["predicted"]["step_s"] > 0
     (row,) = (row for row in runs[0].logged if "timeline/bubble_share" in row)
     assert row["step"] == 2
     assert 0 < row["timeline/bubble_share"] < 1
@@ -117,35 +113,33 @@ def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> Non
 
 def test_the_step_is_laid_beside_its_prediction(runs: list[TimelineRun]) -> None:
     report = runs[0].reports[2]
-    assert list(report.comparison.predicted) == ["profile", "fit"]
+    assert list(report.predictions) == ["profile", "fit"]
     spans = [s for s in report.predicted.spans if s.action and s.kind not in PARTS]
     assert Counter(s.action for s in spans) == Counter(a for run in runs for a in run.program)
     (row,) = (row for row in runs[0].logged if "prediction/profile/error" in row)
     step_s = row["prediction/measured/step_s"]
     assert step_s == row["timeline/step_s"]
-    parts = [value for name, value in row.items() if name.startswith("prediction/measured/")]
-    assert sum(parts) == pytest.approx(2 * step_s)  # the parts, and the step itself
-    assert row["prediction/fit/error"] == report.comparison.error("fit")
+    assert row["prediction/fit/error"] == report.error("fit")
     assert not runs[1].reports  # rank 0 knows
 
 
 def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (2, 3), "dirpath": tmp_path / "first", "picture": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
-    assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]
+    assert list(first.reports[3].predictions) == ["profile", "refit"]
     path = tmp_path / "first" / "refit.json"
-    kept = load_refit(path)
+    kept = load_costs_or_refit(path)
     assert kept.steps == (2, 3)
     assert kept == first.reports[3].refit
     callback = {"steps": (2,), "dirpath": tmp_path / "again", "picture": False}
     for costs in ("refit", str(path)):  # what was kept last; a file
         again, _ = pool.run(fit_with_timeline, 2, callback, costs=costs, num_steps=3, num_ranks=2)
         assert any("refitted to 2 steps recorded on cpu" in note for note in again.notes)
-        assert list(again.reports[2].comparison.predicted) == ["known", "fit"]
+        assert list(again.reports[2].predictions) == ["known", "fit"]
 
 
 def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
-    callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False, "page": False}
+    callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "page": False}
     first, second = pool.run(
         fit_with_timeline,
         2,
@@ -218,4 +212,4 @@ def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) 
     lengths_s = sorted(first.timelines[step].step_s for step in (9, 12))
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
-    assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
+    assert load_costs_or_refit(tmp_path / "refit.json").steps == (6, 9, 12)

@@ -16,8 +16,7 @@ from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, DoesNotFitError, HeldVersions
 from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate import simulate_plan
-from lightning_gpp.simulate.usage import usage
+from lightning_gpp.simulate import predicted_timeline, simulate_plan
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
 STASH, PREDICTED = HeldVersions(1, None), HeldVersions(1, 2)
@@ -74,8 +73,8 @@ def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
         for device, other in zip(found.devices, alone.devices, strict=True)
     ]
     assert more == [(count - 1) * PARAMETER_BYTES for count in versions]
-    simulated = usage(simulate_plan(PLAN, asked(held))).devices
-    assert [device.peak_bytes for device in simulated] == [
+    simulated = predicted_timeline(simulate_plan(PLAN, asked(held))).memory
+    assert [curve.peak_bytes for curve in simulated] == [
         device.memory_bytes for device in found.devices
     ]
 

@@ -20,7 +20,8 @@ from lightning_gpp.workloads import read_pipedream_profile
     ],
 )
 def test_no_baseline_is_faster(name, num_devices, samples, baseline):
-    workload = read_pipedream_profile(shared_graph(f"pipedream/{name}.txt"))
+    profiled = 32 if name == "gnmt" else 128
+    workload = read_pipedream_profile(shared_graph(f"pipedream/{name}.txt"), samples=profiled)
     cluster = cluster_preset("summit", num_devices)
     size = num_devices * samples
     request = PlanRequest(workload.graph, cluster, workload.costs_for(cluster, size), size)

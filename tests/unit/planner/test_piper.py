@@ -33,7 +33,7 @@ from lightning_gpp.workloads import (
 def test_the_published_objective(num_devices, memory_bytes, seconds_per_sample, num_stages):
     """What Piper's own program finds for its ``resnet.json``, scaled to seconds."""
     instance = replace(
-        read_piper_instance(shared_graph("piper/resnet.json")),
+        read_piper_instance(shared_graph("piper/resnet.json"), time_unit_s=1e-3),
         num_devices=num_devices,
         memory_bytes=memory_bytes,
         bandwidth_bytes_per_s=2.5e10,

@@ -9,7 +9,12 @@ import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, build_program, dry_run
-from lightning_gpp.schedule.schedules import Steps, in_flight_microbatches, most_in_flight
+from lightning_gpp.schedule.schedules import (
+    FORWARD_ONLY,
+    Steps,
+    in_flight_microbatches,
+    most_in_flight,
+)
 
 
 def graph(num_stages: int, *pairs: tuple[int, int]) -> StageGraph:
@@ -63,7 +68,9 @@ def test_gpipe_on_a_diamond():
 
 
 def test_forward_only():
-    program = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=2, forward_only=True)
+    program = build_program(
+        TWO_TOWERS, devices=[0, 1, 2], num_microbatches=2, schedule=FORWARD_ONLY
+    )
     assert str(program).splitlines() == [
         "device 0: 0F0 0SF0>2 0F1 0SF1>2",
         "device 1: 1F0 1SF0>2 1F1 1SF1>2",
@@ -79,15 +86,15 @@ def test_in_flight_follows_depth_not_position():
 
 def test_k_f_k_b_where_the_successor_takes_two():
     #  0 takes 1, 1 takes 2 and 2 takes 4 micro-batches at a time (GraphPipe, figure 5).
-    program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=8, multiples=[1, 2, 4])
+    program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=8, shares=[(1,), (2,), (4,)])
     assert compute_rows(program) == [
         "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7",
         "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3",
         "2F0 2B0 2F1 2B1",
     ]
-    longer = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, multiples=[1, 2, 4])
+    longer = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, shares=[(1,), (2,), (4,)])
     assert [most_in_flight(steps) for steps in map(steps_of, longer.actions)] == [10, 4, 1]
-    uniform = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, multiples=[4, 4, 4])
+    uniform = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, shares=[(4,)] * 3)
     assert [most_in_flight(steps) for steps in map(steps_of, uniform.actions)] == [3, 2, 1]
 
 
@@ -128,7 +135,11 @@ def test_shared_parameters_are_reduced_once_per_device():
 def test_replicas_take_their_share_of_every_microbatch():
     #   0 ──▶ 1 (on two devices) ──▶ 2      stage 2 and 3 of the program are replicas of stage 1
     program = build_program(
-        CHAIN, devices=[0, (1, 2), 3], num_microbatches=4, multiples=[1, 2, 4], schedule="gpipe"
+        CHAIN,
+        devices=[0, (1, 2), 3],
+        num_microbatches=4,
+        shares=[(1,), (1, 1), (4,)],
+        schedule="gpipe",
     )
     assert [str(replica) for replica in program.replicas] == [
         "stage 0",
@@ -170,7 +181,7 @@ def test_what_is_not_an_action(text):
     [
         ({"schedule": "zigzag"}, "unknown schedule 'zigzag'; known schedules: gpipe, 1f1b"),
         ({"num_microbatches": 0}, "at least 1, got 0"),
-        ({"multiples": [1, 3, 1]}, "does not divide the 4 of a mini-batch"),
+        ({"shares": [(1,), (3,), (1,)]}, "does not divide the 4 of a mini-batch"),
     ],
 )
 def test_wrong_arguments(arguments, message):

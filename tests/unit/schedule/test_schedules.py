@@ -43,7 +43,7 @@ def test_minibatches_overlap():
 
 def test_a_stage_takes_no_more_than_there_is():
     with pytest.raises(ValueError, match=r"stage 0 takes 4 micro-batches .* the 2 of a mini-batch"):
-        build_program(CHAIN, devices=range(3), num_microbatches=2, multiples=[4, 4, 4])
+        build_program(CHAIN, devices=range(3), num_microbatches=2, shares=[(4,)] * 3)
 
 
 def test_names():

@@ -6,7 +6,15 @@ import pytest
 from helpers.simulations import simulated_stages
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.simulate import Bucket, StepCosts, TaskKind, critical_path, usage
+from lightning_gpp.simulate import (
+    Bucket,
+    Simulation,
+    StepCosts,
+    TaskKind,
+    critical_path,
+    predicted_timeline,
+    shares,
+)
 
 BRANCHES = simulated_stages(
     "0>2 1>2",
@@ -20,29 +28,38 @@ BRANCHES = simulated_stages(
 """The picture is in test_engine.py, ``test_two_branches``: a step of 8.5 s."""
 
 
+def kind_s(simulation: Simulation) -> dict[TaskKind, float]:
+    """Kind of task -> its seconds on the path."""
+    found: dict[TaskKind, float] = {}
+    for step in critical_path(simulation):
+        found[step.task.kind] = found.get(step.task.kind, 0.0) + step.duration_s
+    return found
+
+
 def test_the_path_through_two_branches() -> None:
     path = critical_path(BRANCHES)
-    assert [str(step.task.action) for step in path.steps] == [
+    assert [str(step.task.action) for step in path] == [
         "0F0", "0SF0>2", "2F0", "2B0", "2SB0>0", "2SB0>1", "1B0", "1B1"
     ]  # fmt: skip
-    assert path.duration_s == BRANCHES.step_s == 8.5
-    assert path.kind_s == {TaskKind.FORWARD: 2.0, TaskKind.TRANSFER: 1.5, TaskKind.BACKWARD: 5.0}
-    assert path.kind_shares[TaskKind.TRANSFER] == pytest.approx(1.5 / 8.5)
-    assert path.channel_s == 0.5  # 2SB0>1 waits for 2SB0>0
+    assert path[-1].end_s == BRANCHES.step_s == 8.5
+    parts = {TaskKind.FORWARD: 2.0, TaskKind.TRANSFER: 1.5, TaskKind.BACKWARD: 5.0}
+    assert kind_s(BRANCHES) == parts
 
 
 def test_how_busy_everything_is() -> None:
-    found = usage(BRANCHES)
-    assert [device.compute_s for device in found.devices] == [6.0, 6.0, 4.0]
-    assert [device.bubble_s for device in found.devices] == [2.5, 2.5, 4.5]
+    timeline = predicted_timeline(BRANCHES)
+    found = shares(timeline)
+    assert [rank.bubble_s for rank in found.ranks] == [2.5, 2.5, 4.5]
     assert found.bubble_share == pytest.approx((2.5 + 2.5 + 4.5) / (3 * 8.5))
     # both micro-batches are in flight on devices 0 and 1, and a backward works
-    assert [device.peak_bytes for device in found.devices] == [15.0, 15.0, 13.0]
-    busy_s = {channel.name: channel.busy_s for channel in found.channels}
+    assert [curve.peak_bytes for curve in timeline.memory] == [15.0, 15.0, 13.0]
+    busy_s: dict[str, float] = {}
+    for one in timeline.transfers:
+        (channel,) = one.channels
+        busy_s[channel] = busy_s.get(channel, 0.0) + one.duration_s
     assert busy_s == {"gpu2 out": 2.0, "gpu0 out": 1.0, "gpu1 out": 1.0}
-    assert found.channels[0].name == "gpu2 out"
-    assert found.channels[0].waited_s == 1.0  # of 2SB0>1 and of 2SB1>1, half a second each
-    assert found.channels[0].busy_s == 2.0
+    # 2SB0>1 and 2SB1>1 wait for the messages to stage 0, half a second each
+    assert sorted(one.waited_s for one in timeline.transfers)[-2:] == [0.5, 0.5]
 
 
 def test_a_sum_in_the_middle_of_a_backward() -> None:
@@ -59,19 +76,19 @@ def test_a_sum_in_the_middle_of_a_backward() -> None:
         "0>1",
         2,
         devices=[(0, 1), 0],
-        multiples=[2, 2],
+        shares=[(1, 1), (2,)],
         forward_s=[1, 1, 0],
         backward_s=[4, 4, 0],
         link=Link(1.0),
         buckets=[Bucket(0, 3.0, 0.5), Bucket(0, 3.0, 1.0)],
         step=StepCosts(optimizer_s={0: 1.0, 1: 0.5}),
     )
-    path = critical_path(found)
-    assert found.step_s == path.duration_s == 1 + 2 + 3 + 3 + 1
-    assert path.kind_s == {
+    assert found.step_s == critical_path(found)[-1].end_s == 1 + 2 + 3 + 3 + 1
+    assert kind_s(found) == {
         TaskKind.FORWARD: 1.0,
         TaskKind.BACKWARD: 2.0,
         TaskKind.REDUCE: 6.0,
         TaskKind.OPTIMIZER: 1.0,
     }
-    assert path.channel_s == 1.0  # the second bucket is there at 5 s and begins at 6 s
+    # the second bucket is there at 5 s and begins at 6 s
+    assert max(one.waited_s for one in predicted_timeline(found).transfers) == 1.0

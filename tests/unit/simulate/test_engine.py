@@ -11,6 +11,7 @@ from helpers.simulations import simulated_stages, task_times
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.schedule import Action, ScheduleError
+from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.simulate import (
     Bucket,
     TaskKind,
@@ -152,7 +153,7 @@ def test_a_half_duplex_port_sends_or_receives() -> None:
             num_microbatches=2,
             message_bytes=2.0,
             link=Link(1.0, is_full_duplex=is_full_duplex),
-            forward_only=True,
+            schedule=FORWARD_ONLY,
         )
         assert found.step_s == step_s
 
@@ -183,7 +184,7 @@ def test_sums_begin_during_the_last_backward(fractions: tuple[float, ...], step_
         "0>1",
         2,
         devices=[(0, 1), 0],
-        multiples=[2, 2],
+        shares=[(1, 1), (2,)],
         num_microbatches=2,
         forward_s=[1, 1, 0],
         backward_s=[4, 4, 0],
@@ -212,7 +213,7 @@ def test_messages_do_not_wait_for_the_end_of_a_sum() -> None:
         "0>1 1>2",
         3,
         devices=[0, (1, 2), 1],
-        multiples=[1, 2, 2],
+        shares=[(1,), (1, 1), (2,)],
         num_microbatches=2,
         forward_s=[1, 1, 1, 0],
         backward_s=[2, 2, 2, 0],

@@ -14,7 +14,7 @@ from lightning_gpp.simulate import (
 )
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 from lightning_gpp.simulate.timeline.shares import path_shares
-from lightning_gpp.simulate.timeline.transfer import TransferKind
+from lightning_gpp.simulate.timeline.span import TransferKind
 
 
 def path(timeline: Timeline) -> str:

@@ -12,12 +12,11 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import ProgramCosts, SpanKind, StepCosts, Timeline, simulate
+from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
-from lightning_gpp.simulate.refit.from_timelines import refit, refit_windows
-from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.recorded import refit
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
-from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 
 #   a ─▶ b ─▶ c ─▶ d
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
@@ -69,42 +68,12 @@ def test_the_refitted_prediction_is_the_recorded_step(plan: Plan) -> None:
     asked = request(num_devices=plan.num_devices)
     step = full_step(plan)
     timeline, _ = recorded(plan, asked, step)
-    found = refit([timeline], program(plan, asked), plan, asked)
+    found = Refit.from_json(refit([timeline], program(plan, asked), plan, asked).to_json())
     costs = program_costs(plan, found.request(asked), step=found.step_costs(plan))
     again = simulate(program(plan, asked), costs).step_s
     assert again == pytest.approx(timeline.step_s, rel=2e-3)
     before_s = simulate(program(plan, asked), program_costs(plan, asked)).step_s
     assert abs(before_s / timeline.step_s - 1) > 0.2
-
-
-def test_windows_that_overlap_are_refitted_to_what_made_them() -> None:
-    """A gap between actions, unequal optimizers, the user's step in forwards."""
-    plan = replace(HALVES, num_microbatches=1)
-    asked = replace(request(), max_replicas=1).scheduled("1f1b-async")
-    whole = plan_graph(plan, CHAIN).program(12, schedule=asked.schedule)
-    step = replace(STEP, data_s=0.0, prepare_s=0.0, optimizer_s={0: 3e-3, 1: 1e-3})
-    true = replace(asked, costs=Costs((TRUE,)))
-
-    def windows(asked: PlanRequest, step: StepCosts) -> Timeline:
-        costs = program_costs(plan, asked, step=step)
-        return windows_of(predicted_timeline(simulate(whole, costs)), whole, range(4, 9))
-
-    timeline = windows(true, step)
-    found = refit_windows([replace(timeline, step=4)], whole, plan, asked)
-    assert (found.schedule, found.num_microbatches, found.minibatch_size) == ("1f1b-async", 1, 32)
-    assert found.steps == (4,) and found.step_s == pytest.approx(pace_s(timeline))
-    assert (found.feed_s, found.loss_s) == pytest.approx((step.feed_s, step.loss_s))
-    assert found.action_s == pytest.approx(step.action_s)
-    for device in found.devices:
-        between_s = step.optimizer_s[device.device] + step.action_s
-        assert device.optimizer_s == pytest.approx(between_s, abs=1.1 * step.action_s)
-    found = Refit.from_json(found.to_json())
-    again = windows(found.request(asked), found.step_costs(plan))
-    assert again.step_s == pytest.approx(timeline.step_s, rel=5e-3)
-    for one, other in zip(again.spans, timeline.spans, strict=True):
-        if one.kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
-            assert one.duration_s == pytest.approx(other.duration_s)
-    assert abs(windows(asked, step).step_s / timeline.step_s - 1) > 0.2
 
 
 def test_the_median_step_counts_and_warming_up_does_not() -> None:
@@ -169,10 +138,10 @@ def test_the_users_step_is_read_off_where_it_runs_once(schedule: str) -> None:
     asked = replace(request(), schedule=schedule)
     timeline, _ = recorded(HALVES, asked, full_step(HALVES))
     found = refit([timeline], program(HALVES, asked), HALVES, asked)
-    assert found.turn_s == pytest.approx(STEP.turn_s if schedule == "gpipe" else 0.0)
-    assert found.action_s == pytest.approx(STEP.action_s)
-    assert found.prepare_s == pytest.approx(STEP.prepare_s)
-    assert [device.finish_s for device in found.devices] == pytest.approx([5e-4, 5e-4])
+    assert found.besides.turn_s == pytest.approx(STEP.turn_s if schedule == "gpipe" else 0.0)
+    assert found.besides.action_s == pytest.approx(STEP.action_s)
+    assert found.besides.prepare_s == pytest.approx(STEP.prepare_s)
+    assert found.finish_s == pytest.approx((5e-4, 5e-4))
     costs = program_costs(HALVES, found.request(asked), step=found.step_costs(HALVES))
     again = simulate(program(HALVES, asked), costs).step_s
     assert again == pytest.approx(timeline.step_s, rel=2e-3)

@@ -1,8 +1,7 @@
-"""Timelines of a few literal spans: their shares, their JSON form, their pictures, their traces."""
+"""Timelines of a few literal spans: their shares, their pictures."""
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from helpers.steps import predicted_and_measured
 
 from lightning_gpp.reports.step.picture import timeline_figure, write_picture
-from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
     Span,
@@ -19,7 +17,6 @@ from lightning_gpp.simulate import (
     TimelineStage,
     shares,
 )
-from lightning_gpp.simulate.timeline.words import action_words
 
 # seconds  0         1         2         3         4         5         6         7         8
 # rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|
@@ -74,68 +71,13 @@ class TestTimeline:
             Span(0, SpanKind.FORWARD, 2.0, 1.0, "2F0")
 
 
-class TestTrace:
-    @pytest.fixture
-    def trace(self, tmp_path: Path) -> dict:
-        write_trace([timeline()], tmp_path / "trace.json")
-        return json.loads((tmp_path / "trace.json").read_text())
-
-    def test_events_have_what_the_format_asks_for(self, trace: dict) -> None:
-        assert trace["displayTimeUnit"] == "ms"
-        required = {
-            "M": {"name", "pid", "tid", "args"},
-            "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
-            "s": {"name", "cat", "id", "pid", "tid", "ts"},
-            "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
-        }
-        for event in trace["traceEvents"]:
-            assert required[event["ph"]] <= event.keys()
-            assert all(isinstance(event[key], int) for key in ("pid", "tid"))
-            assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
-
-    def test_spans_are_in_microseconds_with_arguments(self, trace: dict) -> None:
-        (event,) = (
-            event for event in trace["traceEvents"] if event["name"] == "forward 0 of stage 0"
-        )
-        assert (event["ts"], event["dur"], event["tid"]) == (2e6, 2e6, 1)
-        assert event["cat"] == "forward"
-        assert event["args"]["operators"] == "tower_0, tower_1, tower_2"
-        assert event["args"]["microbatch"] == 0
-        sent = next(
-            event for event in trace["traceEvents"] if event["name"] == "send inputs 0 to stage 0"
-        )
-        assert sent["args"]["bytes"] == 64
-        assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == len(SPANS)
-
-
-class TestTraceOfTwo:
-    """Predicted and measured as two processes, each with its links and critical path."""
-
-    @pytest.fixture
-    def events(self, tmp_path: Path) -> list[dict]:
-        write_trace(predicted_and_measured(), tmp_path / "trace.json")
-        return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-    def test_what_is_critical_says_so(self, events: list[dict]) -> None:
-        found = {
-            e["name"]
-            for e in events
-            if e["ph"] == "X" and e["pid"] == 0 and e["args"].get("critical")
-        }
-        actions = ["0F0", "0SF0>2", "2F0", "2B0", "2F1", "2B1", "2SB1>0", "2SB1>1", "1B1"]
-        stages = predicted_and_measured()[0].stages
-        assert found == {action_words(action, stages) for action in actions}
-
-
 class TestEverything:
     def test_files(self, tmp_path: Path) -> None:
         written = write_step(predicted_and_measured(), tmp_path, suffix="-step3")
-        names = ["timeline-step3.png", "timeline-step3.html", "trace-step3.json"]
+        names = ["timeline-step3.png", "timeline-step3.html"]
         assert [path.name for path in written] == names
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-        assert not write_step(
-            predicted_and_measured(), tmp_path, picture=False, page=False, trace=False
-        )
+        assert not write_step(predicted_and_measured(), tmp_path, picture=False, page=False)
 
 
 class TestPicture:

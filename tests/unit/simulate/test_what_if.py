@@ -1,4 +1,4 @@
-"""A plan in a changed world: links, devices, input, bytes, and which change buys most."""
+"""A plan in a changed world: links, devices, input, and which change buys most."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanRequest, Stage
-from lightning_gpp.simulate.program_costs import MessageBytes, StepCosts
+from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.what_if import Case
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 PLAN = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,))), num_microbatches=4)
-COPIES = Plan((Stage(0, ("a", "b", "c"), (0, 1), microbatch_multiple=2),), num_microbatches=2)
 
 
 def case(plan: Plan = PLAN, cluster: Cluster | None = None, **run: Any) -> Case:
@@ -26,7 +25,7 @@ def case(plan: Plan = PLAN, cluster: Cluster | None = None, **run: Any) -> Case:
 
 
 def test_nothing_changes_nothing():
-    assert case().changed({"compute": 1.0, "bytes": 1}) == case()
+    assert case().changed({"compute": 1.0, "latency": 1}) == case()
 
 
 def test_links():
@@ -44,18 +43,10 @@ def test_devices_that_are_faster_compute_and_update_faster():
     assert case(step=step).changed({"compute": 4}).step.data_s == 2.0
 
 
-def test_bytes_of_messages_and_sums():
-    costs, halved = (case().changed({"bytes": factor}).simulation.costs for factor in (1.0, 0.5))
-    size = costs.forward_bytes[0, 1]
-    assert halved.forward_bytes[0, 1] == MessageBytes(size.per_unit / 2, size.fixed / 2)
-    sums, fewer = (case(COPIES).changed({"bytes": f}).simulation.costs.buckets for f in (1.0, 0.5))
-    assert [one.size_bytes / 2 for one in sums] == [one.size_bytes for one in fewer]
-
-
 @pytest.mark.parametrize(
     "factors",
-    [{"bandwidth": -1.0}, {"bandwidth": 0.0}, {"compute": float("inf")}, {"bytes": -0.5},
-     {"latency": float("nan")}, {"bytes": "half"}],
+    [{"bandwidth": -1.0}, {"bandwidth": 0.0}, {"compute": float("inf")}, {"latency": -0.5},
+     {"latency": float("nan")}, {"latency": "half"}],
 )  # fmt: skip
 def test_a_factor_that_makes_no_sense(factors):
     (name,) = factors

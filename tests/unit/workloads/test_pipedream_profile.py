@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.published import PIPEDREAM, shared_graph
@@ -9,10 +10,10 @@ import lightning_gpp
 from lightning_gpp.cost import ANY_DEVICE, OpProfile
 
 
-def read(tmp_path: Path, text: str = PIPEDREAM, **options: int):
+def read(tmp_path: Path, text: str = PIPEDREAM, **options: Any):
     path = tmp_path / "graph.txt"
     path.write_text(text)
-    return lightning_gpp.read_pipedream_profile(path, **options)
+    return lightning_gpp.read_pipedream_profile(path, **({"samples": 10} | options))
 
 
 def test_operators_edges_and_units(tmp_path):
@@ -29,15 +30,11 @@ def test_operators_edges_and_units(tmp_path):
     assert graph.parameter["node2.weight"].size_bytes == 864
 
 
-def test_samples_show_in_sizes_and_may_be_given(tmp_path):
+def test_samples_have_to_be_given(tmp_path):
     assert read(tmp_path).graph.microbatch_size == 10
     assert read(tmp_path, samples=5).minibatch_size(4) == 20
-    unknown = PIPEDREAM.replace("activation_size=6021120.0", "activation_size=0.0")
-    assert read(tmp_path, unknown).graph.microbatch_size == 10  # by the state of the LSTM
-    with pytest.raises(ValueError, match=r"no size in it shows how many; give samples="):
-        read(tmp_path, unknown.replace("LSTM(8, 4)", "Other"))
-    with pytest.raises(ValueError, match=r"fit \[5, 10\]; give samples="):
-        read(tmp_path, PIPEDREAM.replace("LSTM(8, 4)", "LSTM(8, 8)"))
+    with pytest.raises(ValueError, match=r"how many samples it was measured with: give samples="):
+        read(tmp_path, samples=None)
     with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
         read(tmp_path, samples=0)
     with pytest.raises(ValueError, match=r"samples must be a whole number .*got 1\.5"):
@@ -94,7 +91,9 @@ def test_no_file_and_no_text(tmp_path):
     ],
 )
 def test_published_profiles(name, operators, samples):
-    workload = lightning_gpp.read_pipedream_profile(shared_graph(f"pipedream/{name}.txt"))
+    workload = lightning_gpp.read_pipedream_profile(
+        shared_graph(f"pipedream/{name}.txt"), samples=samples
+    )
     assert (len(workload.graph), workload.graph.microbatch_size) == (operators, samples)
     seconds = [o.forward_s + o.backward_s for o in workload.costs.at(samples).operators.values()]
     assert 0.05 < sum(seconds) < 1  # a mini-batch on one GPU

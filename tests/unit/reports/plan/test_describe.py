@@ -59,32 +59,22 @@ def test_the_whole_text():
     assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
         Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
         Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
-        Peak memory by schedule: gpipe 11.9 kB, 1f1b 9.7 kB
 
-                                  micro-      in                         per
-        stage  device  operators   batch  flight  compute  messages   sample   load  memory
-        ───────────────────────────────────────────────────────────────────────────────────
-            0       0  stem            4       3  3.00 ms       0 s   750 us   50 %  4.3 kB
-            1       1  enc.a           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
-            2       2  enc.b           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
-            3       3  head, cat       4       1  6.00 ms       0 s  1.50 ms  100 %  8.2 kB
+                                  sends  micro-      in
+        stage  device  operators     to   batch  flight  compute  messages   load  memory
+        ─────────────────────────────────────────────────────────────────────────────────
+            0       0  stem         1,2       4       3  3.00 ms       0 s   50 %  4.3 kB
+            1       1  enc.a          3       4       2  3.00 ms       0 s   50 %  4.2 kB
+            2       2  enc.b          3       4       2  3.00 ms       0 s   50 %  4.2 kB
+            3       3  head, cat              4       1  6.00 ms       0 s  100 %  8.2 kB
 
-        Bottleneck: stage 3 (device 3) by compute, 1.50 ms per sample: compute 6.00 ms per
-          micro-batch of 4, at the same time messages 0 s.
+        Bottleneck: stage 3 (device 3) by compute, 1.50 ms per sample.
         Step: 24.0 ms at the bottleneck's pace, and 6.00 ms to fill and drain the pipeline.
         Peak memory: 9.7 kB of 12.0 kB (81 %) on device 3.
 
         Compute: forward and backward of one micro-batch (measured on cpu).
         Messages: what a replica sends at the same time.
-        Per sample: the longer of both, and the all-reduce. Load: of the slowest stage's.
+        Load: the longer of both, and the all-reduce, per sample; of the slowest stage's.
         Memory: parameters, gradients, optimizer state (2 values per parameter) and activations in
           flight, on each device. r: activations are recomputed.
-        Below: stages of equal depth run in parallel; bytes of a message, of one micro-batch.
-
-        depth  stage  inputs  sends to
-        ──────────────────────────────────────────
-            3      0   256 B  1 (256 B), 2 (256 B)
-            2      1          3 (256 B)
-            2      2          3 (256 B)
-            1      3
     """)

@@ -39,7 +39,7 @@ def reduction_of(parameters: dict[str, Parameter], log: list[str]) -> GradientRe
         (StageEdge(0, 1, ("x",)),),
         parameter_readers=tuple((name, (0,)) for name in parameters),
     )
-    program = build_program(stages, devices=[(0, 1), 2], num_microbatches=4, multiples=[2, 2])
+    program = build_program(stages, devices=[(0, 1), 2], num_microbatches=4, shares=[(1, 1), (2,)])
     summed = replica_gradients(program, 1, (2, 1, 0), parameters)
     return GradientReduction(summed, Noting(log))
 

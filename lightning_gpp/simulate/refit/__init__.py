@@ -1,1 +1,0 @@
-"""What recorded steps say about costs, and how far predictions were off."""
