@@ -20,7 +20,7 @@ from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTra
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.emulation.report import EmulationReport, emulation_report
 from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.emulation.time_scale import process_time_scale
+from lightning_gpp.emulation.time_scale import plan_time_scale
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.executor import Executor
@@ -82,7 +82,6 @@ class Emulation(RealTime):
         self._transport = EmulatedTransport(inner, rank, executor.rank_of_device)
         self._sums = None if executor.sums is None else EmulatedSums(executor.sums, rank)
         self._units_at_a_time = plan_graph(setup.plan, setup.request.graph).units_at_a_time
-        self._num_unpaced = 0
 
     @contextlib.contextmanager
     def step(self, program: Program, *, is_second: bool = False) -> Iterator[None]:
@@ -92,7 +91,6 @@ class Emulation(RealTime):
         is too small for the plan's program runs as fast as it can.
         """
         if program.num_microbatches % self._units_at_a_time:
-            self._num_unpaced += not is_second
             yield
             return
         rank, executor = self._rank, self._executor
@@ -117,7 +115,7 @@ class Emulation(RealTime):
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner
-        slips += rank.take_slips().slips
+        slips += rank.take_slips()
         self._steps.append(EmulatedStep(start_s, rank.cursor_s, program.num_microbatches, slips))
 
     def _begin(self) -> float:
@@ -150,7 +148,6 @@ class Emulation(RealTime):
             predicted_s=simulate_plan(plan, request, costs).step_s,
             time_scale=setup.time_scale,
             kinds=request.cluster.kinds,
-            num_unpaced=self._num_unpaced,
         )
 
     def close(self) -> None:
@@ -168,7 +165,7 @@ def begin_emulation(plan: Plan, request: PlanRequest, scale: float | None) -> Se
     """
     costs = program_costs(plan, request)
     if scale is None:
-        scale = process_time_scale(plan, request, costs, "cpu")
+        scale = plan_time_scale(plan, request, costs)
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
     os.close(file)

@@ -21,17 +21,14 @@ from torch.nn import Parameter
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.pace import Pace
+from lightning_gpp.runtime.pace import ActionRecord, Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_gradients
-from lightning_gpp.runtime.sums.shared_gradients import sum_shared
-from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.sums.sums import Sums, sum_shared
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.schedule.program_parts import Part
@@ -98,7 +95,6 @@ class Run:
         message: the last one, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
-        means: of gradients over several pipelines, which begin in its backwards; None for none.
     """
 
     executor: Executor
@@ -114,26 +110,14 @@ class Run:
     message: Payload | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
-    means: GradientReduction | None = None
 
     def __post_init__(self) -> None:
-        if len(self.unit_sizes) != self.program.num_microbatches:
-            raise ValueError(
-                f"the program has {self.program.num_microbatches} micro-batches, got sizes of "
-                f"{len(self.unit_sizes)}"
-            )
+        assert len(self.unit_sizes) == self.program.num_microbatches, self.unit_sizes
         self.device = self.executor.rank_of_device.index(self.executor.transport.rank)
         self.executor.staying.begin()
 
     def whole(self) -> None:
-        """Runs everything in one go, up to the update that ends the program.
-
-        Raises:
-            ValueError: there are updates in between.
-        """
-        program = self.program
-        if program.num_minibatches > 1 and program.has_backward:
-            raise ValueError("a program of several mini-batches runs in windows")
+        """Runs everything in one go, up to the update that ends the program."""
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
@@ -372,11 +356,8 @@ class Run:
 
     def backward(self, action: Action) -> None:
         """A backward; sums of gradients begin in it as soon as they can."""
-        reduction, means = self._reduction(action), self.means
-        with (
-            reduction.watching(action) if reduction else nullcontext(),
-            means.watching(action) if means else nullcontext(),
-        ):
+        reduction = self._reduction(action)
+        with reduction.watching(action) if reduction else nullcontext():
             self._backward(action.stage, action.microbatch)
 
     def _backward(self, stage: int, microbatch: int) -> None:

@@ -292,10 +292,10 @@ class PipelineBuild:
             run.recorder,
             chunked=self.chunked,
         )
-        if (emulated := settings.emulated) is not None:
+        if settings.is_emulated:
             begun = None
             if (planned := self.planned) is not None:
-                begun = begin_emulation(planned.plan, planned.request, emulated.time_scale)
+                begun = begin_emulation(planned.plan, planned.request, settings.time_scale)
             pipeline.time = Emulation(begun, pipeline.executor, control, run.waits)
         return pipeline
 
