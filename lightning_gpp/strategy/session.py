@@ -168,7 +168,7 @@ class Session:
             tell_device(run.module, torch.device("cpu"))
             return
         self.lost = "an error ended the run, and other ranks held the rest of them"
-        note_lost_weights(run.module, self.lost)
+        note_lost_weights(run.module)
 
     def _end_together(self) -> None:
         """All ranks: the module is whole again."""
