@@ -22,7 +22,7 @@ from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
-from lightning_gpp.emulation.emulation import Emulation, begin_emulation
+from lightning_gpp.emulation.emulation import Emulation
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
@@ -293,10 +293,10 @@ class PipelineBuild:
             chunked=self.chunked,
         )
         if settings.is_emulated:
-            begun = None
-            if (planned := self.planned) is not None:
-                begun = begin_emulation(planned.plan, planned.request, settings.time_scale)
-            pipeline.time = Emulation(begun, pipeline.executor, control, run.waits)
+            asked = None if self.planned is None else (self.planned.plan, self.planned.request)
+            pipeline.time = Emulation(
+                asked, settings.time_scale, pipeline.executor, control, run.waits
+            )
         return pipeline
 
     def _executor(
