@@ -110,6 +110,12 @@ class GraphPipeStrategy(SavingStrategy):
             makes no sense.
     """
 
+    plan: Plan | None = None
+    stage_graph: StageGraph | None = None
+    emulation_report: EmulationReport | None = None
+    on_record: Callable[[ActionRecord], None] | None = None
+    _optimized: pl.LightningModule | None = None
+
     def __init__(
         self,
         num_microbatches: int | None = None,
@@ -168,16 +174,9 @@ class GraphPipeStrategy(SavingStrategy):
         )
         check_settings(self.settings)
         self.state_dict_type = state_dict_type
-        self.plan: Plan | None = None
-        self.stage_graph: StageGraph | None = None
-        self.emulation_report: EmulationReport | None = None
-        self.on_record: Callable[[ActionRecord], None] | None = None
-        self.num_nodes = 1
         self.num_pipelines = pipelines
         self._start_method = start_method
-        self._hooks: LedHooks | None = None
         self.reports = PlanReports()
-        self._optimized: pl.LightningModule | None = None
         self._scopes = ExitStack()
 
     @contextmanager

@@ -58,7 +58,7 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
     """
 
     settings: Settings
-    num_nodes: int
+    num_nodes: int = 1
     _start_method: StartMethod
     _scopes: ExitStack
     _session: Session | None = None

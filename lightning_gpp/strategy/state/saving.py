@@ -37,7 +37,7 @@ class SavingStrategy(PipelinesStrategy):
     reads_late = True
     """Whether a rank reads the state of its optimizers out of a folder once it knows its part."""
 
-    _hooks: LedHooks | None
+    _hooks: LedHooks | None = None
     _saved: ShardedCheckpoint | None = None
 
     @property
