@@ -52,9 +52,7 @@ class DocumentCache:
             return parse(path.read_text(encoding="utf-8")), path
         except FileNotFoundError:
             return None
-        except OSError as error:
-            _logger.warning("the cached %s cannot be read and is made again: %s", kind, error)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             _logger.warning("the cached %s %s is broken and is made again: %s", kind, path, error)
         return None
 

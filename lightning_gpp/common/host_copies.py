@@ -8,12 +8,10 @@ of pinned memory is not waited for at all: the work after it, in the same stream
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.torch_device import is_accelerator, synchronize
 
 
@@ -46,32 +44,3 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type == "cpu" and is_accelerator(device):
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-class KnownNumbers:
-    """Numbers in tensors that seldom change (learning rates): looked at again when they have.
-
-    On the CPU they are always looked at, which costs nothing.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Any, tuple[Tensor, int | None, float]] = {}
-
-    def of(self, place: Any, tensor: Tensor) -> float:
-        """The number of a tensor.
-
-        Args:
-            place: where it is; of every place the last tensor is remembered.
-            tensor: of one number.
-
-        >>> numbers, rate = KnownNumbers(), torch.tensor(0.5)
-        >>> numbers.of("lr", rate), numbers.of("lr", rate.mul_(2))
-        (0.5, 1.0)
-        """
-        if tensor.device.type == "cpu":
-            return tensor.item()
-        last, changes, number = self._known.get(place, (None, None, 0.0))
-        if last is not tensor or changes is None or changes != num_changes(tensor):
-            number = tensor.item()
-            self._known[place] = tensor, num_changes(tensor), number
-        return number

@@ -7,7 +7,8 @@ part the user's step runs, and emulated time stands still.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -81,34 +82,13 @@ class EmulatedStep:
     slips: tuple[Slip, ...] = ()
 
 
-@dataclass(frozen=True)
-class SlipReport:
-    """All slips of a step on one or all ranks.
+def slip_s(slips: Iterable[Slip]) -> float:
+    """Emulated seconds by which the rank that slipped most is late.
 
-    Attributes:
-        slips: in the order of time on each rank.
+    >>> slip_s([Slip(0, "2F0", 0.25), Slip(1, "1B3", 0.5), Slip(0, "2F1", 0.5)])
+    0.75
     """
-
-    slips: tuple[Slip, ...] = ()
-
-    @property
-    def total_s(self) -> float:
-        """Emulated seconds by which the rank that slipped most is late."""
-        ranks = {slip.rank for slip in self.slips}
-        late_s = (sum(s.late_s for s in self.slips if s.rank == rank) for rank in ranks)
-        return max(late_s, default=0.0)
-
-    def text(self, step_s: float) -> str:
-        """One line for a report.
-
-        >>> SlipReport((Slip(0, "2F0", 0.25), Slip(1, "1B3", 0.5))).text(10.0)
-        'slip 5.0 % of the step (0.5 s on the rank that slipped most); worst: 1B3 on rank 1, 0.5 s'
-        """
-        if not self.slips:
-            return "no slip: all real work fitted its emulated time"
-        worst = max(self.slips, key=lambda slip: slip.late_s)
-        return (
-            f"slip {100 * self.total_s / step_s:.1f} % of the step ({self.total_s:.3g} s on the "
-            f"rank that slipped most); worst: {worst.what} on rank {worst.rank}, "
-            f"{worst.late_s:.3g} s"
-        )
+    late_s: defaultdict[int, float] = defaultdict(float)
+    for slip in slips:
+        late_s[slip.rank] += slip.late_s
+    return max(late_s.values(), default=0.0)

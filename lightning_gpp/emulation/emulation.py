@@ -11,7 +11,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTra
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.emulation.report import EmulationReport, emulation_report
 from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.emulation.time_scale import process_time_scale
+from lightning_gpp.emulation.time_scale import plan_time_scale
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 
 _MEMORY = Path("/dev/shm")
@@ -36,53 +34,48 @@ START_S, START_RANK_S = 5e-3, 1e-3
 this machine's cores, for all to hear it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What all ranks of an emulation agree on.
-
-    Attributes:
-        plan: what runs.
-        request: the question that it answers, with the emulated cluster.
-        costs: what its program costs there.
-        time_scale: real seconds that an emulated second takes.
-        origin_ns: when emulated time is zero, on the clock of this host.
-        path: of the file with the channels; gone once all ranks have opened it.
-    """
-
-    plan: Plan
-    request: PlanRequest
-    costs: ProgramCosts
-    time_scale: float
-    origin_ns: int
-    path: str
-
-
 class Emulation(RealTime):
     """The emulated devices of a run, as one rank sees them; all ranks make theirs together.
 
     Args:
-        setup: rank 0's; see :func:`begin_emulation`.
+        planned: rank 0: what runs, and the question that it answers, with the emulated cluster;
+            emulated time begins now.
+        scale: real seconds that an emulated second takes; None to choose it.
         executor: of this rank.
         control: between the ranks.
         waits: of this rank.
     """
 
-    def __init__(self, setup: Setup | None, executor: Executor, control: Any, waits: Waits) -> None:
-        setup = control.share(setup, "waiting for rank 0 to begin emulated time")
-        assert setup is not None
-        self._setup, self._executor, self.time_scale = setup, executor, setup.time_scale
-        self._reservations = SharedReservations(setup.path)
+    def __init__(
+        self,
+        planned: tuple[Plan, PlanRequest] | None,
+        scale: float | None,
+        executor: Executor,
+        control: Any,
+        waits: Waits,
+    ) -> None:
+        begun = None
+        if planned is not None:
+            costs = program_costs(*planned)
+            scale = scale or plan_time_scale(*planned, costs)
+            folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+            file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
+            os.close(file)
+            begun = *planned, costs, scale, time.monotonic_ns(), path
+        told = control.share(begun, "waiting for rank 0 to begin emulated time")
+        self._plan, self._request, self._costs, self.time_scale, origin_ns, path = told
+        self._executor = executor
+        self._reservations = SharedReservations(path)
         control.gather(None, "opening the channels of the emulated cluster")
         if control.is_leader:
-            Path(setup.path).unlink()
-        clock = EmulatedClock(setup.origin_ns, setup.time_scale, sleep=waits.sleep)
+            Path(path).unlink()
+        clock = EmulatedClock(origin_ns, self.time_scale, sleep=waits.sleep)
         inner = executor.transport
-        self._rank = rank = EmulatedRank(inner.rank, clock, self._reservations, setup.costs)
+        self._rank = rank = EmulatedRank(inner.rank, clock, self._reservations, self._costs)
         self._control, self._steps = control, list[EmulatedStep]()
         self._transport = EmulatedTransport(inner, rank, executor.rank_of_device)
         self._sums = None if executor.sums is None else EmulatedSums(executor.sums, rank)
-        self._units_at_a_time = plan_graph(setup.plan, setup.request.graph).units_at_a_time
-        self._num_unpaced = 0
+        self._units_at_a_time = plan_graph(self._plan, self._request.graph).units_at_a_time
 
     @contextlib.contextmanager
     def step(self, program: Program, *, is_second: bool = False) -> Iterator[None]:
@@ -92,7 +85,6 @@ class Emulation(RealTime):
         is too small for the plan's program runs as fast as it can.
         """
         if program.num_microbatches % self._units_at_a_time:
-            self._num_unpaced += not is_second
             yield
             return
         rank, executor = self._rank, self._executor
@@ -117,7 +109,7 @@ class Emulation(RealTime):
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner
-        slips += rank.take_slips().slips
+        slips += rank.take_slips()
         self._steps.append(EmulatedStep(start_s, rank.cursor_s, program.num_microbatches, slips))
 
     def _begin(self) -> float:
@@ -139,37 +131,18 @@ class Emulation(RealTime):
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        setup = self._setup
         ranks = self._control.gather(self._steps, "gathering what the emulated steps took")
         if not ranks:
             return None
-        plan, request, costs = setup.plan, setup.request, setup.costs
+        plan, request = self._plan, self._request
         return emulation_report(
             ranks,
             num_microbatches=num_microbatches(plan, request),
-            predicted_s=simulate_plan(plan, request, costs).step_s,
-            time_scale=setup.time_scale,
+            predicted_s=simulate_plan(plan, request, self._costs).step_s,
+            time_scale=self.time_scale,
             kinds=request.cluster.kinds,
-            num_unpaced=self._num_unpaced,
         )
 
     def close(self) -> None:
         """Lets go of the channels."""
         self._reservations.close()
-
-
-def begin_emulation(plan: Plan, request: PlanRequest, scale: float | None) -> Setup:
-    """Rank 0: what the ranks of a run will agree on; emulated time begins now.
-
-    Args:
-        plan: what runs.
-        request: the question that it answers, with the emulated cluster.
-        scale: real seconds that an emulated second takes; None to choose it.
-    """
-    costs = program_costs(plan, request)
-    if scale is None:
-        scale = process_time_scale(plan, request, costs, "cpu")
-    folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
-    os.close(file)
-    return Setup(plan, request, costs, scale, time.monotonic_ns(), path)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.emulation.clock import EmulatedClock, Slip, SlipReport
+from lightning_gpp.emulation.clock import EmulatedClock, Slip
 from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
+from lightning_gpp.runtime.sums.sums import SHARED_GRADIENTS, PendingSum, Ranks, Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import (
@@ -128,9 +127,9 @@ class EmulatedRank:
         self.cursor_s = max(self.cursor_s, moment_s)
         self.clock.sleep_until(self.cursor_s)
 
-    def take_slips(self) -> SlipReport:
+    def take_slips(self) -> tuple[Slip, ...]:
         """What has slipped since the last call."""
-        found, self._slips = SlipReport(tuple(self._slips)), []
+        found, self._slips = tuple(self._slips), []
         return found
 
     @contextlib.contextmanager
@@ -284,10 +283,6 @@ class EmulatedTransport:
     def flush(self) -> None:
         """Waits until everything sent so far has left."""
         self._inner.flush()
-
-    def close(self) -> None:
-        """Ends the transport in good order."""
-        self._inner.close()
 
 
 class EmulatedSums:

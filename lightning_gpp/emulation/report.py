@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
-from lightning_gpp.emulation.clock import EmulatedStep, SlipReport
+from lightning_gpp.emulation.clock import EmulatedStep, Slip, slip_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +20,19 @@ class EmulationReport:
 
     Attributes:
         step_s: of every whole mini-batch.
-        slip: of the step whose time is the median.
+        slips: in the step whose time is the median.
         predicted_s: of the same program on the same costs, simulated.
         time_scale: real seconds that an emulated second took.
         num_devices: of the cluster.
         kinds: of its devices.
-        num_unpaced: mini-batches that ran as fast as they could, as they were too small for the
-            plan's program.
     """
 
     step_s: tuple[float, ...]
-    slip: SlipReport
+    slips: tuple[Slip, ...]
     predicted_s: float
     time_scale: float
     num_devices: int
     kinds: tuple[str, ...]
-    num_unpaced: int = 0
 
     @property
     def typical_s(self) -> float:
@@ -51,7 +48,7 @@ class EmulationReport:
         """The numbers for loggers."""
         return {
             "emulated_step_s": self.typical_s,
-            "emulated_slip_s": self.slip.total_s,
+            "emulated_slip_s": slip_s(self.slips),
             "predicted_step_s": self.predicted_s,
         }
 
@@ -60,36 +57,33 @@ class EmulationReport:
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
         percent = f"{100 * round(self.error, 3) + 0.0:+.1f} %"  # never -0.0
         count = f"median of {len(self.step_s)} steps, {low} to {high}"
+        slip = "no slip: all real work fitted its emulated time"
+        if self.slips:
+            worst, late_s = max(self.slips, key=lambda each: each.late_s), slip_s(self.slips)
+            slip = (
+                f"slip {100 * late_s / self.typical_s:.1f} % of the step on the rank that slipped "
+                f"most; worst: {worst.what} on rank {worst.rank}, {seconds_text(worst.late_s)}"
+            )
         lines = [
             f"Emulated on {self.num_devices} devices ({', '.join(self.kinds)}): "
             f"{seconds_text(self.typical_s)} per step "
             f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
             f"{seconds_text(self.predicted_s)} that were predicted.",
-            f"In that step: {self.slip.text(self.typical_s)}.",
+            f"In that step: {slip}.",
             f"An emulated second took {number_text(self.time_scale)} real ones. Reading data, the "
             "optimizer and what else is between steps take no emulated time.",
         ]
-        if self.num_unpaced:
-            lines.append(
-                f"{self.num_unpaced} mini-batches were smaller than what the replicas take at a "
-                "time: they were trained on, but not emulated."
-            )
         return wrapped(lines, max_width)
 
 
 def emulation_report(
-    ranks: Sequence[Sequence[EmulatedStep]],
-    *,
-    num_microbatches: int,
-    predicted_s: float,
-    **told: Any,
+    ranks: Sequence[Sequence[EmulatedStep]], *, num_microbatches: int, **told: Any
 ) -> EmulationReport | None:
     """The report of a run; None where no whole mini-batch was trained on.
 
     Args:
         ranks: the steps of every rank, all equally many.
         num_microbatches: smallest micro-batches of a whole mini-batch.
-        predicted_s: what a step was predicted to take.
         told: more of the report.
     """
     whole = [
@@ -100,5 +94,5 @@ def emulation_report(
         return None
     taken_s = [max(part.end_s for part in parts) - parts[0].start_s for parts in counted]
     middle = counted[taken_s.index(statistics.median_low(taken_s))]
-    slips = SlipReport(tuple(slip for part in middle for slip in part.slips))
-    return EmulationReport(tuple(taken_s), slips, predicted_s, num_devices=len(ranks), **told)
+    slips = tuple(slip for part in middle for slip in part.slips)
+    return EmulationReport(tuple(taken_s), slips, num_devices=len(ranks), **told)

@@ -52,13 +52,7 @@ def choose_time_scale(
         costs: of the program on the emulated cluster.
         real_s: of every stage what its forward and backward really take; None where they compute
             shapes alone, which are known.
-
-    Raises:
-        ValueError: nothing in the program takes any time.
     """
-    busy_s = busiest_s(program, costs)
-    if not busy_s or not any(stage.forward_s + stage.backward_s for stage in costs.stages):
-        raise ValueError("no stage of the program takes any time; give time_scale yourself")
     sums_s: defaultdict[int, float] = defaultdict(float)
     for bucket in costs.buckets:
         group = program.reduce_groups[bucket.group]
@@ -73,22 +67,23 @@ def choose_time_scale(
             (least_s + forward_s, stage.forward_s),
             (max(least_s, of_sums_s) + backward_s, stage.backward_s),
         ]
+    busy_s = max(
+        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
+        for actions in program.actions
+    )
     actions_s = sum(map(len, program.actions)) * ACTION_S + sum(sums_s.values())
     least_s = SHORT * max(emulated_s for _, emulated_s in pairs)
     slowest = (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > least_s)
     return max(*slowest, actions_s / LOAD / busy_s)
 
 
-def process_time_scale(
-    plan: Plan, request: PlanRequest, costs: ProgramCosts, real_kind: str
-) -> float:
+def plan_time_scale(plan: Plan, request: PlanRequest, costs: ProgramCosts) -> float:
     """Real seconds per emulated second for ranks that are processes of this machine.
 
     Args:
         plan: what runs.
-        request: the question that it answers.
+        request: the question that it answers, with the costs of CPUs, too.
         costs: of its program on the emulated cluster.
-        real_kind: kind of the device that really computes, whose costs the request has.
     """
     program = plan_graph(plan, request.graph).program(
         num_microbatches(plan, request), schedule=request.schedule, check=False
@@ -99,7 +94,7 @@ def process_time_scale(
     for number in range(program.num_stages):
         stage, forward_s, backward_s = program.replica(number).stage, 0.0, 0.0
         if stage < plan.num_stages:  # else it takes outputs of replicas
-            found = request.costs.at(unit_size * program.multiple(number), real_kind).operators
+            found = request.costs.at(unit_size * program.multiple(number), "cpu").operators
             real = [found[name] for name in plan.stages[stage].operators]
             forward_s = MARGIN * sharing * sum(each.forward_s for each in real)
             backward_s = MARGIN * sharing * sum(each.backward_s for each in real)
@@ -107,11 +102,3 @@ def process_time_scale(
                 backward_s += forward_s
         real_s.append((forward_s, backward_s))
     return choose_time_scale(program, costs, real_s)
-
-
-def busiest_s(program: Program, costs: ProgramCosts) -> float:
-    """Seconds of the computations of the device that has most of them."""
-    return max(
-        sum(compute_s(costs, action) for action in actions if action.kind.is_compute)
-        for actions in program.actions
-    )

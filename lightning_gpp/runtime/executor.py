@@ -1,17 +1,16 @@
 """The interpreter of programs: runs one device's actions on real tensors.
 
-It contains no schedule logic. Micro-batches of a stage are *flights*. A stage exchanges one payload
-per micro-batch with each of its neighbours. Where the neighbour takes other units at a time, or has
-replicas, the payload is cut into the messages that go to each of them, or joined from theirs.
-Replicas hold different samples, so theirs are joined; gradients from different stages are of the
-same samples, so they are added up (by autograd).
+A stage exchanges one payload per micro-batch with each of its neighbours. Where the neighbour takes
+other units at a time, or has replicas, the payload is cut into the messages that go to each of
+them, or joined from theirs. Replicas hold different samples, so theirs are joined; gradients from
+different stages are of the same samples, so they are added up (by autograd).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -21,17 +20,14 @@ from torch.nn import Parameter
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.pace import Pace
+from lightning_gpp.runtime.pace import ActionRecord, Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_gradients
-from lightning_gpp.runtime.sums.shared_gradients import sum_shared
-from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.sums.sums import Sums, sum_shared
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.schedule.program_parts import Part
@@ -87,18 +83,15 @@ class Run:
         program: the program of all devices.
         unit_sizes: samples of each of the smallest micro-batches.
         training: whether modules are in training mode (dropout, running statistics).
-        boundary: the user's step, on the rank of the loss; it is asked for micro-batches by their
-            own numbers.
+        boundary: the user's step, on the rank of the loss.
         errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
         state: what is held between actions; an earlier run may have left something in flight.
-        shift: what is added to the program's numbers of micro-batches, where the program is a part
-            of a longer training (:mod:`lightning_gpp.schedule.windows`).
+        shift: added to numbers of micro-batches, in a window of a longer training.
         chunks: which part of one graph every micro-batch is, where they are that.
         device: of this rank.
         message: the last one, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
-        means: of gradients over several pipelines, which begin in its backwards; None for none.
     """
 
     executor: Executor
@@ -114,26 +107,14 @@ class Run:
     message: Payload | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
-    means: GradientReduction | None = None
 
     def __post_init__(self) -> None:
-        if len(self.unit_sizes) != self.program.num_microbatches:
-            raise ValueError(
-                f"the program has {self.program.num_microbatches} micro-batches, got sizes of "
-                f"{len(self.unit_sizes)}"
-            )
+        assert len(self.unit_sizes) == self.program.num_microbatches, self.unit_sizes
         self.device = self.executor.rank_of_device.index(self.executor.transport.rank)
         self.executor.staying.begin()
 
     def whole(self) -> None:
-        """Runs everything in one go, up to the update that ends the program.
-
-        Raises:
-            ValueError: there are updates in between.
-        """
-        program = self.program
-        if program.num_minibatches > 1 and program.has_backward:
-            raise ValueError("a program of several mini-batches runs in windows")
+        """Runs everything in one go, up to the update that ends the program."""
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
@@ -141,11 +122,7 @@ class Run:
         self.perform_all(self.program.forward_half(self.device), has_sums=False)
 
     def backward_half(self, *, retain: bool) -> None:
-        """Runs all backwards and sums, from the gradients of the outputs.
-
-        Args:
-            retain: whether they can be run again.
-        """
+        """Runs all backwards and sums; ``retain``: they can be run again."""
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
         self.perform_all(self.program.around_turn(self.device)[1], has_sums=True)
@@ -155,12 +132,7 @@ class Run:
         self.perform_all(Window(self.program, number).actions(self.device), has_sums=True)
 
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
-        """Runs actions one after the other, at the pace of the rank if it has one.
-
-        Args:
-            actions: of this device.
-            has_sums: whether the sums of gradients are among them.
-        """
+        """Runs actions of this device; ``has_sums``: those of gradients are among them."""
         pace, on_record = self.executor.pace, self.executor.on_record
         if pace is None and on_record is None:
             for action in actions:
@@ -185,7 +157,7 @@ class Run:
         self.errors.append(f"{type(error).__name__}: {error}")
 
     def perform_timed(self, action: Action) -> ActionRecord:
-        """Runs one action, at the pace of the rank if it has one, and says when."""
+        """Runs one action, and says when."""
         pace = self.executor.pace
         self.message = self.loss_start_ns = None
         start_ns = time.monotonic_ns()
@@ -258,10 +230,8 @@ class Run:
             sizes.append(part)
         if len(parts) == 1:
             return parts[0]
-        with self._naming_ends(edges[0]):
-            return self.executor.cutter.join(
-                edges[0].values, parts, self._samples(sizes), backward=backward
-            )
+        names, samples = edges[0].values, self._samples(sizes)
+        return self.executor.cutter.join(names, parts, samples, backward=backward)
 
     def _put(
         self,
@@ -274,12 +244,7 @@ class Run:
     ) -> None:
         """Puts what one micro-batch of a stage has for the replicas of another into the outbox.
 
-        Args:
-            edges: see :meth:`_take`.
-            stage: the stage that gives.
-            microbatch: its micro-batch.
-            values: that it has, or their gradients; None where its forward has failed.
-            backward: whether gradients are meant.
+        The other way round than :meth:`_take`; no values where its forward has failed.
         """
         messages = self.program.messages(edges, stage, microbatch)
         if values is None:
@@ -288,8 +253,7 @@ class Run:
             pieces = [(pack_gradients if backward else pack)(values)]
         else:
             sizes = self._samples([part for _, _, part, _ in messages])
-            with self._naming_ends(edges[0]):
-                parts = self.executor.cutter.cut(edges[0].values, values, sizes, backward=backward)
+            parts = self.executor.cutter.cut(edges[0].values, values, sizes, backward=backward)
             pieces = [(pack_gradients if backward else pack)(part) for part in parts]
         must_end = not (backward or edges[0].has_backward) and self.program.has_backward
         for (edge, index, _, _), piece in zip(messages, pieces, strict=True):
@@ -306,15 +270,6 @@ class Run:
 
     def _samples(self, parts: Sequence[Part]) -> list[int]:
         return [sum(self.unit_sizes[part.start : part.stop]) for part in parts]
-
-    @contextmanager
-    def _naming_ends(self, edge: StageEdge) -> Iterator[None]:
-        """Errors say between which stages."""
-        try:
-            yield
-        except ValueError as error:
-            ends = (self.program.replica(stage) for stage in (edge.source, edge.target))
-            raise ValueError(f"{' to '.join(map(str, ends))}: {error}") from error
 
     # Forward ---------------------------------------------------------------------------------
 
@@ -372,11 +327,8 @@ class Run:
 
     def backward(self, action: Action) -> None:
         """A backward; sums of gradients begin in it as soon as they can."""
-        reduction, means = self._reduction(action), self.means
-        with (
-            reduction.watching(action) if reduction else nullcontext(),
-            means.watching(action) if means else nullcontext(),
-        ):
+        reduction = self._reduction(action)
+        with reduction.watching(action) if reduction else nullcontext():
             self._backward(action.stage, action.microbatch)
 
     def _backward(self, stage: int, microbatch: int) -> None:

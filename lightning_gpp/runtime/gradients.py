@@ -30,10 +30,6 @@ class GradientStash:
         loss_scale: what the losses of the program are multiplied by. In float16 a gradient may be
             too small without it; they are divided by it when they are handed out.
 
-    Attributes:
-        kept: ids of parameters whose gradients are not handed out, as others add to them still.
-        factor: by which those were to be multiplied; 0 before.
-
     Example: ``with stash: run the program``, then ``stash.hand_out()``.
     """
 
@@ -42,8 +38,6 @@ class GradientStash:
         self.loss_scale = loss_scale
         self._before: list[tuple[Parameter, Tensor]] = []
         self._stash: list[tuple[Parameter, Tensor]] | None = None
-        self.kept: frozenset[int] = frozenset()
-        self.factor = 0.0
 
     def __enter__(self) -> GradientStash:
         self._before = self._taken()
@@ -85,11 +79,7 @@ class GradientStash:
             )
         stash, self._stash = self._stash, None
         is_one = factor is None or (factor.device.type == "cpu" and factor.item() == 1)
-        if self.kept:
-            self.factor = 1.0 if factor is None else factor.item()
         for parameter, gradient in stash:
-            if id(parameter) in self.kept:
-                continue
             if not is_one:
                 assert factor is not None
                 gradient = gradient * factor.to(gradient)

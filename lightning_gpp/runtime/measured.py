@@ -1,26 +1,25 @@
 """From what every rank recorded to the timeline of the step, on the clock of rank 0.
 
-The clock is ``time.monotonic_ns``. Processes of one host share it. Between hosts the distance is
-estimated as Cristian's algorithm does (Distributed Computing 3, 1989): a rank asks rank 0 for the
-time several times and trusts the exchange that was back soonest, since its distance is uncertain by
-half of what it was under way.
+The clock is ``time.monotonic_ns``. Processes of one host share it. Between hosts the time of day
+joins them, which is as exact as their operating systems keep it (NTP).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.payload import pack_object, unpack
-from lightning_gpp.runtime.transport.transport import Tag, Transport
+from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
+
+_SAME_NS = 1_000_000
+"""Clocks that differ by less are one, read at different moments."""
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 SPANS: Mapping[Kind, SpanKind] = MappingProxyType(
@@ -102,7 +101,7 @@ class RankRecord:
 
 def measured_timeline(
     records: Sequence[RankRecord],
-    clocks: Sequence[ClockOffset],
+    leads_ns: Sequence[int],
     *,
     step: int,
     rank_of_device: Sequence[int],
@@ -115,7 +114,7 @@ def measured_timeline(
 
     Args:
         records: of every rank.
-        clocks: of every rank.
+        leads_ns: of every rank the :func:`clock_lead_ns`.
         step: optimizer steps done before this one.
         rank_of_device: rank of every device of the plan.
         schedule: name of the schedule.
@@ -130,16 +129,17 @@ def measured_timeline(
     if len({len(record.runs) for record in records}) != 1 or not records[0].runs:
         counts = [len(record.runs) for record in records]
         raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
+    offsets_ns = _offsets_ns(leads_ns)
     zero_ns = min(
-        start_ns + clock.offset_ns
-        for record, clock in zip(records, clocks, strict=True)
+        start_ns + offset_ns
+        for record, offset_ns in zip(records, offsets_ns, strict=True)
         for start_ns in record.starts_ns()
     )
     per_ns_s = 1e-9 / (time_scale or 1.0)
     spans = [
         span
-        for rank, (record, clock) in enumerate(zip(records, clocks, strict=True))
-        for span in _spans(rank, record, clock.offset_ns - zero_ns, per_ns_s)
+        for rank, (record, offset_ns) in enumerate(zip(records, offsets_ns, strict=True))
+        for span in _spans(rank, record, offset_ns - zero_ns, per_ns_s)
     ]
     arrivals = _arrivals(spans)
     overlaps = records[0].runs[0].window is not None
@@ -151,7 +151,6 @@ def measured_timeline(
         stages=stages,
         spans=tuple(part for span in spans for part in _split(span, arrivals.get(_meeting(span)))),
         step=step,
-        clock_error_s=tuple(clock.error_ns * per_ns_s for clock in clocks),
         num_minibatches=len(records[0].runs) if overlaps else 1,
         weights=weights if overlaps else "",
     )
@@ -233,49 +232,16 @@ def _split(span: Span, arrival_s: float | None) -> Iterator[Span]:
     yield replace(span, start_s=met_s)
 
 
-_NUM_EXCHANGES = 16
-_CLOCK: Tag = (-5, 0, 0, 0)
+def clock_lead_ns() -> int:
+    """By how much the time of day is ahead of ``time.monotonic_ns`` on this host."""
+    return time.time_ns() - time.monotonic_ns()
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
-    """How a rank's clock relates to that of rank 0.
+def _offsets_ns(leads_ns: Sequence[int]) -> list[int]:
+    """What is added to the times of every rank to get those of rank 0.
 
-    Attributes:
-        offset_ns: to be added to the rank's times to get those of rank 0.
-        error_ns: by how much that may be off, either way.
+    >>> _offsets_ns([5_000_000_000, 5_000_000_700, 2_000_000_000])
+    [0, 0, -3000000000]
     """
-
-    offset_ns: int
-    error_ns: int
-
-
-def measure_offset(
-    transport: Transport, *, timeout_s: float, now_ns: Callable[[], int] = time.monotonic_ns
-) -> ClockOffset:
-    """All ranks, together: this rank's offset to rank 0, 0 where the clock may be the same.
-
-    Raises:
-        TransportError: a rank has gone or did not answer in time.
-    """
-
-    def received(rank: int) -> Any:
-        purpose = "comparing the clocks"
-        came = transport.receive(source=rank, tag=_CLOCK, timeout_s=timeout_s, purpose=purpose)
-        return unpack(came)
-
-    found = []
-    for rank in range(1, transport.num_ranks) if transport.rank == 0 else (0,):
-        for _ in range(_NUM_EXCHANGES):
-            if transport.rank == 0:
-                received(rank)
-                transport.send(pack_object(now_ns()), target=rank, tag=_CLOCK)
-                continue
-            asked_ns = now_ns()
-            transport.send(pack_object(None), target=0, tag=_CLOCK)
-            there_ns, back_ns = received(0), now_ns()
-            error_ns = -((asked_ns - back_ns) // 2)
-            found.append(ClockOffset(there_ns - (asked_ns + back_ns) // 2, error_ns))
-    transport.flush()
-    best = min(found, key=lambda each: each.error_ns, default=ClockOffset(0, 0))
-    return best if abs(best.offset_ns) > best.error_ns else ClockOffset(0, 0)
+    offsets_ns = [lead_ns - leads_ns[0] for lead_ns in leads_ns]
+    return [0 if abs(each) < _SAME_NS else each for each in offsets_ns]

@@ -1,4 +1,4 @@
-"""How fast a rank goes through its program: as fast as it can, unless it has a pace.
+"""When a rank ran its actions, and how fast it goes: as fast as it can, unless it has a pace.
 
 Emulated devices have one (:mod:`lightning_gpp.emulation`): their actions last as long as
 the costs of a cluster say.
@@ -7,10 +7,34 @@ the costs of a cluster say.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import Action, Program
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """When an action ran, on the machine's monotonic clock (``time.monotonic_ns``).
+
+    Work on a GPU is waited for at the end of each recorded action, so that the times are those of
+    the work and not those of its launch.
+
+    Attributes:
+        action: what ran.
+        start_ns: when it began.
+        end_ns: when it was done.
+        size_bytes: tensors in the message that was sent or received; None for other actions.
+        loss_start_ns: when the user's step went on with the model's outputs, in forwards of the
+            loss stage that have a loss of their own; from there to ``end_ns`` it is the user's own
+            code.
+    """
+
+    action: Action
+    start_ns: int
+    end_ns: int
+    size_bytes: int | None = None
+    loss_start_ns: int | None = None
 
 
 class Pace(Protocol):

@@ -84,7 +84,12 @@ def pack(values: Sequence[Any]) -> Payload:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             tensors, structure = _pickled(pytree.tree_map(_alias, list(values)))
             break
-    return Payload([t.detach() for t in tensors], [t.requires_grad for t in tensors], structure)
+    plain: list[Tensor | None] = []
+    flags: list[bool] = []
+    for tensor in tensors:
+        plain.append(tensor.detach())
+        flags.append(tensor.requires_grad)
+    return Payload(plain, flags, structure)
 
 
 def pack_gradients(gradients: Sequence[Tensor | None]) -> Payload:
@@ -110,10 +115,12 @@ def unpack(payload: Payload) -> Any:
     """
     if payload.arrival is not None:
         payload.settle()
-    leaves = [tensor if tensor is None else tensor.detach() for tensor in payload.tensors]
-    for leaf, requires_grad in zip(leaves, payload.requires_grad, strict=True):
+    leaves: list[Tensor | None] = []
+    for tensor, requires_grad in zip(payload.tensors, payload.requires_grad, strict=True):
+        leaf = tensor if tensor is None else tensor.detach()
         if requires_grad and leaf is not None:
             leaf.requires_grad_()
+        leaves.append(leaf)
     return leaves if payload.structure is None else _Unpickler(payload.structure, leaves).load()
 
 

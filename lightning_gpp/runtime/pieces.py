@@ -53,7 +53,7 @@ class Slices:
     @classmethod
     def of_samples(cls, dim: int | None, entries: int, sizes: Sequence[int]) -> Slices:
         """Those of a tensor with so many entries per sample, for pieces of so many samples."""
-        return cls(dim) if dim is None else cls(dim, tuple(size * entries for size in sizes))
+        return cls(dim) if dim is None else cls(dim, tuple([size * entries for size in sizes]))
 
     def cut(self, tensor: Tensor, num_pieces: int) -> list[Tensor]:
         """The part of every piece."""

@@ -1,4 +1,4 @@
-"""What outlives an action: a rank's flights, messages that wait, and gradients on their way.
+"""What outlives an action: what a rank holds, and where the pipeline meets the user's step.
 
 It may outlive a run of a program, too: where the pipeline does not drain, the next program takes up
 the micro-batches that are still in flight.
@@ -6,8 +6,11 @@ the micro-batches that are still in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.stage_run import Flight
@@ -32,3 +35,20 @@ class RunState:
     inbox: dict[Tag, Payload] = field(default_factory=dict)
     reduction: GradientReduction | None = None
     put_back: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+
+class Boundary(Protocol):
+    """Where the pipeline meets the user's step; only the rank of the loss needs one."""
+
+    def start(self, microbatch: int) -> Mapping[str, Tensor]:
+        """The arguments of the pipelined forward for one micro-batch of the loss stage."""
+
+    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
+        """Takes the model's outputs; returns the weighted loss where the backward starts at it.
+
+        Without a loss the backward starts at the gradients of the outputs.
+        """
+
+    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
+        """Output name -> gradients of its tensors, where :meth:`finish` gave no loss."""
+        raise AssertionError("the backward of a micro-batch starts at its loss")

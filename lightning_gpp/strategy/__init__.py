@@ -10,17 +10,13 @@ other, ``devices`` has the accelerators, ``emulation`` emulated devices, ``plann
 plan, ``recording`` lays recorded steps beside their prediction.
 """
 
-from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
-from lightning_gpp.strategy.devices.pool import PoolAccelerator
+from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator, PoolAccelerator
 from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.hap import HAPStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
-from lightning_gpp.strategy.state.sharded_checkpoint import (
-    shard_checkpoint,
-    unshard_checkpoint,
-)
+from lightning_gpp.strategy.state.sharded_checkpoint import unshard_checkpoint
 
 ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelerator)}
 """Accelerators by their name in Lightning's registry."""
@@ -33,7 +29,6 @@ __all__ = [
     "HAPStrategy",
     "PoolAccelerator",
     "TimelineCallback",
-    "shard_checkpoint",
     "single_device",
     "unshard_checkpoint",
 ]

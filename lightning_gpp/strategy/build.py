@@ -22,7 +22,7 @@ from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
-from lightning_gpp.emulation.emulation import Emulation, begin_emulation
+from lightning_gpp.emulation.emulation import Emulation
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
@@ -292,11 +292,11 @@ class PipelineBuild:
             run.recorder,
             chunked=self.chunked,
         )
-        if (emulated := settings.emulated) is not None:
-            begun = None
-            if (planned := self.planned) is not None:
-                begun = begin_emulation(planned.plan, planned.request, emulated.time_scale)
-            pipeline.time = Emulation(begun, pipeline.executor, control, run.waits)
+        if settings.is_emulated:
+            asked = None if self.planned is None else (self.planned.plan, self.planned.request)
+            pipeline.time = Emulation(
+                asked, settings.time_scale, pipeline.executor, control, run.waits
+            )
         return pipeline
 
     def _executor(

@@ -33,7 +33,7 @@ def why_no_other_form(run: PipelinedRun) -> str | None:
         return f"forward has been called in {MOST_FORMS} forms already"
     reasons = {
         "pipelines side by side run one form": run.peers is not None,
-        "emulated devices run one form": run.settings.emulated is not None,
+        "emulated devices run one form": run.settings.is_emulated,
         "an asynchronous pipeline runs one form": run.settings.is_asynchronous,
         "full-graph training runs one form": run.settings.full_graph is not None,
     }

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from datetime import timedelta
-from typing import Any, Literal, get_args
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -26,36 +22,22 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
-from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.processes.rank_devices import device_backend
+from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy import refusals
-from lightning_gpp.strategy.build import build_pipeline
-from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
-from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
-from lightning_gpp.strategy.devices.pool import PoolAccelerator
-from lightning_gpp.strategy.lightning_private import (
-    SIGTERMException,
-    SubprocessScriptLauncher,
-    init_dist_connection,
-)
+from lightning_gpp.strategy.lightning_private import SIGTERMException
 from lightning_gpp.strategy.logging.logs import compute_alike
-from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher, ended_together
-from lightning_gpp.strategy.ranks.starting import check_versions, warn_of_old_addresses
+from lightning_gpp.strategy.ranks.pipelines import StartMethod
+from lightning_gpp.strategy.ranks.process_launcher import ended_together
 from lightning_gpp.strategy.refusals import (
     check_name,
-    check_pipelines,
     check_settings,
     compile_options,
     refuse_callbacks,
     refuse_for_async,
 )
-from lightning_gpp.strategy.report import PlanReports, show, waiting_for, width
-from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.report import PlanReports, show, width
 from lightning_gpp.strategy.settings import (
     CacheLike,
     CostsLike,
@@ -68,23 +50,14 @@ from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_h
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
-from lightning_gpp.strategy.state.without_values import give_values, refuse_lost_weights
+from lightning_gpp.strategy.state.without_values import refuse_without_values
 from lightning_gpp.strategy.step.hooks import LedHooks
-from lightning_gpp.strategy.step.loaders import (
-    PlacedBatch,
-    RemoteBatch,
-    as_long_as_leaders,
-    led_loaders,
-)
-
-log = logging.getLogger(__name__)
+from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
 
 _ASYNC = ONE_F_ONE_B_ASYNC.name
 
-StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
-
-class GraphPipeStrategy(OurStrategy, SavingStrategy):
+class GraphPipeStrategy(SavingStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
@@ -136,6 +109,12 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         ValueError: unknown schedule or planner (the text lists the known ones), or a number that
             makes no sense.
     """
+
+    plan: Plan | None = None
+    stage_graph: StageGraph | None = None
+    emulation_report: EmulationReport | None = None
+    on_record: Callable[[ActionRecord], None] | None = None
+    _optimized: pl.LightningModule | None = None
 
     def __init__(
         self,
@@ -195,100 +174,16 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         )
         check_settings(self.settings)
         self.state_dict_type = state_dict_type
-        self.plan: Plan | None = None
-        self.stage_graph: StageGraph | None = None
-        self.emulation_report: EmulationReport | None = None
-        self.on_record: Callable[[ActionRecord], None] | None = None
-        self.num_nodes = 1
         self.num_pipelines = pipelines
         self._start_method = start_method
-        self._session: Session | None = None
-        self._hooks: LedHooks | None = None
         self.reports = PlanReports()
-        self._optimized: pl.LightningModule | None = None
         self._scopes = ExitStack()
-
-    # Processes --------------------------------------------------------------------------------
-
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        if isinstance(self.accelerator, EmulatedAccelerator):
-            self.settings = self.accelerator.apply(
-                self.settings, num_devices=self.num_processes, num_nodes=self.num_nodes
-            )
-        start_method = self._start_method
-        is_started = self.cluster_environment.creates_processes_externally
-        if start_method == "popen" and self.settings.emulated is not None and not is_started:
-            # There may be dozens of emulated ranks: they are forked where they can be.
-            can_fork = "fork" in multiprocessing.get_all_start_methods()
-            start_method = "fork" if can_fork else "popen"
-        if start_method == "popen":
-            self._launcher = SubprocessScriptLauncher(
-                self.cluster_environment, self.num_processes, self.num_nodes
-            )
-        else:
-            self._launcher = ProcessLauncher(self, start_method=start_method)
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """``configure_model`` runs in this: what it makes takes no memory of this process."""
         with mapping_modules(), freed_at_once():
             yield
-
-    def setup_environment(self) -> None:
-        """Joins the processes."""
-        if self.lightning_module is not None:
-            refuse_lost_weights(self.lightning_module)
-        super().setup_environment()
-        self.set_world_ranks()
-        warn_of_old_addresses()
-        assert self.cluster_environment is not None
-        check_pipelines(self.settings, self.num_pipelines, self.num_nodes * self.num_processes)
-        # Ranks of a pool may be on devices of several types: gloo is what all of them speak.
-        is_mixed = isinstance(self.accelerator, PoolAccelerator)
-        backend = "gloo" if is_mixed else device_backend(self.root_device)
-        if backend != "gloo":
-            backend = f"cpu:gloo,{self.root_device.type}:{backend}"
-        has_said_so = self.lightning_module is None or isinstance(self._launcher, ProcessLauncher)
-        what = f"Starting {self.world_size} processes"
-        with nullcontext() if has_said_so else waiting_for(what, self._module()):
-            self._join(backend)
-        self._session = session = self._new_session()
-        session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
-        session.run.on_built = self._show
-        session.on_emulated = self._show_emulated
-        with session.run.failures.guard():
-            check_versions()
-        if self.lightning_module is not None:
-            loaders = led_loaders(self.lightning_module.trainer, session.run)
-            self._scopes.enter_context(loaders)
-
-    def _join(self, backend: str) -> None:
-        """Connects the ranks."""
-        assert self.cluster_environment is not None
-        timeout_s = self.settings.timeout_s
-        timeout = timedelta(seconds=timeout_s)
-        init_dist_connection(self.cluster_environment, backend, timeout=timeout)
-        if self.num_pipelines > 1:
-            self.peers = Peers(self.num_pipelines, timeout_s, self.root_device)
-
-    def _new_session(self) -> Session:
-        """What this rank keeps until the teardown."""
-        run = PipelinedRun(self.settings, self.root_device, self.peers, builder=build_pipeline)
-        return Session(run)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy, such as that of a callback that knows its Trainer, is of no running job."""
-        state = super().__getstate__() | {
-            "_session": None,
-            "_hooks": None,
-            "peers": None,
-            "_scopes": ExitStack(),
-        }
-        if isinstance(self._launcher, SubprocessScriptLauncher):
-            state["_launcher"] = launcher = copy.copy(self._launcher)
-            launcher.procs = []
-        return state
 
     # Setting up and tearing down -------------------------------------------------------------
 
@@ -298,8 +193,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.accelerator.setup(trainer)
         self._scopes.enter_context(_without_idle_warnings(is_alone=self.peers is None))
         module, session = self._module(), self.session
+        session.run.on_built, session.on_emulated = self._show, self._show_emulated
         place_precision(self.precision_plugin, self.root_device, self.total)
-        give_values(module)
+        refuse_without_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
             refuse_callbacks(trainer, refusals.SHARDED)
@@ -341,7 +237,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()
-        self._finish_saving()
         self.checkpoint_io.teardown()
         self.cluster_environment.teardown()
 
@@ -398,7 +293,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             raise NotImplementedError(ONLY_SOME)
         run, manual = self.session.run, self.session.manual
         by_hand = nullcontext(closure_loss) if manual is None else manual.backward(closure_loss)
-        with run.failures.guard(), run.backward(), by_hand as loss:
+        with run.failures.guard(), by_hand as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
@@ -484,38 +379,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if self._session is None or self._session.run.model is None:
             return None
         return self._session.run.partition.counted_parameters()
-
-    # ---------------------------------------------------------------------------------------------
-
-    def _module(self) -> pl.LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
-
-    def guarded(self) -> AbstractContextManager[None]:
-        """Ends in the first error of any rank."""
-        session = self._open_session()
-        if session is None:
-            return nullcontext()
-        session.run.control.check_together()
-        session.run.failures.check()
-        return session.run.failures.guard()
-
-    @property
-    def control(self) -> Control | None:
-        """Messages between the ranks of a run that is under way; None before and after."""
-        session = self._open_session()
-        return None if session is None else session.run.control
-
-    @property
-    def user_code_alone(self) -> str | None:
-        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
-        return None if self._session is None else self._session.run.control.alone_in
-
-    @property
-    def session(self) -> Session:
-        """What this rank keeps from setup to teardown; for this package."""
-        assert self._session is not None, "the strategy's environment is not set up"
-        return self._session
 
 
 @contextmanager

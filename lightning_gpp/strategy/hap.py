@@ -14,7 +14,7 @@ from lightning_gpp.common.checks import is_number
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
-from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback

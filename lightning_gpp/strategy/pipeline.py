@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -15,14 +15,11 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
-from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
 from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
@@ -34,9 +31,6 @@ from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.step.pipelined_call import RankCall
-
-BeforeBackward = Callable[[Run, GradientStash], None]
-"""Called with a run, and what its gradients go to, before backwards that are run once."""
 
 
 @dataclass(slots=True)
@@ -57,8 +51,6 @@ class Pipeline:
         time: in which steps run; that of emulated devices, if they are.
         chunked: the model in chunks of one graph; None where micro-batches are of samples.
         optimizers: of this rank's parameters.
-        before_call: before the backward of a call of the forward.
-        before_minibatch: before a mini-batch that goes forward and backward in one go.
         last_trained: the program of the last mini-batch that was trained on.
         last_sizes: samples of each of its smallest micro-batches.
     """
@@ -76,8 +68,6 @@ class Pipeline:
     time: RealTime = field(default_factory=RealTime)
     chunked: ChunkedModel | None = None
     optimizers: Sequence[PartialOptimizer] = ()
-    before_call: BeforeBackward = lambda run, stash: None
-    before_minibatch: BeforeBackward = lambda run, stash: None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
     _programs: dict[tuple[int, str, frozenset[str]], Program] = field(default_factory=dict)
@@ -101,7 +91,7 @@ class Pipeline:
             assert self.chunked is not None
             self.chunked.begin_epoch()
         run = self._begin(message, message.training, boundary, message.chunks)
-        return RankCall(run, GradientStash(self._of_stages), self._part, self.before_call)
+        return RankCall(run, GradientStash(self._of_stages), self._part)
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -129,7 +119,6 @@ class Pipeline:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         stash = self._stash(minibatch.loss_scale)
         run = self._begin(minibatch, self.module.training, boundary)
-        self.before_minibatch(run, stash)
         with (
             stash,
             self._both_ways(),
@@ -275,25 +264,6 @@ class Pipeline:
             return list(unit_sizes)
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
-
-    def means(self, peers: Peers) -> Callable[[Program | None], GradientReduction]:
-        """Makes what averages gradients over pipelines while the backwards of a program run."""
-        executor, placed = self.executor, self.placed
-        device = self.rank_of_device.index(executor.transport.rank)
-        elsewhere = set(map(id, self.partition.held_with_others().values()))
-        alone = {
-            name: parameter
-            for name, parameter in executor.shared.items()
-            if not parameter.is_meta
-            and id(parameter) not in elsewhere
-            and name not in executor.sparse
-        }
-
-        def made(program: Program | None) -> GradientReduction:
-            summed = unshared_gradients(placed.stages, placed.devices, device, alone, program)
-            return GradientReduction(summed, peers)
-
-        return made
 
     def close(self) -> None:
         """All ranks: gives back what the pipeline needed for its sums."""

@@ -13,12 +13,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.runtime.executor import Run
-from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
@@ -42,7 +38,7 @@ from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-from lightning_gpp.strategy.state.step_gradients import AveragedGradients, OwnGradients
+from lightning_gpp.strategy.state.step_gradients import OwnGradients, average_gradients
 from lightning_gpp.weights.last_steps import LastSteps
 
 
@@ -80,7 +76,6 @@ class PipelinedRun:
         averages: of the weights, which callbacks keep.
         train_modes: training flags of the modules while training.
         accumulates: whether more backwards follow before the optimizer steps.
-        num_updates: steps of optimizers that are over.
         around_aside: user code outside of steps runs in this, given its name.
     """
 
@@ -106,7 +101,6 @@ class PipelinedRun:
         self.forms: list[Pipeline] = []
         self.failures = FailureWatch(lambda error: self.waits.abort(error))
         self.control = Control(self.transport, settings.timeout_s)
-        self.num_updates = 0
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[], None] = lambda: None
         self.on_terminated: Callable[[int], None] = lambda rank: None
@@ -121,8 +115,6 @@ class PipelinedRun:
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
         self.accumulates = False
-        self._averaged: AveragedGradients | None = None
-        self._goes_backward = False
         self.has_module = False
         self.module: pl.LightningModule
         self.target: nn.Module
@@ -133,7 +125,6 @@ class PipelinedRun:
         self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
         self._is_end_agreed = False
-        self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -147,15 +138,11 @@ class PipelinedRun:
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
-        self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early_modules = EarlyModules(module, self.target, self.device)
         self._early_modules.start()
-
-    def _count_update(self, *_: Any) -> None:
-        self.num_updates += 1
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -203,10 +190,6 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = to_device(gradient, parameter.device)
 
-    def backward(self) -> AbstractContextManager[None]:
-        """All ranks: the backward of a training step, at whose end gradients are averaged."""
-        return instance_attribute(self, "_goes_backward", True)
-
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.
 
@@ -214,25 +197,14 @@ class PipelinedRun:
         """
         if self.peers is None or self.accumulates:
             return
-        assert self._averaged is not None, "no forward was called yet"
         is_asked = self.control.is_leader and self.failures.terminated is not None
-        ends = self._averaged.finish(is_asked_to_end=is_asked)
+        parameters = self.partition.held_parameters()
+        ends = average_gradients(parameters, self.peers, is_asked_to_end=is_asked)
         buffers = self.partition.held_values(self._changing)
         self.peers.spread(buffers, "taking over the buffers of the first pipeline")
         if ends and self.control.is_leader:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
-
-    def _before_backward(self, run: Run, stash: GradientStash) -> None:
-        """Before a backward of a call, which is that of a step or user code's own."""
-        if self._goes_backward:
-            self._begin_averages(run, stash)
-
-    def _begin_averages(self, run: Run, stash: GradientStash) -> None:
-        """Before backwards that an optimizer's step may follow."""
-        is_last = self.module.automatic_optimization and not self.accumulates
-        if self._averaged is not None and is_last:
-            self._averaged.begin(run, stash)
 
     def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
@@ -349,8 +321,6 @@ class PipelinedRun:
         elsewhere = frozenset(name for name, ranks in holders.items() if ranks != (0,))
         if isinstance(model, Pipeline):
             self.take_form(model)
-            if self.peers is not None:
-                self._averaged = AveragedGradients(held, self.peers, model.means(self.peers))
         else:  # all ranks write the same into their buffers
             elsewhere -= self._changing
         self.leader_state.settle(elsewhere)
@@ -361,8 +331,6 @@ class PipelinedRun:
     def take_form(self, pipeline: Pipeline) -> None:
         """All ranks: the pipeline of a form of call is built, on the parameters that ranks hold."""
         pipeline.settle(self.target, self.partial_optimizers)
-        pipeline.before_call = self._before_backward
-        pipeline.before_minibatch = self._begin_averages
         self.forms.append(pipeline)
 
     def to_form(self, pipeline: Pipeline) -> None:
@@ -404,21 +372,6 @@ class PipelinedRun:
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""
         self.stop_early_modules()
-        for counting in self._counting:
-            counting.remove()
-
-    def reconnect(self) -> None:
-        """All ranks, after a failure: messages of before may be on their way in the old transport.
-
-        What is said from now on needs no speed: it goes through new groups.
-        """
-        self.transport.hang_up()
-        timeout_s, self.waits = self.settings.timeout_s, Waits()
-        cpu, pipelines = torch.device("cpu"), self.num_pipelines
-        self.transport = ProcessTransport(
-            cpu, "gloo", timeout_s, self.waits, num_pipelines=pipelines
-        )
-        self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""

@@ -87,7 +87,7 @@ def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> N
             f"{num_ranks} devices cannot be {num_pipelines} pipelines of equal size; use a number "
             "of devices that pipelines divides"
         )
-    if num_pipelines > 1 and settings.emulated is not None:
+    if num_pipelines > 1 and settings.is_emulated:
         raise NotImplementedError(
             "pipelines side by side are not emulated; emulate one of them "
             f"(devices={num_ranks // num_pipelines}, pipelines=1)"

@@ -35,7 +35,7 @@ def width() -> int:
 def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     """The verdict on a plan, which runs on the cores of this host unless others are meant."""
     evaluation = evaluate_plan(planned.plan, planned.request)
-    cores = num_cores() if settings.cluster is None and settings.emulated is None else None
+    cores = num_cores() if settings.cluster is None and not settings.is_emulated else None
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
@@ -94,7 +94,7 @@ class PlanReports:
             settings: what the user asked for.
             can_time: whether batches will be trained and their time in the pipeline be known.
         """
-        is_emulated = settings.emulated is not None  # which has a report of its own
+        is_emulated = settings.is_emulated  # which has a report of its own
         self._verdict = verdict_on(planned, settings)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:

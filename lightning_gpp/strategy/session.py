@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
-from torch.optim import Optimizer
 
 from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
@@ -21,7 +19,6 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.report import warn_of_no_call
-from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.strategy.state.without_values import note_lost_weights
 from lightning_gpp.strategy.step.asides import Asides
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
@@ -61,7 +58,6 @@ class Session:
         self.asides = Asides(run, self.follower, self.forward)
         self._microbatch_steps = MicrobatchSteps(run)
         self._async_steps = AsyncSteps(run, self.follower)
-        self._writer: ShardedWriter | None = None
         self.on_all_ranks = True
         self.is_closed = False
         self.lost: str | None = None
@@ -130,56 +126,6 @@ class Session:
                 return self.forward.hook(name, hook, args, kwargs)
         return self.follower.hook(name)
 
-    # State -----------------------------------------------------------------------------------
-
-    def module_state_dict(self) -> dict[str, Any]:
-        """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
-        partition = self.run.partition
-        with self.run.failures.guard(), partition.whole():
-            return self.run.module.state_dict()
-
-    def own_state_dict(self) -> dict[str, Any]:
-        """The state dict of the module, of which every rank has what counts there."""
-        return self.run.partition.counted_state_dict()
-
-    def optimizer_state(self, optimizer: Optimizer, *, counted_only: bool) -> dict[str, Any]:
-        """On rank 0 the state that one device would write; elsewhere this rank's own.
-
-        Args:
-            optimizer: of the run.
-            counted_only: every rank has what counts there, and no rank the others'.
-        """
-        self.run.take_saved_optimizers()
-        for partial in self.run.partial_optimizers:
-            if partial.optimizer is optimizer and counted_only:
-                return partial.counted_state_dict(self.run.partition.counted_parameters())
-            if partial.optimizer is optimizer:
-                with self.run.failures.guard():
-                    stores = self.run.partition.stores
-                    return partial.whole_state_dict(self.run.control, stores)
-        return optimizer.state_dict()
-
-    def save_sharded(self, checkpoint: Mapping[str, Any], path: Path, in_background: bool) -> None:
-        """All ranks: each of the first pipeline writes its part of a checkpoint.
-
-        Args:
-            checkpoint: of Lightning, with what counts on this rank.
-            path: of the folder.
-            in_background: whether training goes on meanwhile.
-        """
-        with self.run.failures.guard():
-            if self._writer is None:
-                timeout_s, pipelines = self.run.settings.timeout_s, self.run.num_pipelines
-                self._writer = ShardedWriter(timeout_s, pipelines, in_background=in_background)
-            if self.run.peers is None or self.run.peers.pipeline == 0:  # all have the same
-                self._writer.save(checkpoint, path)
-
-    def finish_saving(self) -> None:
-        """Until the last sharded checkpoint is written."""
-        if self._writer is not None:
-            with self.run.failures.guard():
-                self._writer.wait()
-
     # End -------------------------------------------------------------------------------------
 
     def error_that_ends(self) -> BaseException | None:
@@ -212,22 +158,17 @@ class Session:
                 self._hang_up()
 
     def _end_after_failure(self) -> None:
-        """All ranks that are left: the module is whole again, if all are."""
-        run, model = self.run, self.run.model
-        state = {"is divided": model is not None, "updates": run.num_updates}
-        self.lost = run.failures.meet(state)
-        if self.lost is None and model is not None:
-            try:
-                run.reconnect()
-                run.take_saved_optimizers()
-                self._make_whole()
-                tell_device(run.module, torch.device("cpu"))
-                run.control.meet("waiting until all ranks have the module")
-            except Exception as error:
-                self.lost = f"{type(error).__name__}: {error}"
-                run.failures.part(f"rank {run.control.rank}: {self.lost}")
-        if self.lost is not None:
-            note_lost_weights(run.module, self.lost)
+        """The module is whole again where this rank has all of it; else weights are lost."""
+        run = self.run
+        if run.model is None:
+            return
+        if run.is_alone:
+            run.take_saved_optimizers()
+            self._make_whole()
+            tell_device(run.module, torch.device("cpu"))
+            return
+        self.lost = "an error ended the run, and other ranks held the rest of them"
+        note_lost_weights(run.module)
 
     def _end_together(self) -> None:
         """All ranks: the module is whole again."""
@@ -249,8 +190,6 @@ class Session:
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""
         has_failed = self.run.failures.has_failed
-        if self._writer is not None:
-            self._writer.close(has_failed=has_failed)
         self.run.failures.close()
         if has_failed:
             self.run.transport.hang_up()

@@ -49,17 +49,6 @@ def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Emulated:
-    """That the devices are emulated, and how.
-
-    Attributes:
-        time_scale: real seconds that an emulated second takes; None to choose it.
-    """
-
-    time_scale: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FullGraph:
     """That batches are one graph whose vertices are trained on in chunks, and how.
 
@@ -91,6 +80,8 @@ class Settings:
     """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`.
 
     ``per_update`` is the Trainer's: batches whose gradients are accumulated, the fewest of the run.
+    ``is_emulated`` and ``time_scale`` (real seconds that an emulated second takes; None to choose
+    it) are the accelerator's.
     """
 
     num_microbatches: int | None
@@ -104,7 +95,8 @@ class Settings:
     cluster: ClusterLike | None = None
     cache: CacheLike = True
     use_all_devices: bool = True
-    emulated: Emulated | None = None
+    is_emulated: bool = False
+    time_scale: float | None = None
     costs: GivenCosts | None = None
     weights: str | None = None
     full_graph: FullGraph | None = None

@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from lightning_gpp.common.host_copies import KnownNumbers
-
 Group = Mapping[str, Any]
 
 
@@ -59,7 +57,6 @@ class LastSteps:
         self._optimizer = optimizer
         self.before_update: list[Callable[[], None]] = []
         self._kept: dict[Tensor, _AsKept] = {}
-        self._rates = KnownNumbers()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def predicted(
@@ -101,7 +98,7 @@ class LastSteps:
     def _rate(self, group: Group) -> float:
         """The learning rate; that of a capturable optimizer may be on a device."""
         lr = group["lr"]
-        return self._rates.of(id(group), lr) if isinstance(lr, Tensor) else float(lr)
+        return float(lr)
 
     def _of(self, parameter: Tensor) -> _AsKept:
         if parameter not in self._kept:

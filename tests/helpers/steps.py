@@ -70,7 +70,6 @@ def as_if_measured(timeline: Timeline) -> Timeline:
             transfers=(),
             critical_path=(),
             memory=(),
-            clock_error_s=(0.0,) * timeline.num_ranks,
         )
     )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.workers import WorkerPool
 from torch import nn
 
@@ -19,7 +17,6 @@ from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.precision import AgreedScaler
-from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 
 
 def on_gpu(*values: float) -> list[torch.Tensor]:
@@ -144,24 +141,3 @@ NO_WAIT = {"summed_buckets", "results_of_microbatches"}
 @pytest.mark.parametrize("piece", PIECES)
 def test_the_host_waits_once_or_not_at_all(gpus: WorkerPool, piece: str) -> None:
     assert gpus.run(num_waits, piece, num_ranks=1) == [piece not in NO_WAIT]
-
-
-def memory_for_a_background_save(folder: Path) -> int:
-    """Bytes of the device that saving a checkpoint in the background takes."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    state = {"weight": torch.ones(1 << 20, device="cuda")}
-    writer = ShardedWriter(60.0, in_background=True)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    writer.save({"state_dict": state, "epoch": 0}, folder)
-    state["weight"].zero_()  # training goes on
-    writer.close(has_failed=False)
-    return torch.cuda.max_memory_allocated() - before
-
-
-def test_a_background_save_takes_no_memory_of_the_device(gpus: WorkerPool, tmp_path: Path) -> None:
-    from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
-
-    (taken,) = gpus.run(memory_for_a_background_save, tmp_path / "saved", num_ranks=1)
-    assert taken == 0
-    assert ShardedCheckpoint(tmp_path / "saved").model()["weight"].eq(1).all()

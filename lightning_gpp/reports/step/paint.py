@@ -136,8 +136,6 @@ def subtitle(timeline: Timeline) -> str:
     ]
     if timeline.weights:
         parts.append(f"weights {timeline.weights}")
-    if error_s := max(timeline.clock_error_s, default=0.0):
-        parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
     return "  ·  ".join(parts)
 
 

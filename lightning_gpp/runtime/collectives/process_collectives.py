@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
-from lightning_gpp.runtime.waits import Waits, too_late
+from lightning_gpp.runtime.waits import Waits
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """It has the second name before torch 2.13, where that one warns."""
+
+_MISSING = "the collective did not end"
 
 
 class ProcessCollectives:
@@ -74,10 +76,10 @@ class ProcessCollectives:
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
         flat = _flat(tensor)
-        begun = self._group.begin(flat, all_reduce, in_place=True)
+        begun = self._group.begin(flat, all_reduce, _MISSING, in_place=True)
 
         def ended() -> Tensor:
-            begun(self._timeout_s, *self._errors(purpose))
+            begun(self._timeout_s, purpose)
             return flat.view(tensor.shape)
 
         return ended
@@ -119,12 +121,7 @@ class ProcessCollectives:
         Raises:
             TransportError: they do not end in time, or another rank has gone.
         """
-        begun = self._group.begin(flat, operation)
-        return begun(self._timeout_s, *self._errors(purpose))
-
-    def _errors(self, purpose: str) -> tuple[str, str]:
-        late = too_late(purpose, "the collective did not end", self._timeout_s)
-        return late, f"{purpose}: the collective failed"
+        return self._group.begin(flat, operation, _MISSING)(self._timeout_s, purpose)
 
 
 def _flat(tensor: Tensor) -> Tensor:

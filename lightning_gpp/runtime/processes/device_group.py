@@ -33,6 +33,7 @@ from lightning_gpp.runtime.waits import (
     finish,
     reason,
     start_thread,
+    too_late,
 )
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,10 @@ log = logging.getLogger(__name__)
 Operation = Callable[[Any, Tensor], Sequence[dist.Work]]
 """Begins what a process group does with a tensor."""
 
-Pending = Callable[[float, str, str], Tensor]
+Pending = Callable[[float, str], Tensor]
 """Waits for an operation that has begun: gets the seconds after which the host gives up (a stream
-does at the group's limit), the error of that, and the text of another error before torch's reason.
-Returns what the group reads and writes: the tensor that was given, or its copy in host memory.
+does at the group's limit), and what for. Returns what the group reads and writes: the tensor that
+was given, or its copy in host memory.
 
 Raises:
     TransportError: it did not end in time, or it failed, as another rank has gone.
@@ -119,12 +120,15 @@ class DeviceGroup:
             work.wait()
         synchronize(self._device)
 
-    def begin(self, tensor: Tensor, operation: Operation, *, in_place: bool = False) -> Pending:
+    def begin(
+        self, tensor: Tensor, operation: Operation, missing: str, *, in_place: bool = False
+    ) -> Pending:
         """Begins an operation on a tensor of the device.
 
         Args:
             tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the end.
             operation: gets it where the group can read and write it.
+            missing: what did not happen where it fails, for errors.
             in_place: whether the tensor, too, is to hold the result.
         """
         self._waits.check()
@@ -139,7 +143,8 @@ class DeviceGroup:
 
         begun = self._beginner.submit(works) if self._beginner else finish(Future(), works)
 
-        def wait(timeout_s: float, late: str, failed: str) -> Tensor:
+        def wait(timeout_s: float, purpose: str) -> Tensor:
+            late = too_late(purpose, missing, timeout_s)
             self._waits.done(begun, timeout_s, late)
             try:
                 for work in begun.result():
@@ -150,7 +155,7 @@ class DeviceGroup:
                 raise
             except RuntimeError as error:
                 self._waits.check()
-                raise TransportError(f"{failed} ({reason(error)})") from error
+                raise TransportError(f"{purpose}: {missing} ({reason(error)})") from error
             if in_place and moved is not tensor:
                 tensor.copy_(moved, non_blocking=True)
             return moved

@@ -5,8 +5,7 @@ first ranks of all pipelines, the second ones, and so on, which hold the same st
 gradients and agree on what the pipelines must decide alike.
 
 What they agree on goes over gloo. Gradients, buffers and weights go over a group of their own, of
-the devices' backend where peers have different devices of one type (NCCL). Its operations keep one
-order, whichever pipelines have begun theirs early.
+the devices' backend where peers have different devices of one type (NCCL).
 """
 
 from __future__ import annotations
@@ -21,27 +20,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
-from lightning_gpp.runtime.processes.device_group import (
-    DeviceGroup,
-    Operation,
-    Pending,
-    all_reduce,
-)
+from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
 from lightning_gpp.runtime.processes.rank_devices import pipelines_of
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
 from lightning_gpp.runtime.waits import TransportError, Waits
 
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are summed as one tensor, as in PyTorch's DDP."""
 
+_MISSING = "the same rank of another pipeline did not come (do all pipelines have as many batches?)"
 _CPU = torch.device("cpu")
 
 
 class Peers:
     """What this rank shares with its peers. All of them call the same methods in the same order.
-
-    To a :class:`~lightning_gpp.runtime.sums.reduction.GradientReduction` they are
-    :class:`~lightning_gpp.runtime.sums.sums.Sums` that give means.
 
     Args:
         num_pipelines: how many there are.
@@ -88,18 +79,9 @@ class Peers:
             purpose: of the sum, for errors.
         """
         for flat, unpack in self._buckets(tensors):
-            self.start(flat, ())(self.timeout_s, purpose)
+            self._do(self._data, flat, all_reduce, purpose)
+            flat.div_(self.num_pipelines)
             unpack()
-
-    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
-        """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        begun = self._data.begin(tensor, all_reduce, in_place=True)
-
-        def wait(timeout_s: float, purpose: str) -> None:
-            self._wait(begun, purpose)
-            tensor.div_(self.num_pipelines)
-
-        return wait
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
@@ -130,8 +112,7 @@ class Peers:
         """Gives the values of the first pipeline's tensors to those of the others."""
         for flat, unpack in self._buckets(tensors):
             bits = flat.view(torch.uint8)
-            begun = self._data.begin(bits, partial(_broadcast, root=0), in_place=True)
-            self._wait(begun, purpose)
+            self._do(self._data, bits, partial(_broadcast, root=0), purpose)
             if self.pipeline != 0:
                 unpack()
 
@@ -148,20 +129,11 @@ class Peers:
         self._agree(torch.empty(0), lambda group, _: [group.barrier()], purpose)
 
     def _agree(self, tensor: Tensor, operation: Operation, purpose: str) -> None:
-        self._wait(self._control.begin(tensor, operation), purpose)
+        self._do(self._control, tensor, operation, purpose)
 
-    def _wait(self, begun: Pending, purpose: str) -> None:
-        """Waits for what peers have begun.
-
-        Raises:
-            TransportError: it did not end in time, or a peer is lost.
-        """
-        late = (
-            f"{purpose}: the same rank of another pipeline did not come within "
-            f"{self.timeout_s:g} s; do all pipelines have as many batches?"
-        )
-        failed = f"{purpose}: lost the same rank of another pipeline"
-        begun(self.timeout_s, late, failed)
+    def _do(self, group: DeviceGroup, tensor: Tensor, operation: Operation, purpose: str) -> None:
+        """Begins an operation together with the peers, and waits for its end."""
+        group.begin(tensor, operation, _MISSING, in_place=True)(self.timeout_s, purpose)
 
 
 def _broadcast(group: Any, tensor: Tensor, root: int) -> Sequence[dist.Work]:

@@ -1,11 +1,10 @@
-"""Sums gradients over replicas, or pipelines, while the backward pass still runs.
+"""Sums gradients over replicas while the backward pass still runs.
 
 Parameters of a stage are put into buckets of a few megabytes, from the last operators to the first,
 as their gradients come. In the last backward of the stage for a mini-batch, a bucket whose
 gradients are all there starts to be summed in the background (the idea of PyTorch DDP, VLDB 2020,
-section 3.2.3). Over the replicas of a stage the REDUCE action at the end waits for the sums; over
-pipelines, what averages all their gradients. Buckets start in an order that is fixed beforehand and
-the same on all that sum, whatever comes first.
+section 3.2.3). The REDUCE action at the end waits for the sums. Buckets start in an order that is
+fixed beforehand and the same on all that sum, whatever comes first.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.graph import StageGraph
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program
 
@@ -84,8 +82,8 @@ def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
     if parameter.grad.layout is not torch.strided:
         raise RuntimeError(
             f"parameter {name!r} has a sparse gradient, which is summed over the replicas of its "
-            "stage where a module says so (nn.Embedding(sparse=True)), not where a function does, "
-            "and not over pipelines; use the module, or sparse=False, or give the stage one device"
+            "stage where a module says so (nn.Embedding(sparse=True)), not where a function does; "
+            "use the module, or sparse=False, or give the stage one device"
         )
     return parameter.grad.detach().reshape(-1)
 
@@ -132,31 +130,6 @@ def replica_gradients(
         yield SummedGradients(number, ranks, known, final)
 
 
-def unshared_gradients(
-    stages: StageGraph,
-    devices: Sequence[Sequence[int]],
-    device: int,
-    parameters: Mapping[str, Parameter],
-    program: Program | None,
-) -> Iterator[SummedGradients]:
-    """What is averaged over pipelines while backwards run: gradients that one device has alone.
-
-    Args:
-        stages: which stages read which parameters.
-        devices: of every stage, one per replica.
-        device: whose.
-        parameters: of this device, by canonical name; others are not among them.
-        program: whose backwards they come in; None where that is over.
-    """
-    ranks = (device,)  # in its own pipeline; its peers have the same place in theirs
-    for stage in reversed(range(stages.num_stages)):
-        if tuple(devices[stage]) == ranks:
-            names = [name for name, readers in stages.parameter_readers if readers == (stage,)]
-            known = {name: parameters[name] for name in names if name in parameters}
-            final = None if program is None else program.last_backward(device, stage)
-            yield SummedGradients(stage, ranks, known, final)
-
-
 class GradientReduction:
     """The sums of one mini-batch on one device.
 
@@ -178,11 +151,6 @@ class GradientReduction:
             if each.final is not None:
                 self._final.setdefault(each.final, []).append(each.number)
 
-    @property
-    def parameters(self) -> list[Parameter]:
-        """All whose gradients are summed."""
-        return [parameter for bucket in self._buckets for parameter in bucket.parameters.values()]
-
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
         """The body is a backward: begins the sums of what is final in it as soon as it can."""
@@ -203,22 +171,18 @@ class GradientReduction:
             bucket.missing.clear()
         self._start()
 
-    def start_all(self) -> None:
-        """Begins what has not begun; by now no backward of this device is left."""
-        for bucket in self._buckets:
-            bucket.missing.clear()
-        self._start()
-
-    def finish(self, number: int | None, timeout_s: float, purpose: str) -> None:
+    def finish(self, number: int, timeout_s: float, purpose: str) -> None:
         """Waits for sums; by now no backward of this device is left.
 
         Args:
-            number: of those that are waited for; None for all.
+            number: of those that are waited for.
             timeout_s: limit of every wait.
             purpose: what for, for errors.
         """
-        self.start_all()
-        due = [bucket for bucket in self._buckets if number in (bucket.number, None)]
+        for bucket in self._buckets:
+            bucket.missing.clear()
+        self._start()
+        due = [bucket for bucket in self._buckets if bucket.number == number]
         for bucket in due:
             bucket.wait(timeout_s, purpose)
         # Parameters that have a gradient on some replica have it on all.

@@ -39,7 +39,7 @@ class TensorHead(NamedTuple):
     shape: tuple[int, ...]
     is_meta: bool
     is_on_device: bool
-    data: bytearray | None
+    data: bytearray | None = None
 
     @property
     def follows(self) -> bool:
@@ -76,37 +76,32 @@ def encode(payload: Payload, tag: Tag, *, on_cpu: bool) -> list[Tensor]:
         tag: likewise.
         on_cpu: whether the sender computes on its CPU, so that what is there is on its device.
     """
-    given = [None if tensor is None else tensor.detach() for tensor in payload.tensors]
-    data = [
-        tensor.resolve_conj().resolve_neg().contiguous()
-        for tensor in given
-        if tensor is not None and tensor.numel() and not tensor.is_meta
-    ]
-    is_held = sum(tensor.nbytes for tensor in data) <= _MOST_HELD_BYTES
-    is_held = is_held and all(tensor.device.type == "cpu" for tensor in data)
-    held = iter(data if is_held else ())
     heads: list[tuple[object, ...] | None] = []
-    for tensor in given:
-        if tensor is None:
+    data: list[Tensor] = []
+    num_bytes, is_held = 0, True
+    for given in payload.tensors:
+        if given is None:
             heads.append(None)
             continue
-        is_on_device = not payload.is_control and (on_cpu or tensor.device.type != "cpu")
-        has_data = is_held and tensor.numel() and not tensor.is_meta
-        own = bytearray(next(held).view(-1).view(torch.uint8).numpy()) if has_data else None
-        heads.append((tensor.dtype, tuple(tensor.shape), tensor.is_meta, is_on_device, own))
-    told = tag, payload.structure, payload.requires_grad, heads
+        tensor = given.detach()
+        is_here = tensor.device.type == "cpu"
+        is_on_device = not payload.is_control and (on_cpu or not is_here)
+        heads.append((tensor.dtype, tuple(tensor.shape), tensor.is_meta, is_on_device))
+        if tensor.numel() and not tensor.is_meta:
+            data.append(tensor.resolve_conj().resolve_neg().contiguous())
+            num_bytes, is_held = num_bytes + tensor.nbytes, is_held and is_here
+    held = None
+    if is_held and num_bytes <= _MOST_HELD_BYTES:
+        held = [bytearray(each.view(-1).view(torch.uint8).numpy()) for each in data]
+        data = []
+    told = tag, payload.structure, payload.requires_grad, heads, held
     head = pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
-    follow = [] if is_held else data
-    if _SIZE.size + len(head) <= FIRST_BYTES:
-        return [_bytes(_SIZE.pack(len(head)) + head), *follow]
-    return [_bytes(_SIZE.pack(len(head))), _bytes(head), *follow]
+    size = _SIZE.pack(len(head))
+    parts = [size + head] if _SIZE.size + len(head) <= FIRST_BYTES else [size, head]
+    return [*[torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts], *data]
 
 
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-GOODBYE = _bytes(_SIZE.pack(0))
+GOODBYE = torch.frombuffer(bytearray(_SIZE.pack(0)), dtype=torch.uint8)
 """A first part that says that nothing more follows."""
 
 
@@ -119,6 +114,11 @@ def head_in(first: bytearray) -> tuple[int, memoryview | None]:
 
 def decode(head: memoryview) -> Head:
     """What a message is, from the bytes of its head."""
-    tag, structure, requires_grad, heads = pickle.loads(head)
-    tensors = [None if each is None else TensorHead(*each) for each in heads]
+    tag, structure, requires_grad, heads, held = pickle.loads(head)
+    tensors: list[TensorHead | None] = []
+    for each in heads:
+        found = None if each is None else TensorHead(*each)
+        if held is not None and found is not None and found.follows:
+            found = found._replace(data=held.pop(0))
+        tensors.append(found)
     return Head(tag, structure, requires_grad, tensors)

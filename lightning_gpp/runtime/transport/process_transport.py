@@ -181,7 +181,7 @@ class ProcessTransport:
         if target == self.rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         parts, copied = encode(payload, tag, on_cpu=self._on_cpu), None
-        if any(tensor.device.type == "cpu" for tensor in parts[1:]):
+        if len(parts) > 1 and any(tensor.device.type == "cpu" for tensor in parts[1:]):
             self._held_for.add(target)
         if self._copies is None:
             self._posted += self._post(parts, target)

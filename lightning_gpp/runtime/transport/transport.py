@@ -53,9 +53,6 @@ class Transport(Protocol):
             TransportError: a peer took nothing within the limit of the transport.
         """
 
-    def close(self) -> None:
-        """Ends the transport in good order; all ranks call it."""
-
 
 class Mailbox:
     """Messages that have arrived and were not yet asked for; safe between threads.

@@ -104,8 +104,6 @@ class Timeline:
         stages: the stages in order.
         spans: what the ranks did; those of one rank do not overlap.
         step: optimizer steps done before this one; None when predicted.
-        clock_error_s: for each rank by how much its times may be off against those of rank 0
-            (zero for ranks that share a clock).
         transfers: what was on its way meanwhile.
         critical_path: the spans and transfers that the end of the step waited for, in order; empty
             where it is not known. Exact where predicted; of a measured step it is inferred
@@ -124,7 +122,6 @@ class Timeline:
     stages: tuple[TimelineStage, ...]
     spans: tuple[Span, ...]
     step: int | None = None
-    clock_error_s: tuple[float, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     critical_path: tuple[Span | Transfer, ...] = ()
     memory: tuple[MemoryCurve, ...] = ()

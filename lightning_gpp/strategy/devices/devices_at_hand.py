@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.cluster import (
     DEFAULT_LINK,
@@ -138,22 +137,3 @@ def check_cluster(given: Any) -> None:
         raise ValueError(
             f"cluster={str(given)!r} is neither a preset ({', '.join(PRESETS)}) nor a file"
         )
-
-
-def warn_of_misplaced(plan_cluster: Cluster, rank_of_device: Sequence[int]) -> None:
-    """Warns where ranks are not on devices of the kind and memory that the plan takes them for.
-
-    Args:
-        plan_cluster: the devices :func:`~lightning_gpp.planner.plan.by_rank.in_plan_order`.
-        rank_of_device: rank of every device of the plan.
-    """
-    by_rank = (plan_cluster.devices[-1], *plan_cluster.devices[:-1])
-    for device, rank in zip(plan_cluster.devices, rank_of_device):
-        actual = by_rank[rank]
-        if (device.kind, device.memory_bytes) != (actual.kind, actual.memory_bytes):
-            rank_zero_warn(
-                f"the loss has to be on rank 0, so the stages that were planned for {device.name} "
-                f"({device.kind}) run on {actual.name} ({actual.kind}): times and memory will not "
-                "be as predicted. Let rank 0 have the kind of device that suits the last stage."
-            )
-            return

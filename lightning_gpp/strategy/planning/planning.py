@@ -28,7 +28,7 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan
 from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster, warn_of_misplaced
+from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.refusals import refuse_async_plan
 from lightning_gpp.strategy.settings import LAST_REFIT, Settings
@@ -141,8 +141,6 @@ def plan_pipeline(
     plan, request = found_plan.plan, found_plan.request
     notes += found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
-    if settings.emulated is None:
-        warn_of_misplaced(cluster, found_plan.ranks)
     return Planned(plan, request, notes, found, key)
 
 

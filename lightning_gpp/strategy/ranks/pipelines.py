@@ -1,4 +1,4 @@
-"""Several pipelines side by side: which ranks make which, and how they agree.
+"""Joins the ranks of one or several pipelines side by side, which agree through this.
 
 Lightning's strategies take ranks for replicas of the model. The ranks of a pipeline are its parts:
 together they are one replica, so nothing is split or averaged over them, but over the pipelines.
@@ -10,9 +10,13 @@ through :class:`~lightning_gpp.runtime.processes.peers.Peers`.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+import copy
+import multiprocessing
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from datetime import timedelta
+from typing import Any, Literal
 
+import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
@@ -20,12 +24,32 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.processes.rank_devices import meet
-from lightning_gpp.strategy.lightning_private import distributed_is_initialized
+from lightning_gpp.runtime.processes.rank_devices import device_backend, meet
+from lightning_gpp.strategy.build import build_pipeline
+from lightning_gpp.strategy.devices.accelerators import (
+    EmulatedAccelerator,
+    OurStrategy,
+    PoolAccelerator,
+)
+from lightning_gpp.strategy.lightning_private import (
+    SubprocessScriptLauncher,
+    distributed_is_initialized,
+    init_dist_connection,
+)
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.ranks.failure import add_note
+from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.refusals import check_pipelines
+from lightning_gpp.strategy.report import waiting_for
+from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.step.loaders import led_loaders
+
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class PipelinesStrategy(ParallelStrategy):
+class PipelinesStrategy(OurStrategy, ParallelStrategy):
     """What Lightning asks of the ranks of a strategy, for ranks that make replicas together.
 
     Attributes:
@@ -33,11 +57,78 @@ class PipelinesStrategy(ParallelStrategy):
         peers: this rank in the other pipelines, once ranks are joined; None if there is one.
     """
 
-    num_nodes: int
+    settings: Settings
+    num_nodes: int = 1
+    _start_method: StartMethod
+    _scopes: ExitStack
+    _session: Session | None = None
     num_pipelines: int = 1
     peers: Peers | None = None
     skips_step = False
     """Whether the training step that has just run returned None, on all ranks."""
+
+    # Processes --------------------------------------------------------------------------------
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if isinstance(self.accelerator, EmulatedAccelerator):
+            self.settings = self.accelerator.apply(
+                self.settings, num_devices=self.num_processes, num_nodes=self.num_nodes
+            )
+        start_method = self._start_method
+        is_started = self.cluster_environment.creates_processes_externally
+        if start_method == "popen" and self.settings.is_emulated and not is_started:
+            # There may be dozens of emulated ranks: they are forked where they can be.
+            can_fork = "fork" in multiprocessing.get_all_start_methods()
+            start_method = "fork" if can_fork else "popen"
+        if start_method == "popen":
+            self._launcher = SubprocessScriptLauncher(
+                self.cluster_environment, self.num_processes, self.num_nodes
+            )
+        else:
+            self._launcher = ProcessLauncher(self, start_method=start_method)
+
+    def setup_environment(self) -> None:
+        """Joins the processes."""
+        super().setup_environment()
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        check_pipelines(self.settings, self.num_pipelines, self.num_nodes * self.num_processes)
+        # Ranks of a pool may be on devices of several types: gloo is what all of them speak.
+        is_mixed = isinstance(self.accelerator, PoolAccelerator)
+        backend = "gloo" if is_mixed else device_backend(self.root_device)
+        if backend != "gloo":
+            backend = f"cpu:gloo,{self.root_device.type}:{backend}"
+        has_said_so = self.lightning_module is None or isinstance(self._launcher, ProcessLauncher)
+        what, timeout_s = f"Starting {self.world_size} processes", self.settings.timeout_s
+        with nullcontext() if has_said_so else waiting_for(what, self._module()):
+            timeout = timedelta(seconds=timeout_s)
+            init_dist_connection(self.cluster_environment, backend, timeout=timeout)
+            if self.num_pipelines > 1:
+                self.peers = Peers(self.num_pipelines, timeout_s, self.root_device)
+        self._session = session = self._new_session()
+        session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
+        if self.lightning_module is not None:
+            loaders = led_loaders(self.lightning_module.trainer, session.run)
+            self._scopes.enter_context(loaders)
+
+    def _new_session(self) -> Session:
+        """What this rank keeps until the teardown."""
+        run = PipelinedRun(self.settings, self.root_device, self.peers, builder=build_pipeline)
+        return Session(run)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, such as that of a callback that knows its Trainer, is of no running job."""
+        state = super().__getstate__() | {
+            "_session": None,
+            "_hooks": None,
+            "peers": None,
+            "_scopes": ExitStack(),
+        }
+        if isinstance(self._launcher, SubprocessScriptLauncher):
+            state["_launcher"] = launcher = copy.copy(self._launcher)
+            launcher.procs = []
+        return state
 
     # Places ----------------------------------------------------------------------------------
 
@@ -92,28 +183,52 @@ class PipelinesStrategy(ParallelStrategy):
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
+    def _module(self) -> pl.LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
     # Agreement -------------------------------------------------------------------------------
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
-        """In this ranks wait for each other; a strategy may end the waiting with an error."""
-        return contextlib.nullcontext()
+    def _open_session(self) -> Session | None:
+        """All ranks: the run, while it is under way. After an error it ends here.
+
+        Raises:
+            BaseException: the error, where the module is not whole.
+        """
+        if self._session is None:
+            return None
+        error = self._session.error_that_ends()
+        if error is not None and self._session.lost is not None:
+            add_note(error, f"no checkpoint can be written after this error: {self._session.lost}")
+            self.teardown()
+            raise error
+        return None if self._session.is_closed else self._session
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Ends in the first error of any rank."""
+        session = self._open_session()
+        if session is None:
+            return nullcontext()
+        session.run.control.check_together()
+        session.run.failures.check()
+        return session.run.failures.guard()
 
     @property
     def control(self) -> Control | None:
-        """Messages between the ranks of a run that is under way; None before and after.
-
-        Agreement goes by them: a collective of torch waits for a rank that has failed.
-        """
-        return None
+        """Messages between the ranks of a run that is under way; None before and after."""
+        session = self._open_session()
+        return None if session is None else session.run.control
 
     @property
     def user_code_alone(self) -> str | None:
-        """Name of the user code that runs on rank 0 and nowhere else; None if there is none.
+        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
+        return None if self._session is None else self._session.run.control.alone_in
 
-        Nobody would answer a collective there, so it is answered without one, as the single
-        replica would on one device, or refused at once.
-        """
-        return None
+    @property
+    def session(self) -> Session:
+        """What this rank keeps from setup to teardown; for this package."""
+        assert self._session is not None, "the strategy's environment is not set up"
+        return self._session
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all ranks; refused where only rank 0 is, which might wait for ever."""

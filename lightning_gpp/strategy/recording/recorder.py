@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 
 from lightning_gpp.common.torch_device import synchronize
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord, WindowRecord
+from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 

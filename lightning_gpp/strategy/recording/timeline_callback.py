@@ -16,7 +16,7 @@ from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.measured import (
     RankRecord,
-    measure_offset,
+    clock_lead_ns,
     measured_timeline,
 )
 from lightning_gpp.simulate import SpanKind, Timeline, shares
@@ -337,14 +337,13 @@ class TimelineCallback(pl.Callback):
 def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:
     """All ranks: the timeline of the step on rank 0, None on the others."""
     assert run.pipeline is not None
-    offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
-    gathered = run.control.gather((record, offset), "gathering the timeline of a step")
+    gathered = run.control.gather((record, clock_lead_ns()), "gathering the timeline of a step")
     time_scale = run.pipeline.time.time_scale
     if not gathered:
         return None
     return measured_timeline(
         [record if time_scale is None else replace(record, marks=()) for record, _ in gathered],
-        [offset for _, offset in gathered],
+        [lead_ns for _, lead_ns in gathered],
         step=step,
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,

@@ -115,10 +115,10 @@ def count_pipelines(trainer: pl.Trainer, num_pipelines: int) -> None:
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ThroughputMonitor):
-            for throughput in throughputs_of(callback):
-                if throughput.available_flops is not None:
-                    throughput.available_flops *= throughput.world_size // num_pipelines
-                throughput.world_size = num_pipelines
+            for each in throughputs_of(callback):
+                if each.available_flops is not None:
+                    each.available_flops *= each.world_size // num_pipelines
+                each.world_size = num_pipelines
 
 
 def clear_old_gradients(trainer: pl.Trainer) -> None:

@@ -26,10 +26,6 @@ from torch.overrides import TorchFunctionMode
 from lightning_gpp.strategy.lightning_private import innermost_function_mode
 
 _DEVICE = Tensor.device.__get__
-_IS_TYPE = {
-    getattr(Tensor, f"is_{kind}").__get__: kind
-    for kind in ("cpu", "cuda", "mps", "mtia", "xla", "xpu")
-}
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -82,8 +78,6 @@ class HeldElsewhere(TorchFunctionMode):
         if device is not None and args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func == _DEVICE:
                 return device
-            if (kind := _IS_TYPE.get(func)) is not None:
-                return device.type == kind
             is_factory = name.startswith("new_") or name.endswith("_like")
             if is_factory and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": device}

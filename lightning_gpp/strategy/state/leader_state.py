@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightning_gpp.common.host_copies import KnownNumbers, to_device
+from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.common.num_changes import num_changes
 from lightning_gpp.common.tensor_places import own_places
 
@@ -150,7 +150,6 @@ class LeaderState:
         self._changes: State = {}
         self._before: _Snapshot | None = None
         self._what = ""
-        self._rates = KnownNumbers()
         self._settled: _Watched | None = None
         self._metrics = self._metric_states()
 
@@ -270,7 +269,7 @@ class LeaderState:
                     if isinstance(value, (*_PLAIN, tuple)):
                         found[key] = value
                     elif isinstance(value, Tensor):  # a capturable learning rate
-                        found[key] = self._rates.of(key, value)
+                        found[key] = value.item()
         return found
 
     def _metric_states(self) -> _Values:

@@ -1,8 +1,7 @@
 """What Lightning asks of a strategy to save and load: one file of rank 0, or a folder of all ranks.
 
-Either form is read whatever is written. A checkpoint that is replaced or removed goes when the one
-that comes after it is complete, also where that is written in the background
-(``Trainer(plugins=AsyncCheckpointIO())``, for both forms).
+Either form is read whatever is written. A checkpoint that is replaced goes when the one that comes
+after it is complete.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from torch.optim import Optimizer
 
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
-from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.pipelines import PipelinesStrategy
-from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.state.sharded_checkpoint import (
     ReplacingCheckpointIO,
     ShardedCheckpoint,
     is_sharded,
     last_good,
     write,
+    write_together,
 )
-from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 
 StateDictType = Literal["full", "sharded"]
@@ -40,11 +37,8 @@ class SavingStrategy(PipelinesStrategy):
     reads_late = True
     """Whether a rank reads the state of its optimizers out of a folder once it knows its part."""
 
-    _session: Session | None
-    _hooks: LedHooks | None
+    _hooks: LedHooks | None = None
     _saved: ShardedCheckpoint | None = None
-    _doomed: tuple[str | Path, ...] = ()
-    """Checkpoints that one on its way makes superfluous."""
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -59,46 +53,34 @@ class SavingStrategy(PipelinesStrategy):
     def checkpoint_io(self, checkpoint_io: CheckpointIO) -> None:
         self._checkpoint_io = checkpoint_io
 
-    @property
-    def _saves_in_background(self) -> bool:
-        return isinstance(self.checkpoint_io, AsyncCheckpointIO)
-
-    def _open_session(self) -> Session | None:
-        """All ranks: the run, while it is under way. After an error it ends here.
-
-        Callbacks that save a checkpoint then (``OnExceptionCheckpoint``) find the module whole.
-
-        Raises:
-            BaseException: the error, where the module cannot be made whole.
-        """
-        if self._session is None:
-            return None
-        error = self._session.error_that_ends()
-        if error is not None and self._session.lost is not None:
-            add_note(error, f"no checkpoint can be written after this error: {self._session.lost}")
-            self.teardown()
-            raise error
-        return None if self._session.is_closed else self._session
-
     # Saving ----------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of the whole module; sharded: what counts here."""
-        module = self._lightning_module
-        assert module is not None
-        is_sharded = self.state_dict_type == "sharded"
-        session = self._open_session()
+        is_sharded, session = self.state_dict_type == "sharded", self._open_session()
         if session is None or session.run.model is None:
-            return {} if is_sharded and not self.is_global_zero else module.state_dict()
-        return session.own_state_dict() if is_sharded else session.module_state_dict()
+            is_away = is_sharded and not self.is_global_zero
+            return {} if is_away else self._module().state_dict()
+        run = session.run
+        if is_sharded:
+            return run.partition.counted_state_dict()
+        with run.failures.guard(), run.partition.whole():
+            return run.module.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks: on rank 0 the state that one device would write; sharded: this rank's part."""
-        optimizer = plain(optimizer)
-        session = self._open_session()
+        optimizer, session = plain(optimizer), self._open_session()
         if session is None:
             return optimizer.state_dict()
-        return session.optimizer_state(optimizer, counted_only=self.state_dict_type == "sharded")
+        run = session.run
+        run.take_saved_optimizers()
+        for partial in run.partial_optimizers:
+            if partial.optimizer is optimizer and self.state_dict_type == "sharded":
+                return partial.counted_state_dict(run.partition.counted_parameters())
+            if partial.optimizer is optimizer:
+                with run.failures.guard():
+                    return partial.whole_state_dict(run.control, run.partition.stores)
+        return optimizer.state_dict()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
@@ -109,13 +91,18 @@ class SavingStrategy(PipelinesStrategy):
 
         Raises:
             TypeError: options for a folder, which no plug-in writes.
+            NotImplementedError: a folder is to be written in the background.
         """
         if self.state_dict_type == "sharded" and storage_options is not None:
             raise TypeError(
                 "storage_options are for the plug-in that writes a file; "
                 f'state_dict_type="sharded" writes a folder, got {storage_options!r}'
             )
-        self._finish_saving()
+        if self.state_dict_type == "sharded" and isinstance(self.checkpoint_io, AsyncCheckpointIO):
+            raise NotImplementedError(
+                "AsyncCheckpointIO writes files in the background, and no folders; leave it out, "
+                'or use state_dict_type="full"'
+            )
         hooks = self._hooks
         if hooks is not None:
             hooks.remove()
@@ -125,30 +112,14 @@ class SavingStrategy(PipelinesStrategy):
                 return
             path, session = Path(self.broadcast(filepath)), self._open_session()
             if session is not None:
-                session.save_sharded(checkpoint, path, self._saves_in_background)
-            elif session is None and self.is_global_zero:  # the run is over: rank 0 has all
+                run = session.run
+                with run.failures.guard():
+                    write_together(checkpoint, path, run.num_pipelines, run.settings.timeout_s)
+            elif self.is_global_zero:  # the run is over: rank 0 has all
                 write(checkpoint, path, None)
         finally:
             if hooks is not None:
                 hooks.install()
-
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Removes a checkpoint, at the latest when the next one or the run is complete."""
-        if self._saves_in_background:
-            self._doomed += (filepath,)
-        else:
-            super().remove_checkpoint(filepath)
-
-    def _finish_saving(self) -> None:
-        """Waits for the checkpoint that is being written, then removes those before."""
-        session = self._open_session()
-        if session is not None:
-            session.finish_saving()
-        if self._saves_in_background:
-            self.checkpoint_io.teardown()  # waits, and raises what went wrong
-        doomed, self._doomed = self._doomed, ()
-        for path in doomed:
-            super().remove_checkpoint(path)
 
     # Loading ---------------------------------------------------------------------------------
 
@@ -174,9 +145,6 @@ class SavingStrategy(PipelinesStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Every rank takes the values of what it holds, also while the module is partial."""
-        if self._session is not None and self._session.run.model is None:
-            assert self._lightning_module is not None
-            give_values(self._lightning_module)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             super().load_model_state_dict(checkpoint, strict)

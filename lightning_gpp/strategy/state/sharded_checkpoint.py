@@ -18,14 +18,12 @@ file.)
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
 import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -34,13 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins import TorchCheckpointIO
-from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.mapped_tensor import empty_mapped
 from lightning_gpp.runtime.processes.rank_devices import own_group, pipelines_of
@@ -54,22 +50,6 @@ _MODEL, _OPTIMIZER = "model.", re.compile(r"optimizer_(\d+)")
 def is_sharded(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder that this writes."""
     return (Path(path) / REST).is_file()
-
-
-def shard_checkpoint(file: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Makes a folder of an ordinary checkpoint file.
-
-    Args:
-        file: that a Trainer wrote.
-        folder: what becomes of it.
-
-    Raises:
-        ValueError: the file is no checkpoint of a Trainer.
-    """
-    checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise ValueError(f"{file} is no checkpoint of a Trainer: it has no 'state_dict'")
-    write(checkpoint, Path(folder), None)
 
 
 def unshard_checkpoint(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
@@ -147,47 +127,22 @@ class _FolderWriter(FileSystemWriter):
         put_in_place(self._target)
 
 
-class ShardedWriter:
-    """Writes the sharded checkpoints of a run, one after another. All ranks make one, and use it.
+def write_together(
+    checkpoint: Mapping[str, Any], path: Path, num_pipelines: int, timeout_s: float
+) -> None:
+    """All ranks: those of the first pipeline write, as all pipelines have the same.
 
     Args:
+        checkpoint: see :func:`write`.
+        path: of the folder.
+        num_pipelines: how many there are.
         timeout_s: limit of every wait for other ranks.
-        num_pipelines: how many there are; the ranks of one write together.
-        in_background: whether training goes on while one is written.
     """
-
-    def __init__(self, timeout_s: float, num_pipelines: int = 1, *, in_background: bool) -> None:
-        limit = timedelta(seconds=timeout_s)
-        self._group = own_group(pipelines_of(num_pipelines), "gloo", limit)
-        self._thread = ThreadPoolExecutor(1, "sharded checkpoint") if in_background else None
-        self._pending: Future[None] | None = None
-
-    def save(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        """Writes one, or begins to once the last one is written."""
-        self.wait()
-        if self._thread is None:
-            write(checkpoint, path, self._group)
-            return
-        copied = pytree.tree_map(_copy, dict(checkpoint))
-        self._pending = self._thread.submit(write, copied, path, self._group)
-
-    def wait(self) -> None:
-        """Until what :meth:`save` began is written.
-
-        Raises:
-            Exception: what went wrong then.
-        """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self, *, has_failed: bool) -> None:
-        """Ends it; after a failure at once, as others may be gone."""
-        if not has_failed:
-            self.wait()
-        if self._thread is not None:
-            self._thread.shutdown(wait=not has_failed)
-        dist.destroy_process_group(self._group)
+    pipelines = pipelines_of(num_pipelines)
+    group = own_group(pipelines, "gloo", timedelta(seconds=timeout_s))
+    if dist.get_rank() in pipelines[0]:
+        write(checkpoint, path, group)
+    dist.destroy_process_group(group)
 
 
 class ShardedCheckpoint:
@@ -275,20 +230,12 @@ def _listed(tree: Any) -> list[dict[str, Any]]:
     return tree if isinstance(tree, list) else [group for _, group in sorted(tree.items())]
 
 
-def _copy(value: Any) -> Any:
-    """What training does not change, in host memory: a device may have no room for it."""
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without advice for those who did not want one process to read or write alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-log = logging.getLogger(__name__)
 
 
 def write_through(checkpoint: dict[str, Any], path: Path) -> None:
@@ -321,11 +268,7 @@ def put_in_place(path: Path) -> None:
 def last_good(path: str | os.PathLike[str]) -> Path:
     """The path of a checkpoint, or what a job that was killed had just moved out of the way."""
     path = Path(path)
-    before = _before(path)
-    if path.exists() or not before.exists():
-        return path
-    log.warning("%s was being replaced when its job ended; the one before is read", path)
-    return before
+    return path if path.exists() or not _before(path).exists() else _before(path)
 
 
 def _before(path: Path) -> Path:

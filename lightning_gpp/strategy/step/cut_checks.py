@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import NothingCameError
+from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
     Values,

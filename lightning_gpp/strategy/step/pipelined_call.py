@@ -43,13 +43,11 @@ class RankCall:
         run: of the program.
         stash: keeps gradients apart that parameters have already.
         part: what each half runs in; whether it is the backward one.
-        before_backward: before backwards that are run once and give parameters gradients.
     """
 
     run: Halves
     stash: GradientStash
     part: Callable[[Any, bool], AbstractContextManager[None]]
-    before_backward: Callable[[Any, GradientStash], None] = lambda run, stash: None
 
     def forward(self) -> None:
         """Runs all forwards."""
@@ -63,8 +61,6 @@ class RankCall:
             retain: whether they can be run again.
             hands_out: whether the parameters get their gradients.
         """
-        if hands_out and not retain:
-            self.before_backward(self.run, self.stash)
         with self.stash, torch.enable_grad(), self.part(self.run, True):
             self.run.backward_half(retain=retain)
         if hands_out:

@@ -19,8 +19,8 @@ from torchmetrics import Metric
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import set_current
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.cutting.results import combine_results

@@ -19,14 +19,15 @@ from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
+from lightning_gpp.emulation.clock import slip_s
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.emulation.time_scale import choose_time_scale
 from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.pieces import Cutter
+from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.plan_costs import program_costs
@@ -77,7 +78,7 @@ def emulate_plan(plan: Plan, request: PlanRequest) -> tuple[float, float]:
             return clock.now_s()
 
     ends_s = of_ranks(len(every), step, [each.waits for each in (*hub.mailboxes, *sums)])
-    return max(ends_s), max(pace.take_slips().total_s for pace in paces)
+    return max(ends_s), max(slip_s(pace.take_slips()) for pace in paces)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
-from lightning_gpp.strategy.devices.pool import parse_pool
+from lightning_gpp.strategy.devices.accelerators import parse_pool
 
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]
 TRAINING = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6)
@@ -56,7 +56,6 @@ def test_installation_alone_registers_it() -> None:
         ([0, "cpu"], TypeError, "the entry 0"),
         ("cpu,gpu0", ValueError, "unknown device 'gpu0'"),
         ("cpu,mtia", ValueError, "got 'mtia', for which Lightning has no accelerator; it has cpu,"),
-        ("cpu:1", ValueError, "name 'cpu' once for every process"),
     ],
 )
 def test_what_is_no_pool_is_refused(devices: Any, error: type[Exception], text: str) -> None:

@@ -153,7 +153,7 @@ def test_the_report_leaves_the_first_step_out_and_takes_the_median() -> None:
     )
     assert report is not None
     assert report.step_s == (2.0, 2.5, 3.5) and report.typical_s == 2.5
-    assert report.slip.slips == (late,) and report.error == pytest.approx(0.25)
+    assert report.slips == (late,) and report.error == pytest.approx(0.25)
     assert max(map(len, report.text().split("\n"))) <= 100
     close = dataclasses.replace(report, predicted_s=2.500_01)
     assert ", +0.0 % against" in " ".join(close.text().split())

@@ -18,7 +18,7 @@ from helpers.reference import (
     train_pipeline,
     weight_differences,
 )
-from helpers.saving import end_while_saving, save_in_background
+from helpers.saving import end_while_saving
 from helpers.training import Result, Training
 from helpers.workers import WorkerPool
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
@@ -28,8 +28,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from lightning_gpp.strategy import (
     GraphPipeStrategy,
-    HAPStrategy,
-    shard_checkpoint,
     unshard_checkpoint,
 )
 from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
@@ -89,20 +87,6 @@ def test_an_ordinary_file_is_made_of_a_folder(
     assert_same(tool["model"], expected["state_dict"])
 
 
-def test_a_folder_is_made_of_an_ordinary_file(
-    both: tuple[Path, Path, Result], tmp_path: Path
-) -> None:
-    file, _, _ = both
-    shard_checkpoint(file, tmp_path / "made")
-    read = GraphPipeStrategy().load_checkpoint(tmp_path / "made")
-    whole = HAPStrategy().load_checkpoint(tmp_path / "made")
-    expected = torch.load(file, weights_only=True)
-    assert_same(whole, expected)
-    for states in expected["optimizer_states"]:
-        states["state"] = {}  # a rank reads its part when it knows it
-    assert_same(read, expected)
-
-
 @pytest.mark.parametrize(("num_ranks", "form"), [(2, "sharded"), (3, "full")])
 def test_resuming_from_a_folder(
     pool: WorkerPool, both: tuple[Path, Path, Result], tmp_path: Path, num_ranks: int, form: str
@@ -133,25 +117,6 @@ def test_states_that_no_batch_came_for_are_not_lost(
     again, expected = torch.load(path, weights_only=True), torch.load(file, weights_only=True)
     for name in ("state_dict", "optimizer_states"):
         assert_same(again[name], expected[name])
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("form", ["sharded", "full"])
-@pytest.mark.parametrize("num_pipelines", [1, 2])
-def test_saving_in_the_background(
-    pool: WorkerPool, tmp_path: Path, form: str, num_pipelines: int
-) -> None:
-    """The weights are those of the moment; the one before goes when the next is complete."""
-    ranks = 2 * num_pipelines
-    results = pool.run(
-        save_in_background, str(tmp_path), form, num_pipelines, ranks, num_ranks=ranks
-    )
-    assert results[0][0] == ["first"]
-    assert [path.name for path in tmp_path.iterdir()] == ["second"]
-    saved = GraphPipeStrategy().load_checkpoint(tmp_path / "second")["state_dict"]
-    assert set(saved) == set(results[0][1]) | set(results[1][1])
-    for _, weights in results:
-        assert_same({name: saved[name] for name in weights}, weights)
 
 
 def test_two_pipelines_save_a_folder(pool: WorkerPool, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     check_cluster,
     cluster_at_hand,
     resolve_cluster,
-    warn_of_misplaced,
 )
 
 GPU = DeviceAtHand("cuda:0", "NVIDIA H200", 100, "gpus")
@@ -61,12 +60,3 @@ def test_the_device_of_the_loss_is_that_of_rank_0():
     plan = Plan(tuple(Stage(i, (f"op{i}",), (i,)) for i in range(4)))
     ranks = rank_of_device(plan, 4)
     assert [ordered.devices[i] for i in range(4)] == [cluster.devices[rank] for rank in ranks]
-
-
-def test_a_rank_on_a_device_of_another_kind_is_reported(recwarn):
-    cluster = in_plan_order(cluster_at_hand([GPU, CPU, CPU]))  # ranks 1, 2, 0
-    plan = Plan((Stage(0, ("a",), (2,)), Stage(1, ("b",), (1,)), Stage(2, ("c",), (0,))))
-    warn_of_misplaced(cluster, (1, 2, 0))
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"for rank 1 \(cpu\) \(cpu\) run on rank 0 \(cuda:0"):
-        warn_of_misplaced(cluster, rank_of_device(plan, 3))
