@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
@@ -75,6 +76,7 @@ class PipelinedRun:
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
         train_modes: training flags of the modules while training.
+        num_updates: steps of optimizers that are over.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
     """
@@ -125,6 +127,8 @@ class PipelinedRun:
         self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
         self._is_end_agreed = False
+        self.num_updates = 0
+        self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -138,11 +142,15 @@ class PipelinedRun:
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
+        self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early_modules = EarlyModules(module, self.target, self.device)
         self._early_modules.start()
+
+    def _count_update(self, *_: Any) -> None:
+        self.num_updates += 1
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -372,6 +380,21 @@ class PipelinedRun:
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""
         self.stop_early_modules()
+        for counting in self._counting:
+            counting.remove()
+
+    def reconnect(self) -> None:
+        """All ranks, after a failure: messages of before may be on their way in the old transport.
+
+        What is said from now on needs no speed: it goes through new groups.
+        """
+        self.transport.hang_up()
+        timeout_s, self.waits = self.settings.timeout_s, Waits()
+        cpu, pipelines = torch.device("cpu"), self.num_pipelines
+        self.transport = ProcessTransport(
+            cpu, "gloo", timeout_s, self.waits, num_pipelines=pipelines
+        )
+        self.control.transport = self.transport
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""

@@ -158,17 +158,22 @@ class Session:
                 self._hang_up()
 
     def _end_after_failure(self) -> None:
-        """The module is whole again where this rank has all of it; else weights are lost."""
-        run = self.run
-        if run.model is None:
-            return
-        if run.is_alone:
-            run.take_saved_optimizers()
-            self._make_whole()
-            tell_device(run.module, torch.device("cpu"))
-            return
-        self.lost = "an error ended the run, and other ranks held the rest of them"
-        note_lost_weights(run.module)
+        """All ranks that are left: the module is whole again, if all are."""
+        run, model = self.run, self.run.model
+        state = {"is divided": model is not None, "updates": run.num_updates}
+        self.lost = run.failures.meet(state)
+        if self.lost is None and model is not None:
+            try:
+                run.reconnect()
+                run.take_saved_optimizers()
+                self._make_whole()
+                tell_device(run.module, torch.device("cpu"))
+                run.control.meet("waiting until all ranks have the module")
+            except Exception as error:
+                self.lost = f"{type(error).__name__}: {error}"
+                run.failures.part(f"rank {run.control.rank}: {self.lost}")
+        if self.lost is not None:
+            note_lost_weights(run.module, self.lost)
 
     def _end_together(self) -> None:
         """All ranks: the module is whole again."""

@@ -2,7 +2,8 @@
 
 A rank that fails tells rank 0, which tells the others of the first failure: of one that was told,
 or of a rank that is gone, frozen or cut off. Threads beside the main one hear of it within moments
-and make every wait of the pipeline raise it.
+and make every wait of the pipeline raise it. Ranks that are left meet once more
+(:meth:`FailureWatch.meet`) and give each other what they hold of the module.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,12 @@ log = logging.getLogger(__name__)
 
 _GRACE_S = 3.0
 """For the first error to be told, when this rank saw only that another is gone."""
+
+_LET_END_S = 1.0
+"""After a failure of a rank that lives, for what other ranks are in the midst of."""
+
+_MEET_S = 60.0
+"""After a failure, for all ranks to come out of their work."""
 
 _TERMINATE_S = 10.0
 """For a step to end after SIGTERM; then the run ends without it."""
@@ -43,6 +51,9 @@ class PeerError(RuntimeError):
     """Another rank failed first; the text holds its error and traceback."""
 
 
+_MOST_PICKLED_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class _Report:
     """Why the run ends.
@@ -51,11 +62,24 @@ class _Report:
         rank: that failed.
         summary: one line, in words that follow the rank.
         details: its traceback; empty where nobody could make one.
+        pickled: the error; empty where there is none, or it has no copy that says the same.
     """
 
     rank: int
     summary: str
     details: str = ""
+    pickled: bytes = b""
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> _Report:
+        """Of an error of this rank."""
+        summary = f"failed: {type(error).__name__}: {error}"
+        found = cls(rank, summary, "".join(traceback.format_exception(error)))
+        try:
+            told = replace(found, pickled=pickle.dumps(error))
+        except Exception:  # whatever it holds: ranks are told its text
+            return found
+        return found if told._same() is None else told
 
     @property
     def text(self) -> str:
@@ -67,10 +91,37 @@ class _Report:
         """With the traceback."""
         return f"{self.text}\n\n{self.details}\n{self.text}" if self.details else self.text
 
+    def error(self) -> Exception:
+        """To be raised on other ranks: of the same type, so that scripts handle it alike."""
+        error = self._same() or PeerError(self.full_text)
+        error.__dict__["of_other_rank"] = self.full_text
+        if not isinstance(error, PeerError):
+            add_note(error, self.full_text)
+        return error
+
+    def _same(self) -> Exception | None:
+        """An error that says the same, if this process can make it."""
+        if not self.pickled or len(self.pickled) > _MOST_PICKLED_BYTES:
+            return None
+        try:
+            error = pickle.loads(self.pickled)
+            says = f"failed: {type(error).__name__}: {error}"
+        except Exception:  # it is made in a way of its own
+            return None
+        is_end_of_data = isinstance(error, StopIteration)  # to loops
+        is_same = isinstance(error, Exception) and says == self.summary and not is_end_of_data
+        return error if is_same else None
+
 
 def add_note(error: BaseException, text: str) -> None:
     """Python from 3.11 on shows it below the error."""
     error.__dict__.setdefault("__notes__", []).append(text)
+
+
+def of_other_rank(error: BaseException) -> str | None:
+    """The text of an error that another rank had first; None for an own one."""
+    text = vars(error).get("of_other_rank")
+    return text if isinstance(text, str) else None
 
 
 class FailureWatch:
@@ -99,6 +150,9 @@ class FailureWatch:
         self._ending: threading.Thread | None = None
         self.has_failed = False
         self._ended = threading.Event()
+        self._met = threading.Event()
+        self._apart: str | None = None
+        self._states: dict[int, Mapping[str, Any]] = {}
         self._main = threading.get_ident()
         self._heartbeats = Heartbeats(self._hear, self._lose)
 
@@ -107,14 +161,40 @@ class FailureWatch:
         if self.is_in_order(error):
             return
         is_known, self.has_failed = self.has_failed, True
-        if not is_known and not isinstance(error, PeerError):
-            summary = f"failed: {type(error).__name__}: {error}"
-            details = "".join(traceback.format_exception(error))
-            self._to_leader(_Report(self._rank, summary, details))
+        if not is_known and of_other_rank(error) is None:
+            self._to_leader(_Report.of(error, self._rank))
 
     def is_in_order(self, error: BaseException) -> bool:
         """Whether it ends the run of all ranks, which are still together, and is no failure."""
         return isinstance(error, SIGTERMException) and self.ends_with_step
+
+    def meet(self, state: Mapping[str, Any]) -> str | None:
+        """All ranks, after a failure: waits until the others have come out of their work.
+
+        Args:
+            state: what must be the same on all ranks for them to have one module.
+
+        Returns:
+            Why they do not have it; None if all are here.
+        """
+        self._ended.set()
+        self._to_leader(("came", dict(state)))
+        if not self._met.wait(_MEET_S):
+            missing = sorted({*range(dist.get_world_size())} - {*self._states})
+            who = f"ranks {missing}" if self._rank == 0 else "some ranks"
+            self.part(f"{who} did not come out of their work within {_MEET_S:g} s")
+        return self._apart
+
+    def part(self, why: str) -> None:
+        """The ranks will not have one module; all are told, and nobody waits for another."""
+        with self._lock:
+            is_known, self._apart = self._apart is not None, self._apart or why
+        if is_known:
+            return
+        self._heartbeats.send(("apart", why))
+        self._met.set()
+        if self._ended.is_set():
+            self._on_peer_failure(PeerError(why))
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
@@ -143,7 +223,7 @@ class FailureWatch:
         first = self._first
         if first is not None and first.rank != self._rank:
             self.has_failed = True
-            raise PeerError(first.full_text)
+            raise first.error()
 
     def origin(self, error: BaseException) -> Exception | None:
         """Another rank's error if this one only echoes it; else reports this one.
@@ -155,7 +235,7 @@ class FailureWatch:
             first = self._first
             if first is not None and first.rank != self._rank:
                 self.has_failed = True
-                return PeerError(first.full_text)
+                return first.error()
         self.report(error)
         return None
 
@@ -178,42 +258,65 @@ class FailureWatch:
                 if self.terminated is None:
                     self.terminated = terminated
                     start_thread("sigterm", self._end_terminated, terminated)
+            case ("came", state):
+                self._come(rank, state)
+            case ("met", _):
+                self._met.set()
+            case ("apart", why):
+                self.part(why)
 
     def _lose(self, rank: int, why: str) -> None:
-        self._settle(_Report(rank, why))
+        report = _Report(rank, why)
+        self._settle(report, lets_end=False)
+        self.part(report.text)
+
+    def _come(self, rank: int, state: Mapping[str, Any]) -> None:
+        """Rank 0: a rank has come out of its work."""
+        with self._lock:
+            self._states[rank] = state
+            states = [self._states[each] for each in sorted(self._states)]
+        if len(states) < dist.get_world_size():
+            return
+        if any(each != states[0] for each in states):
+            self.part(f"it came while ranks were at different updates of the weights: {states}")
+        elif self._apart is None:
+            self._heartbeats.send(("met", True))
+            self._met.set()
 
     def _end_terminated(self, rank: int) -> None:
         if not self._closed.wait(_TERMINATE_S) and not self.ends_with_step:
             summary = f"was asked to end (SIGTERM), and no step ended within {_TERMINATE_S:g} s"
-            self._settle(_Report(rank, summary), also_here=True)
+            self._settle(_Report(rank, summary), also_here=True, lets_end=False)
 
-    def _settle(self, report: _Report, *, also_here: bool = False) -> None:
+    def _settle(self, report: _Report, *, also_here: bool = False, lets_end: bool = True) -> None:
         """Takes a report for the first unless there was one; rank 0 passes it on.
 
         Args:
             report: of a failure.
             also_here: whether it ends this rank, if it is its own.
+            lets_end: whether what other ranks are in the midst of may end before their waits do.
         """
         is_here = report.rank != self._rank or also_here
+        delay_s = _LET_END_S if lets_end else 0.0
         with self._lock:
             if self._first is not None or self._closed.is_set():
                 return
             self._first = report
-            self._ending = start_thread("failure-end", self._end, report, is_here)
+            self._ending = start_thread("failure-end", self._end, report, is_here, delay_s)
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(report)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
 
-    def _end(self, report: _Report, is_here: bool) -> None:
+    def _end(self, report: _Report, is_here: bool, delay_s: float) -> None:
         """Ends the waits of the main thread, or the process when that never hears of the failure.
 
         A collective of gloo that waits for a rank which is frozen or cut off ends at the time
         limit of the process group, and nothing in this process can end it sooner.
         """
-        if is_here and not self._ended.is_set():
-            self._on_peer_failure(PeerError(report.full_text))
+        if not self._ended.wait(delay_s) and is_here:
+            self._on_peer_failure(report.error())
         while not self._ended.wait(_STUCK_S):
             if _is_in_collective(self._main):
                 sys.stderr.write(
@@ -233,7 +336,9 @@ def _is_in_collective(thread: int) -> bool:
 
 def _is_echo(error: BaseException) -> bool:
     """Whether an error is what a rank sees when another one is gone."""
-    if isinstance(error, TransportError | dist.DistError):
-        return True
-    is_of_torch = isinstance(error, RuntimeError) and not isinstance(error, PeerError)
-    return is_of_torch and any(backend in str(error) for backend in ("gloo", "NCCL"))
+    if of_other_rank(error) is not None:
+        return False
+    text = str(error)
+    return isinstance(error, TransportError | dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+    )

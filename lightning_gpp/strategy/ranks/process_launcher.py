@@ -19,7 +19,7 @@ from lightning_gpp.strategy.lightning_private import (
     receive_sigterm,
 )
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.failure import PeerError
+from lightning_gpp.strategy.ranks.failure import of_other_rank
 from lightning_gpp.strategy.report import show
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -62,8 +62,10 @@ class ProcessLauncher(MultiProcessingLauncher):
             sys.exit(INTERRUPTED)
         except SIGTERMException:
             sys.exit(TERMINATED)
-        except PeerError as error:  # without the way that led to it here
-            raise error.with_traceback(None) from None
+        except Exception as error:
+            if of_other_rank(error) is not None:
+                raise error.with_traceback(None) from None  # without the way that led to it here
+            raise
         except SystemExit as error:
             if error.code in (None, 0):
                 raise RuntimeError(

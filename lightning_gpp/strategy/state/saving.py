@@ -25,6 +25,7 @@ from lightning_gpp.strategy.state.sharded_checkpoint import (
     write,
     write_together,
 )
+from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 
 StateDictType = Literal["full", "sharded"]
@@ -145,6 +146,8 @@ class SavingStrategy(PipelinesStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Every rank takes the values of what it holds, also while the module is partial."""
+        if self._session is not None and self._session.run.model is None:
+            give_values(self._module())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             super().load_model_state_dict(checkpoint, strict)

@@ -1,54 +1,89 @@
-"""Modules whose parameters have no values (``meta`` tensors) say so before they are used.
+"""Modules that were made on the ``meta`` device: parameters without values get their first ones.
 
-An earlier run may have lost them with a rank that held them, or they were made on that device, from
-which nothing could be trained on one device either.
+One device cannot train such a module, so there are no numbers to be equal to. The rule is that of
+FSDP: every module that has such parameters or buffers itself draws them with its
+``reset_parameters``, here in the order of ``modules()``, so that the numbers follow from the seed
+whatever the stages. They lie in files until stages take them. A module that makes its layers in
+``configure_model`` has the numbers of one device.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from lightning_gpp.common.tensor_places import has_meta, own_places
-
-_lost: WeakSet[nn.Module] = WeakSet()
-"""Parts that a run has left with meta tensors."""
+from lightning_gpp.common.mapped_tensor import empty_mapped
+from lightning_gpp.common.tensor_places import exchange_tensors, has_meta, own_places
 
 
-def note_lost_weights(module: nn.Module) -> None:
-    """Remembers which parts of a module were left with meta tensors; they refuse to be read."""
+def give_values(module: nn.Module) -> None:
+    """Draws what has no values; nothing where all has.
+
+    Raises:
+        TypeError: a module does not know how.
+    """
+    lacking = [(path, part) for path, part in module.named_modules() if has_meta(part)]
+    for path, part in lacking:
+        if not callable(getattr(part, "reset_parameters", None)):
+            name = f"{type(part).__name__} ({path!r})" if path else type(part).__name__
+            raise TypeError(
+                f"{name} has parameters or buffers on the meta device and no reset_parameters() "
+                "that draws them. Write one, or make the layers in configure_model, without "
+                'torch.device("meta"): no process gets the memory of all then, either'
+            )
+    exchange_tensors(module, _drawn)
+    with torch.no_grad():
+        for _, part in lacking:
+            part.reset_parameters()
+
+
+def _drawn(tensor: Tensor) -> Tensor | None:
+    """Memory for one without values."""
+    return empty_mapped(tuple(tensor.shape), tensor.dtype) if tensor.is_meta else None
+
+
+_lost: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Parts that were left with meta tensors, and why."""
+
+
+def note_lost_weights(module: nn.Module, why: str) -> None:
+    """Remembers which parts of a module were left with meta tensors; they refuse to be read.
+
+    Args:
+        module: of a run that is over.
+        why: there is no way to make it whole.
+    """
     for part in module.modules():
         if has_meta(part) and part not in _lost:
             part.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             part.register_forward_pre_hook(_refuse)
-            _lost.add(part)
+            _lost[part] = why
 
 
 def _refuse(part: nn.Module, *_: Any) -> None:
     if has_meta(part):  # a checkpoint may have been loaded with assign=True
-        refuse_without_values(part)
+        raise RuntimeError(_text(type(part).__name__, part, ""))
 
 
-def refuse_without_values(module: nn.Module) -> None:
-    """Refuses a module that lacks values.
+def refuse_lost_weights(module: nn.Module) -> None:
+    """Refuses a module of which an earlier run lost weights.
 
     Raises:
-        RuntimeError: names the first parameter or buffer, and says what to do.
+        RuntimeError: names the first of them.
     """
     for path, part in module.named_modules():
-        for place in own_places(part, path):
-            if place.tensor.is_meta:
-                why = (
-                    "an earlier run ended in an error of a rank that held them. Build the module "
-                    "anew, and load the last checkpoint (load_from_checkpoint, or a new module and "
-                    "ckpt_path=...)"
-                    if part in _lost
-                    else "they are on the meta device. Make the layers in configure_model, without "
-                    'torch.device("meta"): no process gets the memory of all then, either'
-                )
-                raise RuntimeError(
-                    f"{type(module).__name__} lacks values of parameters or buffers, "
-                    f"{place.name!r} first: {why}"
-                )
+        if part in _lost and has_meta(part):
+            raise RuntimeError(_text(type(module).__name__, part, path))
+
+
+def _text(name: str, part: nn.Module, path: str) -> str:
+    lost = next(place.name for place in own_places(part, path) if place.tensor.is_meta)
+    why = f" ({_lost[part]})" if part in _lost else ""
+    return (
+        f"{name} lacks values of parameters or buffers, {lost!r} first: an earlier run ended in an "
+        f"error of a rank that held them{why}. Build the module anew, and load the last checkpoint "
+        "(load_from_checkpoint, or a new module and ckpt_path=...)"
+    )

@@ -1,20 +1,20 @@
-"""An error of user code is that of all ranks; the processes can train another module."""
+"""After user code raised the module is whole on all ranks: it can be saved, and trains on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lp
 import pytest
-import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from helpers.training import real_tensors
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from conformance.case import Bench, Case
 from conformance.modules import CaseData, CaseModule
-from lightning_gpp.strategy.ranks.failure import PeerError
 
 LIMIT = 6
 """Of what is done before it fails, once: in the second epoch."""
@@ -95,6 +95,13 @@ class RaisingCallback(lp.Callback):
         setattr(self, where, lambda *_: once())
 
 
+class SavesInFolder(OnExceptionCheckpoint):
+    """Writes into the Trainer's folder."""
+
+    def setup(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
+        self.dirpath = trainer.default_root_dir
+
+
 class RaisingDataset(TensorDataset):
     """Raises when a sample is read.
 
@@ -118,28 +125,38 @@ def raising_data() -> Mapping[str, Any]:
 
 
 def fails(bench: Bench) -> None:
-    """A fit that raises on all ranks."""
-    with pytest.raises((ValueError, PeerError), match="this happens once"):
+    """A fit that raises; the bench notes what it left."""
+    with pytest.raises(ValueError, match="this happens once") as caught:
         bench.fit()
-
-
-def starts_anew(bench: Bench) -> None:
-    """Another module, with another Trainer."""
-    torch.manual_seed(1)
-    bench.module = CaseModule().double()
-    bench.new_trainer(callbacks=[])
+    assert type(caught.value) is ValueError, "a script handles it alike on all ranks"
+    bench.note("failed", weights=real_tensors(bench.module))
 
 
 def fails_and_fits(bench: Bench) -> None:
-    """Another module is trained and tested afterwards."""
+    """The same module trains on, with another Trainer, and is tested."""
     fails(bench)
-    starts_anew(bench)
+    bench.new_trainer(callbacks=[])
     bench.fit()
     bench.test()
 
 
+def fails_and_goes_on(bench: Bench) -> None:
+    """The same module trains on with the same Trainer."""
+    fails(bench)
+    bench.fit()
+
+
+def fails_and_resumes(bench: Bench) -> None:
+    """Another module goes on from the checkpoint that was written as the first one failed."""
+    fails(bench)
+    (path,) = Path(bench.folder).rglob("raised.ckpt")
+    bench.module = CaseModule().double()
+    bench.new_trainer(callbacks=[], enable_checkpointing=False)
+    bench.fit(ckpt_path=path)
+
+
 def raised(name: str, module: Callable[[], lp.LightningModule], **options: Any) -> Case:
-    """A case whose fit raises once, after which another module is trained."""
+    """A case whose fit raises once, after which the module trains on."""
     return Case(name, **{"module": module, "script": fails_and_fits} | options)
 
 
@@ -151,13 +168,15 @@ def fails_to_stop(bench: Bench) -> None:
     """A monitor that nothing logs."""
     with pytest.raises(RuntimeError, match="Early stopping conditioned on metric `los`"):
         bench.fit()
-    starts_anew(bench)
+    bench.note("failed", weights=real_tensors(bench.module))
+    bench.new_trainer(callbacks=[])
     bench.fit()
 
 
 CASES = (
     raised("in a training step", lambda: RaisingModule("training_step")),
     raised("after the forward", RaisingAfterForward),
+    raised("with the same Trainer", RaisingAfterForward, script=fails_and_goes_on),
     raised("in a validation step", lambda: RaisingModule("validation_step")),
     raised("in a hook", lambda: RaisingModule("on_train_batch_end")),
     raised("in a transfer", lambda: RaisingModule("on_before_batch_transfer", 12)),
@@ -167,11 +186,35 @@ CASES = (
         callbacks=lambda: [RaisingCallback("on_train_batch_end")],
     ),
     raised("a misspelled monitor", CaseModule, callbacks=misspelled, script=fails_to_stop),
+    raised(
+        "a callback writes a checkpoint",
+        CaseModule,
+        script=fails_and_resumes,
+        trainer={"enable_checkpointing": True},
+        callbacks=lambda: [
+            RaisingCallback("on_train_epoch_start", 2),
+            SavesInFolder("", filename="raised"),
+        ],
+    ),
     raised("before a step by hand", RaisingByHand),
     raised("in the data", CaseModule, data=raising_data),
     raised(
         "while gradients are collected",
         RaisingAfterForward,
         trainer={"accumulate_grad_batches": 3},
+    ),
+    raised(
+        "a checkpoint is written",
+        lambda: RaisingModule("training_step"),
+        script=fails_and_resumes,
+        trainer={"enable_checkpointing": True},
+        callbacks=lambda: [
+            ModelCheckpoint(
+                save_on_exception=True,
+                filename="raised",
+                every_n_epochs=100,
+                save_on_train_epoch_end=False,
+            )
+        ],
     ),
 )

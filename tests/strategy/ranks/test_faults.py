@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.faults import FAULTS, read_after_a_fault, run_fault, train_after_a_fault
+from helpers.faults import FAULTS, read_after_a_fault, run_fault, train_on_after_a_fault
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
@@ -54,8 +54,10 @@ def test_processes_that_saw_an_error_can_train_again(pool: WorkerPool) -> None:
     pool.run(train, training, strategy, NUM_RANKS, num_ranks=NUM_RANKS)
 
 
-def test_after_a_fault_of_one_rank_another_module_trains(pool: WorkerPool) -> None:
-    pool.run(train_after_a_fault, NUM_RANKS, num_ranks=NUM_RANKS)
+def test_after_a_fault_of_one_rank_the_module_is_saved_and_trains_on(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    pool.run(train_on_after_a_fault, str(tmp_path), NUM_RANKS, num_ranks=NUM_RANKS)
 
 
 def test_what_reads_a_module_whose_weights_are_lost_says_so(
@@ -68,7 +70,7 @@ def test_what_reads_a_module_whose_weights_are_lost_says_so(
     for outcome in (outcomes[0], outcomes[2]):
         assert not outcome.failed, report
         *first, state, saving, forward, fit = outcome.value
-        assert "no checkpoint can be written after this error" in "".join(first)
+        assert "no checkpoint can be written after this error: rank 1" in "".join(first)
         for text in (state, saving, forward, fit):
             assert re.search(r"lacks values of parameters or buffers, '\w", text), report
             assert "load_from_checkpoint" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from functools import partial
@@ -31,8 +32,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy import unshard_checkpoint
-from lightning_gpp.strategy.state.without_values import refuse_without_values
+from lightning_gpp.strategy.state.without_values import give_values
 
 
 @settings(max_examples=4, phases=(Phase.explicit, Phase.reuse, Phase.generate))
@@ -113,8 +115,33 @@ def test_resuming_from_files_and_folders(pool: WorkerPool, tmp_path: Path) -> No
         assert not weight_differences(result.weights, expected.weights, 1e-9)
 
 
-def test_modules_on_the_meta_device_are_refused() -> None:
+class _WithoutRule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2))
+
+
+def test_modules_on_the_meta_device_are_drawn_by_their_modules() -> None:
     with torch.device("meta"):
-        module = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match=r"lacks values .* '0.weight' first.*configure_model"):
-        refuse_without_values(module)
+        made = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 300))
+        made[2].weight = made[0].weight
+        made[0].bias.requires_grad_(False)
+    torch.manual_seed(3)
+    give_values(made)
+    torch.manual_seed(3)
+    for layer in made:
+        again = copy.deepcopy(layer)
+        again.reset_parameters()
+        if layer is not made[0]:  # whose weight was drawn twice
+            assert all(map(torch.equal, layer.parameters(), again.parameters()))
+    assert made[2].weight is made[0].weight
+    assert is_mapped(made[0].weight)
+    assert not made[0].bias.requires_grad
+    assert made[1].running_var.tolist() == [1.0] * 300
+
+
+def test_modules_on_the_meta_device_that_cannot_be_drawn() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(_WithoutRule())
+    with pytest.raises(TypeError, match=r"_WithoutRule .'0'. has parameters.*reset_parameters"):
+        give_values(module)
