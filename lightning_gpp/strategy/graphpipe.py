@@ -50,7 +50,7 @@ from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_h
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
-from lightning_gpp.strategy.state.without_values import give_values, refuse_lost_weights
+from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
 
@@ -195,7 +195,6 @@ class GraphPipeStrategy(SavingStrategy):
         module, session = self._module(), self.session
         session.run.on_built, session.on_emulated = self._show, self._show_emulated
         place_precision(self.precision_plugin, self.root_device, self.total)
-        refuse_lost_weights(module)
         give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":

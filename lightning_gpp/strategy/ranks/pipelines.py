@@ -44,6 +44,7 @@ from lightning_gpp.strategy.refusals import check_pipelines
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.state.without_values import refuse_lost_weights
 from lightning_gpp.strategy.step.loaders import led_loaders
 
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
@@ -90,6 +91,8 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
 
     def setup_environment(self) -> None:
         """Joins the processes."""
+        if self.lightning_module is not None:
+            refuse_lost_weights(self.lightning_module)
         super().setup_environment()
         self.set_world_ranks()
         assert self.cluster_environment is not None
