@@ -193,7 +193,7 @@ def describe_run(metrics: Mapping[str, float], folder: Path) -> str:
     final metrics
       train_loss  0.25
       val_acc     0.9875
-    written to run: config.yaml
+    written to run
     """
     width = max(map(len, metrics), default=0)
     rows = [f"  {name:<{width}}  {value:.4g}" for name, value in metrics.items()]
