@@ -41,7 +41,7 @@ from lightning_gpp.cost.roofline import roofline
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.ways import WaysAnswer, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
-from lightning_gpp.simulate import TaskKind, simulate_plan
+from lightning_gpp.simulate import TransferKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph
 
 GIB = 2**30
@@ -218,7 +218,7 @@ def predicted(workload: FullGraphWorkload, cluster: Cluster, ways: int, *, emula
 
 def _cell(found: WaysAnswer, *, emulates: bool) -> Cell:
     simulation = simulate_plan(found.plan, found.request)
-    transfers = [task for task in simulation.tasks if task.kind is TaskKind.TRANSFER]
+    transfers = [task for task in simulation.tasks if task.kind is TransferKind.MESSAGE]
     return Cell(
         simulation.step_s,
         sum(task.size_bytes or 0 for task in transfers) / GIB,

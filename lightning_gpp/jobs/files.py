@@ -11,20 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gpp.cost import Costs, costs_to_json
 from lightning_gpp.graph import ModelGraph, graph_to_json
 
-CONFIG = "config.yaml"
-METRICS = "metrics.json"
-FILES = (
-    *(METRICS, "plan.json", "plan.png", "program.json", "compare.json"),
-    *("simulation.json", "graph.json", "costs.json"),
-    *("timeline.png", "timeline.html", "refit.json", CONFIG),
-)
-"""Every file that a job may write, in the order in which a person is told of them."""
-
 
 def save_config(config: DictConfig, folder: Path) -> None:
     """Writes the resolved configuration, which needs no environment variable to be read again."""
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / CONFIG, resolve=True)
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
 
 
 def save_json(data: object, path: Path) -> None:
@@ -34,7 +25,7 @@ def save_json(data: object, path: Path) -> None:
 
 def save_metrics(metrics: Mapping[str, float], folder: Path) -> None:
     """Writes the numbers that a sweep shows of a job."""
-    save_json(metrics, folder / METRICS)
+    save_json(metrics, folder / "metrics.json")
 
 
 def save_graph(graph: ModelGraph, costs: Costs, folder: Path) -> None:
@@ -44,10 +35,6 @@ def save_graph(graph: ModelGraph, costs: Costs, folder: Path) -> None:
 
 
 def written_to(folder: Path) -> str:
-    """Where the files are, and which.
-
-    >>> written_to(Path("run"))
-    'written to run: config.yaml'
-    """
-    files = [name for name in FILES if name == CONFIG or (folder / name).exists()]
-    return f"written to {folder}: {', '.join(files)}"
+    """Where the files are, and which; logs are left out."""
+    names = sorted(path.name for path in folder.glob("*.*") if path.suffix not in ("", ".log"))
+    return f"written to {folder}{': ' if names else ''}{', '.join(names)}"

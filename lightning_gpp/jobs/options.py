@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_gpp.common.checks import is_number, is_whole
+from lightning_gpp.common.checks import is_number
 
 
 def as_list(name: str, value: Any) -> list[Any] | None:
@@ -52,13 +52,6 @@ def as_limit_s(name: str, value: Any) -> float | None:
     is_right = value is None or (is_number(value) and value > 0)
     _check(name, "a number of seconds above 0, or null", value, is_right=is_right)
     return None if value is None else float(value)
-
-
-def as_seed(name: str, value: Any) -> int | None:
-    """What random numbers begin with; None for another in every run."""
-    is_right = value is None or (is_whole(value) and 0 <= value < 2**32)
-    _check(name, "a whole number from 0 to 4294967295, or null", value, is_right=is_right)
-    return None if value is None else int(value)
 
 
 def _plain(value: Any) -> Any:

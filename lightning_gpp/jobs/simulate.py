@@ -115,14 +115,8 @@ def case_of(config: DictConfig, problem: PlanningProblem) -> tuple[Case, Sequenc
     plan, step = found.evaluation.plan, StepCosts()
     if problem.refit is not None:
         step = problem.refit.step_costs(plan)
-    case = Case(
-        plan,
-        found.request,
-        replace(step, per_update=request.held_versions.per_update),
-        planner=found.planner,
-        schedule=None if problem.question.schedule is None else found.request.schedule,
-    )
-    return case, found.answer.notes
+    step = replace(step, per_update=request.held_versions.per_update)
+    return Case(plan, found.request, step), found.answer.notes
 
 
 def drawn(case: Case) -> Case:
@@ -159,35 +153,28 @@ def as_json(case: Case, before: Case) -> dict[str, Any]:
 
 
 def speedups(case: Case) -> dict[str, Any]:
-    """Throughput of the planner's plans and of S-SGD, with the same samples for every device.
+    """Throughput of the plan, and of S-SGD on 1, 2, 4, … and all devices, for as many samples each.
 
-    On 1, 2, 4, … and all devices; of pipelines with versions of weights samples per device would be
-    others.
+    Of pipelines with versions of weights samples per device would be others.
     """
     num_devices = case.request.num_devices
     counts = sorted({*(2**power for power in range(num_devices.bit_length())), num_devices})
 
     def ssgd(count: int, variant: str) -> float:
-        samples = case.request.minibatch_size * count / case.request.num_devices
+        samples = case.request.minibatch_size * count / num_devices
         return samples / case.ssgd(count, variant).step_s
 
-    alone, notes, own = ssgd(1, "naive"), [], dict[int, float | None]()
+    alone, notes = ssgd(1, "naive"), list[str]()
     hosts = [device.host for device in case.request.cluster.devices]
-    if max(counts) > (of_one_host := hosts.count(hosts[0])):
+    if num_devices > (of_one_host := hosts.count(hosts[0])):
         notes.append(f"More than {count_text(of_one_host, 'device')} are on several hosts.")
-    for count in counts:
-        try:
-            own[count] = case.on_first_devices(count).samples_per_s / alone
-        except ValueError as error:
-            own[count] = None
-            notes.append(f"No plan on {count_text(count, 'device')}: {error}.")
     try:
-        plan_to_run(PlanQuestion(case.request, DATA_PARALLEL, case.schedule))
+        plan_to_run(PlanQuestion(case.request, DATA_PARALLEL))
     except ValueError as error:
         notes.append(f"S-SGD is computed as if memory had no limit: {error}.")
     others = {name: {count: ssgd(count, name) / alone for count in counts} for name in VARIANTS}
     return {
         "one_device_samples_per_s": alone,
-        "speedup": {case.planner: own, **others},
+        "speedup": {"this plan": {num_devices: case.samples_per_s / alone}, **others},
         "notes": notes,
     }

@@ -124,12 +124,12 @@ def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:
     """Speed-up against the number of devices, a column for every way to train."""
     columns = found["speedup"]
     rows = [
-        [str(count), *("none" if c[count] is None else f"{c[count]:.2f}" for c in columns.values())]
-        for count in next(iter(columns.values()))
+        [str(count), *(f"{c[count]:.2f}" if count in c else "" for c in columns.values())]
+        for count in columns["naive"]
     ]
     title = (
         "Speed-up against one device without overlap (samples per second, equally many samples "
-        "per device): the planner's plans, and data parallelism (S-SGD)."
+        "per device): this plan, and data parallelism (S-SGD)."
     )
     notes = [wrapped(found["notes"], max_width)] if found["notes"] else []
     return "\n".join([wrapped([title], max_width), text_table(["devices", *columns], rows), *notes])

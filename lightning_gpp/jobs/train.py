@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.job_scope import is_sweep, refuse_script_launcher
-from lightning_gpp.jobs.options import as_seed
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -142,7 +141,7 @@ def build_recipe(config: DictConfig) -> tuple[LightningModule, LightningDataModu
     from lightning.pytorch import seed_everything
 
     check_data_folder(config)
-    seed_everything(as_seed("seed", config.seed), workers=True, verbose=False)
+    seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
     # A recipe builds its module for the data; a module that needs none says takes_data: false.
     arguments = [data] if config.recipe.get("takes_data", True) else []
@@ -194,7 +193,7 @@ def describe_run(metrics: Mapping[str, float], folder: Path) -> str:
     final metrics
       train_loss  0.25
       val_acc     0.9875
-    written to run: config.yaml
+    written to run
     """
     width = max(map(len, metrics), default=0)
     rows = [f"  {name:<{width}}  {value:.4g}" for name, value in metrics.items()]

@@ -23,10 +23,10 @@ from lightning_gpp.simulate.program_costs import StepCosts as StepCosts
 from lightning_gpp.simulate.simulation import Simulation as Simulation
 from lightning_gpp.simulate.simulation import critical_path as critical_path
 from lightning_gpp.simulate.simulation import simulate as simulate
-from lightning_gpp.simulate.task import TaskKind as TaskKind
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline as predicted_timeline
 from lightning_gpp.simulate.timeline.shares import shares as shares
 from lightning_gpp.simulate.timeline.span import Span as Span
 from lightning_gpp.simulate.timeline.span import SpanKind as SpanKind
+from lightning_gpp.simulate.timeline.span import TransferKind as TransferKind
 from lightning_gpp.simulate.timeline.timeline import Timeline as Timeline
 from lightning_gpp.simulate.timeline.timeline import TimelineStage as TimelineStage

@@ -15,6 +15,7 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import Overhead, ProgramCosts, compute_s, message_costs
 from lightning_gpp.simulate.task import TaskKind
+from lightning_gpp.simulate.timeline.span import SpanKind, TransferKind
 
 
 class Shown(NamedTuple):
@@ -138,8 +139,8 @@ class ProgramWork:
 
     def _read(self) -> None:
         """Reading a mini-batch, cutting it."""
-        self._task(TaskKind.DATA, self.costs.step.data_s or None)
-        self._task(TaskKind.PREPARE, self.costs.step.prepare_s or None)
+        self._task(SpanKind.DATA, self.costs.step.data_s or None)
+        self._task(SpanKind.PREPARE, self.costs.step.prepare_s or None)
 
     def _finish(self, device: int) -> None:
         """What comes after the program: the device of the loss tells the others the result."""
@@ -151,7 +152,7 @@ class ProgramWork:
         else:
             for token in self._results.values():
                 self._send(token)
-        self._task(TaskKind.FINISH, seconds.get(device))
+        self._task(SpanKind.FINISH, seconds.get(device))
 
     def _actions(self, device: int) -> None:
         program, step = self.program, self.costs.step
@@ -163,9 +164,9 @@ class ProgramWork:
                 self._finish(device)
             elif index == turn:  # the other devices wait for the first gradients anyway
                 at_loss = device == program.device(FEED)
-                self._task(TaskKind.TURN, step.turn_s if at_loss else None)
+                self._task(SpanKind.LOSS, step.turn_s if at_loss else None)
             elif step.action_s and index and action.kind is not Kind.STEP:
-                self._task(TaskKind.OVERHEAD, step.action_s, action)
+                self._task(SpanKind.OVERHEAD, step.action_s, action)
             if action.kind.is_compute:
                 self._compute(device, action)
             elif action.kind is Kind.REDUCE:
@@ -173,14 +174,14 @@ class ProgramWork:
             elif action.kind is not Kind.STEP:
                 self._exchange(action)
             elif (action.microbatch + 1) % step.per_update == 0:
-                self._task(TaskKind.OPTIMIZER, step.optimizer_s.get(device), action)
+                self._task(SpanKind.OPTIMIZER, step.optimizer_s.get(device), action)
         if before_update == len(program.actions[device]):
             self._finish(device)
 
     def _compute(self, device: int, action: Action) -> None:
         """A forward or a backward; in some, gradients become final that are summed."""
-        kind = TaskKind.FORWARD if action.kind is Kind.FORWARD else TaskKind.BACKWARD
-        kind = TaskKind.FEED if action.stage == FEED else kind
+        kind = SpanKind.FEED if action.stage == FEED else SpanKind.FORWARD
+        kind = SpanKind.BACKWARD if action.kind is Kind.BACKWARD else kind
         item = self._item(Shown(kind, action), compute_s(self.costs, action))
         for number in self._finals.get((device, action), ()):
             self._lasts[number, device] = item
@@ -190,11 +191,11 @@ class ProgramWork:
         message, step = self._message(action), self.costs.step
         size_bytes = message.shown.size_bytes or 0.0
         if action.kind.is_send:
-            self._overhead(TaskKind.SEND, step.send, size_bytes, action)
+            self._overhead(SpanKind.SEND, step.send, size_bytes, action)
             self._send(message, action)
         else:
             self._received.append(message)
-            self._overhead(TaskKind.RECEIVE, step.receive, size_bytes, action)
+            self._overhead(SpanKind.RECEIVE, step.receive, size_bytes, action)
 
     def _message(self, action: Action) -> WorkMessage:
         """The message that an action sends or receives."""
@@ -208,7 +209,7 @@ class ProgramWork:
     def _size(self, source: int, target: int, is_gradient: bool, units: int) -> tuple[float, Shown]:
         """Seconds of a message, and what it is."""
         costs = message_costs(self.program, self.costs, source, target, is_gradient=is_gradient)
-        shown = Shown(TaskKind.TRANSFER, None, costs.size.of(units), costs.channels)
+        shown = Shown(TransferKind.MESSAGE, None, costs.size.of(units), costs.channels)
         return costs.transfer_s(units), shown
 
     def _reduce(self, device: int, action: Action) -> None:
@@ -226,7 +227,7 @@ class ProgramWork:
             self._summed[number].append(self._item(Shown(None, action)))
         elif size_bytes:
             self._add_up(device, number, group.devices, size_bytes, action)
-        self._overhead(TaskKind.REDUCE, self.costs.step.reduce, size_bytes, action)
+        self._overhead(SpanKind.REDUCE, self.costs.step.reduce, size_bytes, action)
 
     def _add_up(
         self, device: int, number: int, devices: Sequence[int], size: float, action: Action
@@ -245,7 +246,7 @@ class ProgramWork:
     def _new_part_of_sum(self, number: int, source: int, target: int, size: float) -> WorkMessage:
         """Gradients of parameters that stages share, or their sum; one of each number and ends."""
         cluster = self.costs.cluster
-        shown = Shown(TaskKind.REDUCE, None, size, channels(cluster, source, target))
+        shown = Shown(TransferKind.SUM, None, size, channels(cluster, source, target))
         return WorkMessage(cluster.link(source, target).transfer_s(size), shown)
 
     def _add_sums(self, never: int) -> None:
@@ -271,7 +272,7 @@ class ProgramWork:
                     seconds = all_reduce_s(cluster, devices, one.size_bytes)
                     sums.append((one.ready_fraction, seconds))
                     action = self._reduces.get(number)
-                    self.sums.append(Shown(TaskKind.REDUCE, action, one.size_bytes, names))
+                    self.sums.append(Shown(TransferKind.SUM, action, one.size_bytes, names))
                 shared = () if are_alone else self._numbered(names)
                 self.work.sums.append(
                     Sum(devices, last, tuple(sums), first_port + index, shared, waiting)

@@ -22,10 +22,12 @@ from functools import cached_property
 
 from lightning_gpp.engine.play import Played, play
 from lightning_gpp.engine.trace import WorkTrace
+from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Kind, Program, ScheduleError
 from lightning_gpp.simulate.program_costs import ProgramCosts, check_costs
 from lightning_gpp.simulate.program_work import ProgramWork
-from lightning_gpp.simulate.task import PathStep, Task, TaskKind
+from lightning_gpp.simulate.task import PathStep, Task
+from lightning_gpp.simulate.timeline.span import SpanKind
 
 
 class Simulation(ProgramWork):
@@ -120,7 +122,8 @@ class Simulation(ProgramWork):
         """(seconds, bytes more or less) in the order of the device's line, which is time's."""
         for item in self.work.lines[device]:
             kind, action, *_ = self.items[item]
-            if kind not in (TaskKind.FORWARD, TaskKind.BACKWARD) or action is None:
+            is_compute = kind in (SpanKind.FORWARD, SpanKind.BACKWARD)
+            if not is_compute or action is None or action.stage == FEED:
                 continue
             costs, start_s = self.costs.stages[action.stage], self.played.start_s[item]
             end_s = start_s + self.work.seconds[item]

@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from lightning_gpp.schedule import Action
+from lightning_gpp.simulate.timeline.span import SpanKind, TransferKind
 
-
-class TaskKind(Enum):
-    """What a task is.
-
-    Attributes:
-        DATA: the host reads a mini-batch.
-        PREPARE: the mini-batch is cut into micro-batches.
-        FEED: the user's step before the pipelined forward.
-        TURN: the user's step between the forward and the backward half of a program.
-        FORWARD: the forward of a stage.
-        BACKWARD: the backward of a stage.
-        SEND: what a message costs its sender.
-        TRANSFER: a message on its way; on channels, not on a device.
-        RECEIVE: what a message costs its receiver.
-        REDUCE: the sum of a bucket of gradients over the devices of its group; on channels. On a
-            device: what it costs that device besides.
-        FINISH: the results are joined and told to all, gradients handed out.
-        OPTIMIZER: the optimizer's step.
-        OVERHEAD: what the interpreter takes between two actions.
-    """
-
-    DATA = "data"
-    PREPARE = "prepare"
-    FEED = "feed"
-    TURN = "turn"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    SEND = "send"
-    TRANSFER = "transfer"
-    RECEIVE = "receive"
-    REDUCE = "reduce"
-    FINISH = "finish"
-    OPTIMIZER = "optimizer"
-    OVERHEAD = "overhead"
+TaskKind = SpanKind | TransferKind
+"""What a task is: :attr:`SpanKind.LOSS` is the user's step between the halves of a program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a change would bring: other devices or links, fewer devices.
+"""What a change would bring: other devices or links, or data parallelism.
 
 Every change is simulated anew, so that it shows what becomes the bottleneck after it.
 """
@@ -12,9 +12,8 @@ from functools import cached_property
 from lightning_gpp.cluster import Link
 from lightning_gpp.common.checks import LARGEST, is_number
 from lightning_gpp.cost import Costs, Profile
-from lightning_gpp.planner import PLANNERS, Plan, PlanEvaluation, PlanRequest, evaluate_plan
+from lightning_gpp.planner import Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
-from lightning_gpp.planner.plan_to_run import PlanQuestion, plan_to_run
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import StepCosts
 from lightning_gpp.simulate.simulation import Simulation
@@ -32,15 +31,11 @@ class Case:
         plan: the stages.
         request: the question that it answers.
         step: what a step costs beside compute and messages.
-        planner: who is asked for a plan of another question.
-        schedule: of such a plan; None leaves it to what fits into memory.
     """
 
     plan: Plan
     request: PlanRequest
     step: StepCosts = field(default_factory=StepCosts)
-    planner: str = "graphpipe"
-    schedule: str | None = None
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -89,27 +84,6 @@ class Case:
             if factor != 1:
                 found = CHANGES[name](found, factor)
         return found
-
-    def on_first_devices(self, count: int) -> Case:
-        """The planner's plan for the first devices, with as many samples for each.
-
-        Input, and the user's step where it sees a whole mini-batch, go with the number of samples.
-
-        Raises:
-            ValueError: no planner made the plan, or it finds none.
-        """
-        if count == self.request.num_devices:
-            return self
-        size = max(1, round(self.request.minibatch_size * count / self.request.num_devices))
-        cluster = in_plan_order(self.request.cluster).first(count)
-        request = replace(self.request, cluster=cluster, minibatch_size=size)
-        if self.planner not in PLANNERS:
-            raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
-        found = plan_to_run(PlanQuestion(request, self.planner, self.schedule))
-        part = found.request.minibatch_size / self.request.minibatch_size
-        step = self.step.of_part(part, found.request.num_devices)
-        step = replace(step, turn_s=step.turn_s * part)
-        return replace(self, plan=found.plan, request=found.request, step=step)
 
     def ssgd(self, count: int, variant: str) -> Ssgd:
         """Pure data parallelism of the same model on the first devices, each with its own input."""

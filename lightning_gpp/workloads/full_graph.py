@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from lightning_gpp.common.checks import check_counts, is_number
 from lightning_gpp.cost import Line, OpWork
+from lightning_gpp.graph import TensorSpec
 from lightning_gpp.graph.graph_parallel import VertexShares, WaysGraph, in_ways
 from lightning_gpp.workloads.layers import FLOAT_BYTES, INDEX_BYTES, ModelBuilder
 from lightning_gpp.workloads.workload import Workload
@@ -182,8 +183,8 @@ def full_graph(
             f"all; got {mirrors}"
         )
     builder = ModelBuilder("float32", num_vertices)
-    x = builder.floats("x", num_features, stays=True)
-    edges = builder.edges("edge_index", num_edges)
+    x = builder.argument("x", builder.result(num_features), stays=True)
+    edges = builder.argument("edge_index", TensorSpec((2, num_edges), "int64"), stays=True)
     what = LAYER_WORK[layer]
     work = what.per_vertex(width, degree * (edge_reads * FLOAT_BYTES * width + INDEX_BYTES))
     value = first = builder.linear("stem", x, num_features, width)

@@ -33,7 +33,7 @@ class ModelBuilder:
         num_samples: that the sizes of values are of; work is always of one.
 
     >>> builder = ModelBuilder("float32")
-    >>> hidden = builder.linear("layer", builder.floats("x", 16), 16, 4)
+    >>> hidden = builder.linear("layer", builder.argument("x", builder.result(16)), 16, 4)
     >>> builder.graph([hidden]).operator["layer"].parameters
     ('layer.weight',)
     """
@@ -46,17 +46,11 @@ class ModelBuilder:
         self._parameters: list[Parameter] = []
         self._values: dict[str, Value] = {}
 
-    def floats(self, name: str, *shape: int, stays: bool = False) -> str:
-        """An argument of real numbers; gives the value's name, as all methods do."""
-        return self._input(Value(name, (self.result(*shape),)), stays=stays)
-
-    def indices(self, name: str, *shape: int) -> str:
-        """An argument of integers."""
-        return self._input(Value(name, (TensorSpec((self._num_samples, *shape), "int64", 0),)))
-
-    def edges(self, name: str, num_edges: int) -> str:
-        """The edges of a graph, which stay."""
-        return self._input(Value(name, (TensorSpec((2, num_edges), "int64"),)), stays=True)
+    def argument(self, name: str, spec: TensorSpec, *, stays: bool = False) -> str:
+        """An argument of the model; gives the value's name, as all methods do."""
+        self._values[name] = Value(name, (spec,))
+        self._inputs.append(GraphInput(self._values[name], stays=stays))
+        return name
 
     def linear(
         self, name: str, source: str, in_features: int, out_features: int, rows: int = 1
@@ -132,14 +126,9 @@ class ModelBuilder:
         """The model that returns a value, as a workload."""
         return Workload(name, self.graph([output]), self.works, samples_per_device, source)
 
-    def _input(self, value: Value, *, stays: bool = False) -> str:
-        self._inputs.append(GraphInput(value, stays=stays))
-        self._values[value.name] = value
-        return value.name
-
-    def result(self, *shape: int) -> TensorSpec:
-        """Real numbers of so many for every sample."""
-        return TensorSpec((self._num_samples, *shape), "float32", 0)
+    def result(self, *shape: int, dtype: str = "float32") -> TensorSpec:
+        """Numbers of so many for every sample."""
+        return TensorSpec((self._num_samples, *shape), dtype, 0)
 
     def operator(
         self,

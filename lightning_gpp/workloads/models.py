@@ -97,7 +97,7 @@ def transformer(num_layers: int = 32, *, samples_per_device: int = TRANSFORMER_S
 
 
 def _transformer(builder: ModelBuilder, prefix: str, tokens: str, num_layers: int) -> str:
-    value = builder.indices(tokens, LENGTH)
+    value = builder.argument(tokens, builder.result(LENGTH, dtype="int64"))
     for layer in range(num_layers):
         name = f"{prefix}layers.{layer}"
         value = builder.attention(f"{name}.attention", value, LENGTH, HIDDEN, HEADS)
@@ -124,10 +124,10 @@ def dlrm(
     builder, widths = ModelBuilder("float32"), [DENSE_FEATURES, *[WIDTH] * BRANCH_LAYERS]
     ends = []
     for i in range(num_dense):
-        value = builder.floats(f"dense{i}", DENSE_FEATURES)
+        value = builder.argument(f"dense{i}", builder.result(DENSE_FEATURES))
         ends.append(_perceptron(builder, f"dense.{i}", value, widths))
     for i in range(num_sparse):
-        value = builder.indices(f"sparse{i}", BAG)
+        value = builder.argument(f"sparse{i}", builder.result(BAG, dtype="int64"))
         ends.append(builder.embedding(f"sparse.{i}", value, NUM_ENTRIES, BAG, EMBEDDING_WIDTH))
     joined = builder.concat("concat", ends)
     width = num_dense * WIDTH + num_sparse * BAG * EMBEDDING_WIDTH
@@ -150,7 +150,8 @@ def candle_uno(num_branches: int = 7, *, samples_per_device: int = CANDLE_SAMPLE
     builder, features, ends = ModelBuilder("float32"), list(CANDLE_FEATURES.items()), []
     for i in range(num_branches):
         name, width = features[i % len(features)]
-        value, widths = builder.floats(f"{name}_{i}", width), [width, *[WIDTH] * BRANCH_LAYERS]
+        value = builder.argument(f"{name}_{i}", builder.result(width))
+        widths = [width, *[WIDTH] * BRANCH_LAYERS]
         ends.append(_perceptron(builder, f"branches.{i}", value, widths))
     head = builder.linear("head", builder.concat("concat", ends), num_branches * WIDTH, 1)
     return builder.workload(f"candle-{num_branches}", head, samples_per_device, RECOMMENDERS)

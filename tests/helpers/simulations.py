@@ -18,9 +18,10 @@ from lightning_gpp.simulate import (
     MessageBytes,
     ProgramCosts,
     Simulation,
+    SpanKind,
     StageCosts,
     StepCosts,
-    TaskKind,
+    TransferKind,
     simulate,
 )
 from lightning_gpp.simulate.program_costs import message_costs
@@ -237,12 +238,15 @@ def simulated_stages(
 
 
 def task_times(
-    simulation: Simulation, kind: TaskKind | None = None, *, device: int | None = None
+    simulation: Simulation,
+    kind: SpanKind | TransferKind | None = None,
+    *,
+    device: int | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Action -> start and end of its task; of one kind, or of one device without the feed."""
     return {
         str(task.action): (task.start_s, task.end_s)
         for task in simulation.tasks
         if (task.kind is kind if kind is not None else task.device == device)
-        and task.kind is not TaskKind.FEED
+        and (task.action is None or task.action.stage != FEED)
     }

@@ -15,8 +15,9 @@ from lightning_gpp.schedule import Action, Kind, Program, dry_run
 from lightning_gpp.simulate import (
     Overhead,
     Simulation,
+    SpanKind,
     StepCosts,
-    TaskKind,
+    TransferKind,
     critical_path,
     predicted_timeline,
     shares,
@@ -82,7 +83,7 @@ def test_the_critical_path_has_no_gap(found):
     assert sum(Fraction(step.duration_s) for step in path) == Fraction(end_s)
     for step in path:
         assert step.end_s <= step.task.end_s
-        assert step.end_s == step.task.end_s or step.task.kind is TaskKind.BACKWARD
+        assert step.end_s == step.task.end_s or step.task.kind is SpanKind.BACKWARD
 
 
 @given(simulations())
@@ -111,10 +112,10 @@ def _check_exclusive(found: Simulation) -> None:
 def _check_complete(found: Simulation) -> None:
     program = found.program
     expected = [*compute_actions(program), *_sends(found)]
-    work = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED, TaskKind.TRANSFER)
+    work = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.FEED, TransferKind.MESSAGE)
     done = [task.action for task in found.tasks if task.kind in work]
     assert sorted(map(str, done)) == sorted(map(str, expected))
-    sums = [t for t in found.tasks if t.kind is TaskKind.REDUCE]
+    sums = [t for t in found.tasks if t.kind is TransferKind.SUM]
     groups = [program.reduce_groups[bucket.group] for bucket in found.costs.buckets]
     buckets = sum(group.stage is not None for group in groups)
     shared = {
@@ -140,13 +141,13 @@ def _check_order(found: Simulation) -> None:
             assert times[need].end_s <= task.start_s
     for task in found.tasks:
         assert task.cause is None or found.tasks[task.cause].start_s <= task.start_s
-        if task.kind is TaskKind.OPTIMIZER:
+        if task.kind is SpanKind.OPTIMIZER:
             before = [t for t in found.tasks if t.device == task.device]
             assert max(t.end_s for t in before) == task.end_s
             assert all(
                 t.end_s <= task.start_s
                 for t in found.tasks
-                if t.kind is TaskKind.REDUCE
+                if t.kind is TransferKind.SUM
                 and t.device is None
                 and t.action is not None
                 and t.action.kind is Kind.REDUCE
@@ -155,7 +156,7 @@ def _check_order(found: Simulation) -> None:
             )
 
 
-_COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED)
+_COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.FEED)
 
 
 @given(random_simulations(with_replicas=False, step=STEPS), st.data())

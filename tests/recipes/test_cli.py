@@ -125,7 +125,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     }
     assert "stage" in done.stderr + done.stdout
     assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    assert "timeline.png, timeline.html, refit.json, config.yaml" in done.stdout
+    assert "refit.json, timeline.html, timeline.png" in done.stdout
     assert "Warning" not in done.stderr
 
 

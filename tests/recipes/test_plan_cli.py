@@ -62,7 +62,7 @@ class TestPlan:
         assert (run / "plan.png").read_bytes().startswith(b"\x89PNG")
         metrics = json.loads((run / "metrics.json").read_text())
         assert metrics["samples_per_s"] == pytest.approx(16 / metrics["step_s"])
-        assert f"written to {run}: metrics.json, plan.json, plan.png, config.yaml" in printed
+        assert f"written to {run}: config.yaml, metrics.json, plan.json, plan.png" in printed
 
     @pytest.mark.parametrize("name", ["planner", "strategy.planner"])
     def test_planner_is_chosen_by_name(self, graphpipe: Run, run_folder: Path, name: str) -> None:

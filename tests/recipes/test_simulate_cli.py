@@ -59,7 +59,7 @@ class TestSimulate:
         assert "Predicted step: " in (run_folder / "run" / "timeline.html").read_text()
         assert load_plan(run_folder / "run" / "plan.json").planner == found["step"]["planner"]
         speedup = found["speedup"]["speedup"]
-        assert set(speedup) == {"graphpipe", "naive", "pre-fetch", "wait-free", "merged"}
+        assert set(speedup) == {"this plan", "naive", "pre-fetch", "wait-free", "merged"}
         assert speedup["naive"]["1"] == pytest.approx(1.0)
 
     def test_shows_a_step_before_and_after_a_change(self, graphpipe: Run, run_folder: Path) -> None:

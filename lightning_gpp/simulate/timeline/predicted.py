@@ -15,21 +15,12 @@ from typing import NamedTuple
 
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.simulation import Simulation, critical_path
-from lightning_gpp.simulate.task import Task, TaskKind
+from lightning_gpp.simulate.task import Task
 from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer, TransferKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline, TimelineStage
 
-SPANS = {
-    TaskKind.DATA: SpanKind.DATA,
-    TaskKind.PREPARE: SpanKind.PREPARE,
-    TaskKind.TURN: SpanKind.LOSS,
-    TaskKind.FINISH: SpanKind.FINISH,
-    TaskKind.FEED: SpanKind.FEED,
-    TaskKind.FORWARD: SpanKind.FORWARD,
-    TaskKind.BACKWARD: SpanKind.BACKWARD,
-    TaskKind.OPTIMIZER: SpanKind.OPTIMIZER,
-}
-"""What tasks of a device are that stand for themselves."""
+APART = (SpanKind.SEND, SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.OVERHEAD)
+"""Tasks of a device that are no spans for themselves."""
 
 
 def predicted_timeline(
@@ -92,13 +83,14 @@ class _SpanWalk:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._program = simulation, simulation.program
-        self._own: defaultdict[tuple[int, Action | None], dict[TaskKind, tuple[int, Task]]]
+        self._own: defaultdict[tuple[int, Action | None], dict[SpanKind, tuple[int, Task]]]
         self._own = defaultdict(dict)
         self._message: dict[tuple[int, int, bool, int], Task] = {}
         self._sums: defaultdict[int, list[Task]] = defaultdict(list)
         for index, task in enumerate(simulation.tasks):
             action = task.action
             if task.device is not None:
+                assert isinstance(task.kind, SpanKind)
                 self._own[task.device, action][task.kind] = index, task
             elif action is not None and action.kind is Kind.REDUCE:
                 self._sums[action.microbatch].append(task)
@@ -111,8 +103,8 @@ class _SpanWalk:
         before, after = program.around_turn(device)
         update = program.device_actions(device)[len(before) + len(after) :]
         per_update = self._simulation.costs.step.per_update
-        items: list[Action | TaskKind] = [TaskKind.DATA, TaskKind.PREPARE, *before, TaskKind.TURN]
-        items += [*after, TaskKind.FINISH, *update]
+        items: list[Action | SpanKind] = [SpanKind.DATA, SpanKind.PREPARE, *before, SpanKind.LOSS]
+        items += [*after, SpanKind.FINISH, *update]
         for item in items:
             action = item if isinstance(item, Action) else None
             if action is not None and action.kind is Kind.STEP:
@@ -134,37 +126,35 @@ class _SpanWalk:
                     ),
                 )
 
-    def _pieces(self, device: int, item: Action | TaskKind, now_s: float) -> Iterator[_Piece]:
+    def _pieces(self, device: int, item: Action | SpanKind, now_s: float) -> Iterator[_Piece]:
         """What an action is on a device that has been free since ``now_s``, or what is around."""
-        if isinstance(item, TaskKind):
+        if isinstance(item, SpanKind):
             found = self._own[device, None].get(item)
             own = {} if found is None else {item: found}
         else:
             own = self._own[device, item]
-            if TaskKind.OVERHEAD in own:
-                now_s = own[TaskKind.OVERHEAD][1].end_s  # idle, as Python is in reality
+            if SpanKind.OVERHEAD in own:
+                now_s = own[SpanKind.OVERHEAD][1].end_s  # idle, as Python is in reality
             if item.kind.is_send:
-                yield self._send(item, own.get(TaskKind.SEND), now_s)
+                yield self._send(item, own.get(SpanKind.SEND), now_s)
             elif item.kind.is_receive:
-                yield from self._receive(item, own.get(TaskKind.RECEIVE), now_s)
+                yield from self._receive(item, own.get(SpanKind.RECEIVE), now_s)
             elif item.kind is Kind.REDUCE:
-                yield from self._reduce(device, item, own.get(TaskKind.REDUCE), now_s)
+                yield from self._reduce(device, item, own.get(SpanKind.REDUCE), now_s)
         loss_s = self._simulation.costs.step.loss_s
         for kind, (index, task) in own.items():
-            if kind is TaskKind.FINISH and task.start_s > now_s:  # for the device of the loss
+            if kind is SpanKind.FINISH and task.start_s > now_s:  # for the device of the loss
                 yield _Piece(None, SpanKind.WAIT, now_s, task.start_s)
-            if kind not in SPANS:
+            if kind in APART:
                 continue
-            shown, end_s = SPANS[kind], task.end_s
-            if isinstance(item, Action) and item.kind is Kind.BACKWARD:
-                shown = SpanKind.BACKWARD  # also that of the feed
-            elif shown is SpanKind.FORWARD and loss_s and self._is_loss(item):
+            end_s = task.end_s
+            if kind is SpanKind.FORWARD and loss_s and self._is_loss(item):
                 end_s = max(task.start_s, end_s - loss_s)
-            yield _Piece(index, shown, task.start_s, end_s)
+            yield _Piece(index, kind, task.start_s, end_s)
             if end_s < task.end_s:
                 yield _Piece(index, SpanKind.LOSS, end_s, task.end_s)
 
-    def _is_loss(self, item: Action | TaskKind) -> bool:
+    def _is_loss(self, item: Action | SpanKind) -> bool:
         """Whether the user's step after the pipelined forward is part of an action."""
         return isinstance(item, Action) and item.stage == self._program.loss_stage
 
@@ -182,7 +172,7 @@ class _SpanWalk:
         transfer = self._message[action.message]
         assert transfer.action is not None
         sender = self._program.device(transfer.action.stage)
-        sent = self._own[sender, transfer.action].get(TaskKind.SEND)
+        sent = self._own[sender, transfer.action].get(SpanKind.SEND)
         sent_s = _ready_s(transfer) if sent is None else sent[1].start_s
         index, task = own or (None, transfer)
         rest = _Piece(index, SpanKind.RECEIVE, sent_s, task.end_s, transfer.size_bytes)
@@ -198,9 +188,9 @@ class _SpanWalk:
         """
         if sums := self._sums[action.microbatch]:
             last = max(sums, key=_ready_s)
-            following = [self._own[device, None].get(TaskKind.FINISH)]
+            following = [self._own[device, None].get(SpanKind.FINISH)]
             for step in self._program.device_actions(device)[-1:]:
-                following.append(self._own[device, step].get(TaskKind.OPTIMIZER))
+                following.append(self._own[device, step].get(SpanKind.OPTIMIZER))
             next_s = [found[1].start_s for found in following if found is not None]
             index, end_s = None, min([max(task.end_s for task in sums), *next_s])
             if own is not None:
@@ -225,14 +215,14 @@ def _ready_s(task: Task) -> float:
 
 def _transfer(program: Program, task: Task, ranks: Sequence[int]) -> Transfer:
     action = task.action
-    assert action is not None
+    assert action is not None and isinstance(task.kind, TransferKind)
     if action.kind is Kind.REDUCE:
         ends: tuple[int, ...] = program.reduce_group(action.microbatch).devices
     else:
         assert action.peer is not None
         ends = program.device(action.stage), program.device(action.peer)
     return Transfer(
-        kind=TransferKind.SUM if task.kind is TaskKind.REDUCE else TransferKind.MESSAGE,
+        kind=task.kind,
         start_s=task.start_s,
         end_s=task.end_s,
         channels=task.channels,

@@ -51,6 +51,7 @@ class SpanKind(Enum):
             the micro-batches and telling them to all ranks, handing gradients out.
         OPTIMIZER: gradient clipping and the optimizer's step.
         VALIDATION: a validation in the middle of the step (accumulated gradients).
+        OVERHEAD: what the interpreter takes between two actions: a task of a simulation, no span.
     """
 
     FORWARD = "forward"
@@ -67,6 +68,7 @@ class SpanKind(Enum):
     FINISH = "finish"
     OPTIMIZER = "optimizer"
     VALIDATION = "validation"
+    OVERHEAD = "overhead"
 
     @property
     def category(self) -> Category:

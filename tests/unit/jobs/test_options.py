@@ -13,7 +13,6 @@ from lightning_gpp.jobs.options import (
     as_limit_s,
     as_list,
     as_mapping,
-    as_seed,
     as_text,
 )
 
@@ -38,8 +37,6 @@ def of(text: str) -> Any:
         (as_flag, "true", True),
         (as_limit_s, "null", None),
         (as_limit_s, "60", 60.0),
-        (as_seed, "7", 7),
-        (as_seed, "null", None),
     ],
 )
 def test_values(read: Callable[[str, Any], Any], text: str, value: Any) -> None:
@@ -58,8 +55,6 @@ def test_values(read: Callable[[str, Any], Any], text: str, value: Any) -> None:
         (as_flag, "1", "true or false, got 1"),
         (as_limit_s, "x", "a number of seconds above 0, or null, got 'x'"),
         (as_limit_s, "0", "a number of seconds above 0, or null, got 0"),
-        (as_seed, "abc", "a whole number from 0 to 4294967295, or null, got 'abc'"),
-        (as_seed, "-1", "a whole number from 0 to 4294967295, or null, got -1"),
     ],
 )
 def test_mistakes_name_the_option(

@@ -9,8 +9,9 @@ from lightning_gpp.cluster import Link
 from lightning_gpp.simulate import (
     Bucket,
     Simulation,
+    SpanKind,
     StepCosts,
-    TaskKind,
+    TransferKind,
     critical_path,
     predicted_timeline,
     shares,
@@ -28,9 +29,9 @@ BRANCHES = simulated_stages(
 """The picture is in test_engine.py, ``test_two_branches``: a step of 8.5 s."""
 
 
-def kind_s(simulation: Simulation) -> dict[TaskKind, float]:
+def kind_s(simulation: Simulation) -> dict[SpanKind | TransferKind, float]:
     """Kind of task -> its seconds on the path."""
-    found: dict[TaskKind, float] = {}
+    found: dict[SpanKind | TransferKind, float] = {}
     for step in critical_path(simulation):
         found[step.task.kind] = found.get(step.task.kind, 0.0) + step.duration_s
     return found
@@ -42,7 +43,7 @@ def test_the_path_through_two_branches() -> None:
         "0F0", "0SF0>2", "2F0", "2B0", "2SB0>0", "2SB0>1", "1B0", "1B1"
     ]  # fmt: skip
     assert path[-1].end_s == BRANCHES.step_s == 8.5
-    parts = {TaskKind.FORWARD: 2.0, TaskKind.TRANSFER: 1.5, TaskKind.BACKWARD: 5.0}
+    parts = {SpanKind.FORWARD: 2.0, TransferKind.MESSAGE: 1.5, SpanKind.BACKWARD: 5.0}
     assert kind_s(BRANCHES) == parts
 
 
@@ -85,10 +86,10 @@ def test_a_sum_in_the_middle_of_a_backward() -> None:
     )
     assert found.step_s == critical_path(found)[-1].end_s == 1 + 2 + 3 + 3 + 1
     assert kind_s(found) == {
-        TaskKind.FORWARD: 1.0,
-        TaskKind.BACKWARD: 2.0,
-        TaskKind.REDUCE: 6.0,
-        TaskKind.OPTIMIZER: 1.0,
+        SpanKind.FORWARD: 1.0,
+        SpanKind.BACKWARD: 2.0,
+        TransferKind.SUM: 6.0,
+        SpanKind.OPTIMIZER: 1.0,
     }
     # the second bucket is there at 5 s and begins at 6 s
     assert max(one.waited_s for one in predicted_timeline(found).transfers) == 1.0

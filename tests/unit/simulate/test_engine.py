@@ -14,7 +14,8 @@ from lightning_gpp.schedule import Action, ScheduleError
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.simulate import (
     Bucket,
-    TaskKind,
+    SpanKind,
+    TransferKind,
     simulate,
 )
 
@@ -98,7 +99,7 @@ def test_two_branches() -> None:
     assert task_times(found, device=2) == {
         "2F0": (1.5, 2.5), "2B0": (2.5, 3.5), "2F1": (3.5, 4.5), "2B1": (4.5, 5.5)
     }  # fmt: skip
-    assert task_times(found, TaskKind.TRANSFER)["2SB1>1"] == (6.0, 6.5)
+    assert task_times(found, TransferKind.MESSAGE)["2SB1>1"] == (6.0, 6.5)
 
 
 # Channels ------------------------------------------------------------------------------------
@@ -221,8 +222,8 @@ def test_messages_do_not_wait_for_the_end_of_a_sum() -> None:
         link=Link(1.0),
         buckets=[Bucket(0, 20.0, 0.5)],
     )
-    assert task_times(found, TaskKind.REDUCE) == {"1R0": (4.0, 24.0)}
-    backwards = task_times(found, TaskKind.BACKWARD)
+    assert task_times(found, TransferKind.SUM) == {"1R0": (4.0, 24.0)}
+    backwards = task_times(found, SpanKind.BACKWARD)
     assert backwards["0B0"] == (5.0, 7.0)
     assert backwards["0B1"] == (7.0, 9.0)
 
@@ -242,7 +243,7 @@ def test_a_device_that_only_holds_a_replica_takes_part_in_its_sums() -> None:
         buckets=[Bucket(0, 3.0, 0.5)],
     )
     assert [task.kind for task in found.tasks if task.device == 1] == []
-    assert task_times(found, TaskKind.REDUCE) == {"0R0": (3.0, 6.0)}
+    assert task_times(found, TransferKind.SUM) == {"0R0": (3.0, 6.0)}
     assert found.step_s == 6.0
 
 

@@ -16,8 +16,8 @@ from lightning_gpp.planner.step_time.gradients import stage_gradients
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,
+    SpanKind,
     StageCosts,
-    TaskKind,
     program_costs,
     simulate_plan,
 )
@@ -72,7 +72,7 @@ def test_every_replica_computes_at_the_pace_of_its_own_device() -> None:
     # the slower one decides: two micro-batches, 54 s, the message to the loss and back (0.256 s
     # each, one on its way while the other one computes), and a sum of 3000 bytes: 2 rounds of 1.5 s
     simulated = simulate_plan(replicated(), request)
-    backwards = [t for t in simulated.tasks if t.kind is TaskKind.BACKWARD and t.device == 1]
+    backwards = [t for t in simulated.tasks if t.kind is SpanKind.BACKWARD and t.device == 1]
     assert simulated.step_s == backwards[-1].end_s + 3.0
 
 

@@ -10,7 +10,7 @@ from lightning_gpp.cost.estimate import NOMINAL_KIND
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.ways import WaysAnswer, answer_ways
 from lightning_gpp.schedule import GPIPE_REVERSED
-from lightning_gpp.simulate import TaskKind, simulate_plan
+from lightning_gpp.simulate import TransferKind, simulate_plan
 from lightning_gpp.workloads import FullGraphWorkload, full_graph
 
 GIB = 2**30
@@ -38,7 +38,7 @@ def answered(workload: FullGraphWorkload, ways: int, num_devices: int = 8) -> Wa
 def sent_bytes(found: WaysAnswer) -> float:
     """Bytes of the messages of a simulated epoch."""
     tasks = simulate_plan(found.plan, found.request).tasks
-    return sum(task.size_bytes or 0 for task in tasks if task.kind is TaskKind.TRANSFER)
+    return sum(task.size_bytes or 0 for task in tasks if task.kind is TransferKind.MESSAGE)
 
 
 @pytest.mark.parametrize(("layer", "expected_gib"), [("gcn", 1.215), ("gcn2", 2.430)])
