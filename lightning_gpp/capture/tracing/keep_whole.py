@@ -30,7 +30,6 @@ _OPENED: tuple[type[nn.Module], ...] = (
     *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
     *(nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer),
 )
-_SHOW = frozenset({"print", "debug", "info", "warning", "warning_once", "error", "warn"})
 
 
 class WholeMethod:
@@ -148,20 +147,6 @@ def only_raises(location: str) -> bool:
         and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
         for line, node in _nodes_of(location)
         if isinstance(node, ast.Assert | ast.If)
-    )
-
-
-@functools.cache
-def only_shows(location: str) -> bool:
-    """Whether the statement at ``file:line`` prints or logs, and does nothing else.
-
-    >>> only_shows("unknown line")
-    False
-    """
-    return any(
-        _is_at(node, line) and ast.unparse(node.value.func).rpartition(".")[2] in _SHOW
-        for line, node in _nodes_of(location)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     )
 
 
