@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.common.units_of_measure import bytes_text, count_text, devices_text, stages_text
+from lightning_gpp.common.units_of_measure import bytes_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports.plan.describe import describe_plan, describe_what
 from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
@@ -51,15 +51,13 @@ def describe_planned(planned: Planned, settings: Settings) -> str:
     devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
     notes = [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
-    also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
-    earlier = "; uses measurements of earlier runs" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
         f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
         f"({devices_text(devices)}), by {evaluation.pacemaker.bound}. Peak memory: "
         f"{bytes_text(fullest.memory_bytes)}{limit} on device {fullest.device}.",
         *notes[:1],
-        f'For more: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
+        'For more: report="full" of the strategy, or `graphpipe job=plan`.',
     )
     return f"{verdict}\n{wrapped(lines, width())}"
 

@@ -87,12 +87,12 @@ class MicrobatchSteps(SuspendedSteps):
         boundary = OpenSteps(run, dict(enumerate(steps)), num_samples)
         boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
         # A step that runs once has no loss to compare; stages before it may take less at a time.
-        is_once, is_looked_at = len(sizes) == 1, False
+        is_once, pairs = len(sizes) == 1, list[int]()
         if min(sizes) > 0 and len(units) > 1:
             pairs = self._looked_at.pairs(batch, units if is_once else sizes)
-            is_looked_at, dims = bool(pairs), run.built.captured.graph.batch_dims
-            if not is_once:
-                boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
+        if not is_once:
+            dims = run.built.captured.graph.batch_dims
+            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
         with run.control.alone(name), run.leader_state.watching(name), boundary.intercepting():
             try:
                 minibatch = Minibatch(units, steps[0].needs, boundary.loss_scale)
@@ -102,7 +102,7 @@ class MicrobatchSteps(SuspendedSteps):
                     if self._is_off(step, batch, [steps[each] for each in seen.pair], seen):
                         _refuse("its gradients at the outputs of the forward are others")
                     self._check_cut(steps, units, seen.used)
-                if is_looked_at and is_once:
+                if pairs and is_once:
                     self._check_cut(steps, units, None)
             finally:
                 boundary.abandon()
