@@ -2,7 +2,8 @@
 
 The forward alone runs: twice in one piece, with other samples beside the first, and cut. Where
 layers are random in training (dropout) or compare samples on purpose (batch normalisation, which
-takes the statistics of a micro-batch as it does of a process under DDP), it does so in evaluation.
+takes the statistics of a micro-batch as it does of a process under DDP), training mode only tells
+whether it fails when it is cut, and results are compared in evaluation mode.
 """
 
 from __future__ import annotations
@@ -113,19 +114,24 @@ def why_not_cut(
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))
     normalizes = any(operator.state for operator in captured.graph)
-    can_tell = captured.module.training and not (normalizes or captured.verified.is_random)
-    for training in (True, False) if can_tell else (False,):
+    differs = normalizes or captured.verified.is_random
+    for training in (True, False) if captured.module.training else (False,):
         trial = Trial(few, is_trained, training, Autocast.current(run.device))
-        is_sure, why_not = _tried(run, first, trial, averaged)
+        is_sure, why_not = _tried(run, first, trial, averaged, compares=not (training and differs))
         if is_sure:
             return why_not
     return None
 
 
 def _tried(
-    run: PipelinedRun, inputs: Mapping[str, Tensor], trial: Trial, averaged: frozenset[str] | None
+    run: PipelinedRun,
+    inputs: Mapping[str, Tensor],
+    trial: Trial,
+    averaged: frozenset[str] | None,
+    *,
+    compares: bool,
 ) -> tuple[bool, str | None]:
-    """Whether the forward does the same twice, and why it cannot be cut."""
+    """Whether that is sure, as the forward does the same twice, and why it cannot be cut."""
     captured = run.built.captured
     dims, num_samples = captured.graph.batch_dims, sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
@@ -148,6 +154,8 @@ def _tried(
         errors = take_part(run, trial, boundaries)
     if errors:
         return True, f"forward fails on a part of the samples ({errors[0]})"
+    if not compares:
+        return False, None
     if averaged is not None:
         for boundary in boundaries:
             boundary.outputs = [{n: o[n] for n in o if n in averaged} for o in boundary.outputs]
