@@ -122,7 +122,7 @@ class Recording:
         """
         node = self.argument(tensor)
         if _depends_on_data(node):
-            raise self._decides(node)
+            raise self._decides(node, "prints {}, or makes a text of it that may choose something")
 
     def record(
         self,
