@@ -91,7 +91,7 @@ class Prediction(TimelineCallback):
 
     def __init__(self, name: str, num_steps: int, folder: str) -> None:
         steps = range(WARM_UP, WARM_UP + EVERY * num_steps, EVERY)
-        super().__init__([*steps], folder, picture=False, page=False, predict=False)
+        super().__init__([*steps], folder, picture=False, page=False)
         self.name = name
         self.found: list[tuple[Question, Timeline]] = []
 

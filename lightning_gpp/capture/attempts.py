@@ -3,7 +3,7 @@
 A module is traced in both modes, and traced again with those of its parts kept whole that decide
 for themselves. Whether the trace computes what the module computes is then tried on all inputs that
 the module is run with. Before values are compared, decisions of the user's Python that are in the
-trace have to come out the same for another size; those that change nothing are taken out of it.
+trace have to come out the same for another size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -32,17 +32,15 @@ from lightning_gpp.capture.operators.observe import (
     normalize,
     observation,
     protect_inputs,
-    without_guard,
 )
 from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
-from lightning_gpp.capture.values.samples import Sample, few_samples, other_content
+from lightning_gpp.capture.values.samples import Sample, other_content
 
 _logger = logging.getLogger(__name__)
 
-_Traces = Mapping[bool, Trace]
 _Seen = dict[fx.Node, Observation]
 
 
@@ -130,8 +128,6 @@ class _Attempt:
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = replace(policy, types=(*policy.types, *kinds))
         traces = in_order(self._traces(policy), verified.nodes)
-        for name in verified.dropped:
-            traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
         return CapturedModel(self.module, self.runs.arguments, traces, verified, self.runs.sample)
 
     def keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
@@ -188,28 +184,20 @@ class _Attempt:
             CaptureError: it computes something else than the module.
             KeepWholeError: a sub-module decides.
         """
-        traces = self._traces(policy)
+        traces, sample = self._traces(policy), self.runs.sample
         how = replace(how, nodes=node_contents(traces[True]))
         try:
-            fit, dropped = self._without_idle_decisions(traces, how)
-            how = replace(how, dropped=dropped)
-            second, seen = self._other_size(fit[True])
-            captured = self._model(fit, how, second, seen)
-            for run in self.runs.passes(second):
+            second, seen = self._other_size(traces[True])
+            first = {n: observation(n) for n in traces[True].graph.nodes if n.op != "output"}
+            runs, how = self.runs, replace(how, cuts=Cuts.of(first, sample, seen, second))
+            captured = CapturedModel(self.module, runs.arguments, traces, how, sample)
+            for run in runs.passes(second):
                 self._check(captured, run)
         except GuardError as error:
             scope = _scope_of(error, traces[True])
             inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
             raise KeepWholeError(str(error), scope, on_data=any(map(reads_data, inside))) from error
         return captured
-
-    def _model(
-        self, traces: _Traces, how: Verified, second: Sample | None, others: _Seen | None
-    ) -> CapturedModel:
-        runs, nodes = self.runs, traces[True].graph.nodes
-        seen = {node: observation(node) for node in nodes if node.op != "output"}
-        how = replace(how, cuts=Cuts.of(seen, runs.sample, others, second))
-        return CapturedModel(runs.module, runs.arguments, traces, how, runs.sample)
 
     def _other_size(self, trace: Trace) -> tuple[Sample | None, _Seen | None]:
         """Inputs of another size that the decisions in a trace allow, and what nodes do there.
@@ -218,67 +206,18 @@ class _Attempt:
             GuardError: a sub-module decides by the number of samples.
         """
         for other in self.runs.others:
-            if self.runs.runs(other, backward=other.num_samples < self.runs.sample.num_samples):
-                seen = self._seen(trace, other)
-                if not isinstance(seen, GuardError):
-                    return other, seen
-                self._accept(seen, trace, other)
+            num_samples = self.runs.sample.num_samples
+            if self.runs.runs(other, backward=other.num_samples < num_samples):
+                try:
+                    return other, self.runs.observed(trace, other, training=True)
+                except GuardError as error:
+                    if _scope_of(error, trace):  # a sub-module, which can be kept whole
+                        raise
+                    _logger.warning(
+                        "captured with micro-batches of %d samples, as forward raises with %d: %s",
+                        *(num_samples, other.num_samples, error),
+                    )
         return None, None
-
-    def _accept(self, error: GuardError, trace: Trace, sample: Sample) -> None:
-        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
-        if _scope_of(error, trace):
-            raise error
-        _logger.warning(
-            "captured with micro-batches of %d samples, as forward raises with %d: %s",
-            *(self.runs.sample.num_samples, sample.num_samples, error),
-        )
-
-    def _without_idle_decisions(
-        self, traces: _Traces, how: Verified
-    ) -> tuple[_Traces, tuple[str, ...]]:
-        """The traces without decisions between one sample and several that change nothing.
-
-        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
-
-        Returns:
-            Them, and the names of the guards that are taken out.
-
-        Raises:
-            GuardError: a sub-module takes such a decision, and it does change something.
-        """
-        runs, sample = self.runs, self.runs.sample
-        if sample.graphs is not None:
-            return traces, ()
-        across = few_samples(sample, 1 + (sample.num_samples == 1))
-        failed: _Seen | GuardError | None = None
-        with suppress(Exception):  # the model itself may not take so few
-            failed = self._seen(traces[True], across)
-        if not isinstance(failed, GuardError) or not runs.runs(across, backward=True):
-            return traces, ()
-        two = few_samples(sample, 2)
-        if sample.num_samples > 2 and isinstance(self._seen(traces[True], two), GuardError):
-            return traces, ()  # it is not about one sample
-        first, fit, dropped = failed, traces, list[str]()
-        try:
-            while isinstance(failed, GuardError):
-                dropped.append(failed.name)
-                fit = {mode: without_guard(trace, failed.name) for mode, trace in fit.items()}
-                failed = self._seen(fit[True], across)
-            captured = self._model(fit, how, None, None)
-            for mode in MODES:
-                self._check(captured, CheckedPass(across, mode, backward=mode))
-        except Exception:  # the graph of the other way may do anything
-            self._accept(first, traces[True], across)
-            return traces, ()
-        return fit, tuple(dropped)
-
-    def _seen(self, trace: Trace, sample: Sample) -> _Seen | GuardError:
-        """What the nodes do in training with a sample, or the decision that comes out otherwise."""
-        try:
-            return self.runs.observed(trace, sample, training=True)
-        except GuardError as error:
-            return error.with_traceback(None)  # its frames hold all values
 
     def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
         """Compares the graph with the module.

@@ -31,10 +31,7 @@ class GuardError(CaptureError):
 
     Attributes:
         location: ``file:line`` of the decision.
-        name: of the node that checks it, where the graph ran node by node.
     """
-
-    name: str = ""
 
     def __init__(self, message: str, location: str = "") -> None:
         super().__init__(message)

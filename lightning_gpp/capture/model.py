@@ -35,7 +35,6 @@ class Verified:
         num_samples: of the inputs that it was captured with.
         whole: names of modules whose types stay whole because their own Python decides.
         nodes: of the first trace in training, in this order.
-        dropped: names of guards that were taken out, in this order.
         cuts: how values can be cut.
         steady: names of the buffers that forward changes alike whatever its arguments are.
         reads: plain attributes that forward read and that must not change.
@@ -45,7 +44,6 @@ class Verified:
     num_samples: int
     whole: tuple[str, ...] = ()
     nodes: NodeContents = ()
-    dropped: tuple[str, ...] = ()
     cuts: Cuts = field(default_factory=Cuts)
     steady: frozenset[str] = frozenset()
     reads: tuple[Read, ...] = ()

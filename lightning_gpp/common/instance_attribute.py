@@ -38,14 +38,25 @@ def _put(owner: Any, name: str, value: Any) -> None:
         owner[name] = value
 
 
-def instance_attribute(
-    obj: object, name: str, value: Any
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
     """Puts an attribute on an object while the body runs; nothing of it stays after.
 
     Left in place it would be pickled with the object.
     """
-    return replaced([(obj.__dict__, name, value)])
+    table = vars(obj)
+    before = table.get(name, _MISSING)
+    if value is _MISSING:
+        table.pop(name, None)
+    else:
+        table[name] = value
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            table.pop(name, None)
+        else:
+            table[name] = before
 
 
 def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractContextManager[None]:

@@ -306,7 +306,7 @@ class Run:
                 flight = run_forward(code, inputs, call, has_backward=has_backward)
             is_kept = has_backward
         for edges in program.out_groups[stage]:
-            values = [flight.outputs[name] for name in edges[0].values]
+            values = [*map(flight.outputs.__getitem__, edges[0].values)]
             self._put(edges, stage, microbatch, values, backward=False)
         if stage == program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs

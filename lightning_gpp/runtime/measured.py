@@ -55,40 +55,21 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowRecord:
-    """Where a pipeline that does not drain was in a window.
-
-    Attributes:
-        since: mini-batches that went backward since the pipeline was empty.
-        updates: of this rank's parameters before it.
-    """
-
-    since: int
-    updates: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run of a program: the actions in order, and when the run was over.
 
     Attributes:
         actions: what ran, and when.
         end_ns: when the run was over.
-        window: where the run is a window of a pipeline that does not drain. Its actions are
-            numbered from the mini-batch that goes backward in the first window of the record.
     """
 
     actions: tuple[ActionRecord, ...]
     end_ns: int
-    window: WindowRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank did in a step: the runs of its mini-batches, and what was around them.
-
-    Or in several steps in a row, where the pipeline does not drain between them: a window of each.
-    """
+    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
 
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
@@ -107,7 +88,6 @@ def measured_timeline(
     rank_of_device: Sequence[int],
     schedule: str,
     stages: tuple[TimelineStage, ...],
-    weights: str = "",
     time_scale: float | None = None,
 ) -> Timeline:
     """Puts the records of all ranks on the clock of rank 0.
@@ -119,7 +99,6 @@ def measured_timeline(
         rank_of_device: rank of every device of the plan.
         schedule: name of the schedule.
         stages: the stages.
-        weights: name of the policy of weights, which is shown where mini-batches overlap.
         time_scale: of emulated devices how many real seconds one of theirs took; the timeline is
             in theirs.
 
@@ -142,7 +121,6 @@ def measured_timeline(
         for span in _spans(rank, record, offset_ns - zero_ns, per_ns_s)
     ]
     arrivals = _arrivals(spans)
-    overlaps = records[0].runs[0].window is not None
     timeline = Timeline(
         source="measured" if time_scale is None else "emulated",
         step_s=max(span.end_s for span in spans),
@@ -151,8 +129,6 @@ def measured_timeline(
         stages=stages,
         spans=tuple(part for span in spans for part in _split(span, arrivals.get(_meeting(span)))),
         step=step,
-        num_minibatches=len(records[0].runs) if overlaps else 1,
-        weights=weights if overlaps else "",
     )
     return with_inferred_path(timeline)
 
@@ -167,23 +143,19 @@ def _spans(rank: int, record: RankRecord, shift_ns: int, per_ns_s: float) -> Ite
     for mark in record.marks:
         yield span(mark.kind, mark.start_ns, mark.end_ns, minibatch=mark.minibatch)
     for minibatch, run in enumerate(record.runs):
-        # Messages go from window to window: the actions of all of them are of one run.
-        number, updates = (minibatch, None) if run.window is None else (0, run.window.updates)
         for each in run.actions:
             kind, end_ns, action = _kind(each.action), each.end_ns, str(each.action)
             if kind is SpanKind.FORWARD and each.loss_start_ns is not None:
                 end_ns = each.loss_start_ns
                 loss = SpanKind.LOSS
-                yield span(loss, end_ns, each.end_ns, action=action, minibatch=number)
-            seen = updates if kind in (SpanKind.FORWARD, SpanKind.BACKWARD) else None
+                yield span(loss, end_ns, each.end_ns, action=action, minibatch=minibatch)
             yield span(
                 kind,
                 each.start_ns,
                 end_ns,
                 action=action,
                 size_bytes=each.size_bytes,
-                minibatch=number,
-                updates=seen,
+                minibatch=minibatch,
             )
         if run.actions:
             yield span(SpanKind.FLUSH, run.actions[-1].end_ns, run.end_ns, minibatch=minibatch)

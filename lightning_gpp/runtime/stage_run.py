@@ -121,7 +121,7 @@ class Flight:
 
     def input_gradients(self, values: Sequence[str]) -> list[Tensor | None]:
         """Gradients of the tensors in some inputs; None where there is none."""
-        return [tensor.grad for tensor in tensors_in([self.inputs[name] for name in values])]
+        return [tensor.grad for tensor in tensors_in([*map(self.inputs.__getitem__, values)])]
 
 
 def _ends(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
@@ -146,7 +146,7 @@ def run_forward(
         call: with what it runs, also where the backward runs it again.
         has_backward: whether a backward will follow.
     """
-    values = [inputs[name] for name in code.inputs]
+    values = [*map(inputs.__getitem__, code.inputs)]
     if code.recompute and has_backward:
         outputs = checkpoint(lambda *v: code.function(v, call), *values, use_reentrant=False)
     else:

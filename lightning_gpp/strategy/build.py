@@ -226,9 +226,7 @@ class PipelineBuild:
             ways = chunked.in_ways if chunks.num_ways > 1 else None
         with waiting_for("Planning", run.module):
             at_hand = cluster_at_hand(found)
-            return plan_pipeline(
-                settings, self.captured, example, at_hand, measured, run.device, ways
-            )
+            return plan_pipeline(settings, self.captured, example, at_hand, measured, ways)
 
     def _measured(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[DeviceAtHand]

@@ -31,13 +31,11 @@ def why_no_other_form(run: PipelinedRun) -> str | None:
     """Why a forward has to be called in one form; None where it does not."""
     if len(run.forms) >= MOST_FORMS:
         return f"forward has been called in {MOST_FORMS} forms already"
-    reasons = {
-        "pipelines side by side run one form": run.peers is not None,
-        "emulated devices run one form": run.settings.is_emulated,
-        "an asynchronous pipeline runs one form": run.settings.is_asynchronous,
-        "full-graph training runs one form": run.settings.full_graph is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    settings = run.settings
+    is_fixed = run.peers is not None or settings.is_emulated or settings.is_asynchronous
+    if is_fixed or settings.full_graph is not None:
+        return "pipelines side by side run one form, as do asynchronous, emulated and full-graph"
+    return None
 
 
 def use_form_of(

@@ -83,9 +83,9 @@ class GraphPipeStrategy(SavingStrategy):
             default folder is the one that the environment variable LIGHTNING_GPP_CACHE names
             (empty: none), or the platform's for caches.
         costs: what to plan with: :class:`~lightning_gpp.cost.Costs` instead of a measurement, or
-            a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; a file
-            that holds either; or ``"refit"`` for the one that
-            :class:`~lightning_gpp.strategy.TimelineCallback` kept when this model last ran here.
+            a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; or a file
+            that holds either, such as the ``refit.json`` of
+            :class:`~lightning_gpp.strategy.TimelineCallback`.
         use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
             fewer, gives way to the fastest plan found that uses all.
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
@@ -253,10 +253,10 @@ class GraphPipeStrategy(SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self.session.run
-        counts = self.reports.batch_begins(
-            is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds
+        self.reports.batch_begins(
+            is_recorded=run.recorder.is_on,
+            in_pipeline_s=run.in_pipeline_s if run.can_time else None,
         )
-        run.clock.is_wanted = counts and run.can_time
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -325,8 +325,7 @@ class GraphPipeStrategy(SavingStrategy):
         run = self.session.run
         self.plan, self.stage_graph = run.built.plan, run.built.placed.stages
         if run.built.planned is not None:
-            can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
-            self.reports.built(run.built.planned, self.settings, can_time=can_time)
+            self.reports.built(run.built.planned, self.settings)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""

@@ -17,7 +17,6 @@ from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.sums import ProcessSums
@@ -143,21 +142,16 @@ class Pipeline:
         units = [1] * program.num_microbatches
         return Run(self.executor, program, units, training, boundary, state=state, shift=shift)
 
-    def window(self, run: Run, number: int, record: WindowRecord) -> GradientStash:
+    def window(self, run: Run, number: int) -> GradientStash:
         """Runs the window of a mini-batch; its gradients are in what is returned.
 
         Args:
             run: made by :meth:`in_window`.
             number: of the mini-batch.
-            record: where the pipeline is.
         """
         stash = self._stash()
         self.last_trained = run.program
-        with (
-            stash,
-            self._both_ways(),
-            self.recorder.window(run, number, record),
-        ):
+        with stash, self._both_ways(), self.recorder.heard(self.executor):
             run.window(number)
         return stash
 

@@ -27,7 +27,6 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, pipeline
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told, UseForm
-from lightning_gpp.strategy.recording.batch_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
@@ -72,6 +71,7 @@ class PipelinedRun:
             is under way.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
+        in_pipeline_s: seconds that rank 0 spent in calls of the forward and in their backwards.
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
@@ -107,7 +107,7 @@ class PipelinedRun:
         self.on_built: Callable[[], None] = lambda: None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
-        self.clock = PipelineClock()
+        self.in_pipeline_s = 0.0
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
@@ -163,13 +163,8 @@ class PipelinedRun:
         if self.is_alone:
             self.dropped.clear()
             return
-        with self.clock.pipeline():
-            news = News(
-                self.leader_state.take_changes(),
-                self._take_dropped(),
-                self.own_gradients.take(),
-            )
-            self.control.tell(Told(message, news))
+        changes, gradients = self.leader_state.take_changes(), self.own_gradients.take()
+        self.control.tell(Told(message, News(changes, self._take_dropped(), gradients)))
 
     def _take_dropped(self) -> list[int]:
         dropped, taken = self.dropped, list[int]()

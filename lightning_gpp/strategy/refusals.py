@@ -18,9 +18,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
 from lightning_gpp.common.checks import check_whole, is_number
-from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Stage
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES, most_ahead
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.devices_at_hand import check_cluster
 from lightning_gpp.strategy.settings import Report, Settings
 from lightning_gpp.weights.policies import BackwardWeights, find_policy
@@ -131,26 +130,26 @@ def refuse_callbacks(trainer: pl.Trainer, refused: Refused) -> None:
 _OR = "or use schedule='gpipe'"
 
 
-def refuse_for_async(trainer: pl.Trainer, settings: Settings) -> None:
+def refuse_for_async(trainer: pl.Trainer, settings: Settings, ahead: int = 0) -> None:
     """Raises NotImplementedError, with the remedy, for what cannot go on without draining.
 
     Args:
         trainer: about to fit or to begin an epoch, with its module and optimizers.
         settings: what the user asked for.
+        ahead: batches that the pipeline is ahead at most, once that is known.
     """
-    for why in _reasons(trainer, settings):
+    for why in _reasons(trainer, settings, ahead):
         raise NotImplementedError(f"schedule='1f1b-async' {why}, {_OR}")
 
 
-def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
+def _reasons(trainer: pl.Trainer, settings: Settings, ahead: int) -> Iterator[str]:
     module = trainer.lightning_module
     if not module.automatic_optimization:
         yield (
             "steps the optimizer of a batch while others are in flight, which manual optimization "
             "decides by itself: use automatic optimization"
         )
-    per_update = trainer.accumulate_grad_batches
-    if why := settings.policy.why_not(per_update, most_ahead=0):
+    if why := settings.policy.why_not(trainer.accumulate_grad_batches, ahead):
         yield f"with {why}"
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
@@ -193,15 +192,3 @@ def fewest_per_update(trainer: pl.Trainer) -> int:
         if isinstance(callback, GradientAccumulationScheduler):
             counts |= set(callback.scheduling.values())
     return min(counts or {trainer.accumulate_grad_batches})
-
-
-def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageGraph) -> None:
-    """Raises ValueError where 2BW would need more than two versions of the weights.
-
-    Args:
-        trainer: says of how many batches an update is.
-        settings: what the user asked for.
-        stages: the deepest of them says how many batches the pipeline is ahead.
-    """
-    if why := settings.policy.why_not(trainer.accumulate_grad_batches, most_ahead(stages)):
-        raise ValueError(why)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import statistics
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,13 +16,12 @@ from tqdm.auto import tqdm
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
-from lightning_gpp.common.units_of_measure import bytes_text, count_text, devices_text, stages_text
+from lightning_gpp.common.units_of_measure import bytes_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports.plan.describe import describe_plan, describe_what
 from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.planning.profile_cache import OF_EARLIER_RUN
-from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 
 WIDEST = 100
@@ -39,20 +40,10 @@ def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
-WITHHELD = "Verdict: follows when the first batches have been timed."
-"""Instead of one that is predicted, if batches will tell better what short steps consist of."""
-
-
-def describe_planned(planned: Planned, settings: Settings, *, waits: bool = False) -> str:
-    """The verdict on a plan; then a few lines about it, or all that there is to say.
-
-    Args:
-        planned: the plan.
-        settings: what the user asked for.
-        waits: whether the verdict waits until batches have been timed.
-    """
+def describe_planned(planned: Planned, settings: Settings) -> str:
+    """The verdict on a plan; then a few lines about it, or all that there is to say."""
     evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = WITHHELD if waits else verdict_on(planned, settings).text(width())
+    verdict = verdict_on(planned, settings).text(width())
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=width())
         return "\n\n".join((verdict, described, *planned.notes))
@@ -60,17 +51,76 @@ def describe_planned(planned: Planned, settings: Settings, *, waits: bool = Fals
     devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
     notes = [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
-    also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
-    earlier = "; uses measurements of earlier runs" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
         f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
         f"({devices_text(devices)}), by {evaluation.pacemaker.bound}. Peak memory: "
         f"{bytes_text(fullest.memory_bytes)}{limit} on device {fullest.device}.",
         *notes[:1],
-        f'For more: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
+        'For more: report="full" of the strategy, or `graphpipe job=plan`.',
     )
     return f"{verdict}\n{wrapped(lines, width())}"
+
+
+NUM_WARM_UP = 1
+"""Batches that are not counted: building the pipeline, allocations, lazy optimizer state."""
+
+ENOUGH_S = 1.0
+"""As many batches are counted as take so long: short ones, which differ most from each other, are
+many. Their median is told: a validation between two of them, or the first ones, which may still be
+a little slower, do not move it."""
+
+FEWEST_COUNTED = 3
+"""However long they are."""
+
+
+class BatchClock:
+    """Notes when batches begin, until there are enough of them; then costs a comparison per batch.
+
+    Attributes:
+        found: what they took, once there are enough of them.
+    """
+
+    def __init__(self) -> None:
+        self.found: BatchTimes | None = None
+        self._num_begun = 0
+        self._last: tuple[float, float] | None = None
+        self._took: list[tuple[float, float]] = []
+        self._counted_s = 0.0
+
+    def begin(self, *, is_recorded: bool = False, in_pipeline_s: float | None = None) -> bool:
+        """A batch begins; whether that was the last that counts.
+
+        Args:
+            is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
+                and the picture of the record, so it does not count.
+            in_pipeline_s: seconds that batches spent in the pipeline so far; None where these
+                cannot be told from the user's step.
+        """
+        if self.found is not None:
+            return False
+        now = time.monotonic(), in_pipeline_s or 0.0
+        if self._last is not None:
+            batch_s, pipeline_s = (end - start for end, start in zip(now, self._last, strict=True))
+            self._took.append((batch_s, batch_s - pipeline_s))
+            self._counted_s += batch_s
+        self._num_begun += 1
+        self._last = None if is_recorded or self._num_begun <= NUM_WARM_UP else now
+        return self._is_enough() and self.end()
+
+    def end(self) -> bool:
+        """No more batches will count; whether they were enough to tell what one takes."""
+        if self.found is not None or len(self._took) < FEWEST_COUNTED:
+            return False
+        batch_s, own_s = (statistics.median(times) for times in zip(*self._took, strict=True))
+        self.found = BatchTimes(batch_s, len(self._took), own_s if own_s < batch_s else None)
+        return True
+
+    def _is_enough(self) -> bool:
+        if self._counted_s < ENOUGH_S:  # not even with a validation among them
+            return False
+        typical_s = statistics.median(batch_s for batch_s, _ in self._took)
+        return typical_s * len(self._took) >= ENOUGH_S
 
 
 class PlanReports:
@@ -84,56 +134,39 @@ class PlanReports:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
         self._verdict: PlanVerdict | None = None
-        self._is_told = self._waits = False
+        self._is_told = False
 
-    def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
-        """A pipeline of this plan has been built.
-
-        Args:
-            planned: the plan.
-            settings: what the user asked for.
-            can_time: whether batches will be trained and their time in the pipeline be known.
-        """
-        is_emulated = settings.is_emulated  # which has a report of its own
+    def built(self, planned: Planned, settings: Settings) -> None:
+        """A pipeline of this plan has been built."""
         self._verdict = verdict_on(planned, settings)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
-            self.shown_plan, self._is_told = shown, is_emulated
-            self._waits = can_time and not is_emulated and self._verdict.num_devices > 1
-            show(describe_planned(planned, settings, waits=self._waits))
+            # Emulated steps have a report of their own.
+            self.shown_plan, self._is_told = shown, settings.is_emulated
+            show(describe_planned(planned, settings))
         self._clock = None if self._is_told else BatchClock()
 
     def training_ends(self) -> None:
-        """What batches took is said of fewer, too; if there were none, what was predicted is."""
+        """What batches took is said of fewer, too."""
         if self._clock is not None and self._clock.end():
             self._show_measured(self._clock)
-        elif self._waits and self._verdict is not None:
-            show(self._verdict.text(width()))
-        self._waits = False
 
     @property
     def batch_times(self) -> BatchTimes | None:
         """What batches took, once that is known."""
         return None if self._clock is None else self._clock.found
 
-    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float) -> bool:
-        """A batch is trained; whether it counts.
-
-        Args:
-            is_recorded: whether it is recorded.
-            in_pipeline_s: how long calls took so far.
-        """
-        clock = self._clock
-        if clock is None or clock.found is not None:
-            return False
-        if clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s):
-            self._show_measured(clock)
-        return clock.found is None
+    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float | None) -> None:
+        """A batch is trained; see :meth:`BatchClock.begin`."""
+        if self._clock is not None and self._clock.begin(
+            is_recorded=is_recorded, in_pipeline_s=in_pipeline_s
+        ):
+            self._show_measured(self._clock)
 
     def _show_measured(self, clock: BatchClock) -> None:
         assert clock.found is not None and self._verdict is not None
         show(self._verdict.measured_text(clock.found, width()))
-        self._is_told, self._waits = True, False
+        self._is_told = True
 
 
 def show(text: str) -> None:

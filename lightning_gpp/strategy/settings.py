@@ -24,17 +24,11 @@ PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 CacheLike = bool | str | Path
 """Whether to keep profiles and refits, or the folder to keep them in."""
 
-LAST_REFIT: Literal["refit"] = "refit"
-"""The refit that was kept when this model last ran with a TimelineCallback on such devices."""
-
 CostsLike = Costs | Refit | str | Path
-"""Costs, a refit, a file that holds either, or :data:`LAST_REFIT`."""
-
-GivenCosts = Costs | Refit | Literal["refit"]
-"""The same, read."""
+"""Costs, a refit, or a file that holds either."""
 
 
-def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
+def resolve_costs(given: CostsLike | None) -> Costs | Refit | None:
     """Reads the costs that the user gave.
 
     Raises:
@@ -43,8 +37,6 @@ def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
     """
     if given is None or isinstance(given, (Costs, Refit)):
         return given
-    if given == LAST_REFIT:
-        return LAST_REFIT
     return load_costs_or_refit(given)
 
 
@@ -97,7 +89,7 @@ class Settings:
     use_all_devices: bool = True
     is_emulated: bool = False
     time_scale: float | None = None
-    costs: GivenCosts | None = None
+    costs: Costs | Refit | None = None
     weights: str | None = None
     full_graph: FullGraph | None = None
     report: Report = "short"

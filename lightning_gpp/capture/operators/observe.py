@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.capture.tracing.trace import (
     Names,
@@ -146,19 +145,15 @@ def observe(
         observer: nodes that it has seen, on the same tensors, do not run again.
 
     Raises:
-        GuardError: a decision comes out differently; ``name`` tells which.
+        GuardError: a decision comes out differently.
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
     for node in nodes:
         if node in observer.observations:
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), observer.value)
-        try:
-            run = partial(run_node, node, observer.module, tensors)
-            observer.watch(node, args, kwargs, run)
-        except GuardError as error:
-            error.name = node.name
-            raise
+        run = partial(run_node, node, observer.module, tensors)
+        observer.watch(node, args, kwargs, run)
     return {node: observer.observations[node] for node in nodes}
 
 
@@ -226,9 +221,7 @@ def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) ->
     return bool(written)
 
 
-def normalize(
-    trace: Trace, observations: Mapping[fx.Node, Observation], *, dropped: str = ""
-) -> Trace:
+def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trace:
     """A copy without dead nodes, with metadata frozen and with canonical names.
 
     Devices and element types become constants: a stage replaces the device by its own.
@@ -237,14 +230,13 @@ def normalize(
     Args:
         trace: is left as it is.
         observations: of its nodes.
-        dropped: name of a node without readers that counts as dead, too.
     """
     frozen = {
         node: item.value
         for node, item in observations.items()
         if isinstance(item.value, torch.device | torch.dtype | torch.layout)
     }
-    live = _live_nodes(trace, observations, frozen, dropped)
+    live = _live_nodes(trace, observations, frozen)
     graph, copied = fx.Graph(), dict[fx.Node, Any](frozen)
     changed = frozenset().union(*(item.changed for item in observations.values()))
     numbers: dict[Any, fx.Node] = {}
@@ -270,12 +262,6 @@ def normalize(
         outputs.append(leaf)
     graph.output(tuple(outputs))
     return Trace(graph, trace.output, trace.calls)
-
-
-def without_guard(trace: Trace, name: str) -> Trace:
-    """A copy of a normalized trace without one of its guards, and without what only that reads."""
-    observations = {node: observation(node) for node in trace.graph.nodes if node.op != "output"}
-    return normalize(trace, observations, dropped=name)
 
 
 def observation(node: fx.Node) -> Observation:
@@ -315,13 +301,12 @@ def _live_nodes(
     trace: Trace,
     observations: Mapping[fx.Node, Observation],
     frozen: Mapping[fx.Node, Any],
-    dropped: str,
 ) -> set[fx.Node]:
     returned = trace.graph.output_node().all_input_nodes
     live: set[fx.Node] = set(returned)
     read_later = {storage for node in returned for storage in observations[node].touched}
     for node in reversed(trace.graph.nodes):
-        if node.op == "output" or node.name == dropped:
+        if node.op == "output":
             continue
         seen = observations[node]
         has_effect = node.target in (guard, assign_buffer, torch._assert, "register_hook")

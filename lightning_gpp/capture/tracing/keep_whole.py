@@ -14,7 +14,7 @@ import functools
 import linecache
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,6 @@ _OPENED: tuple[type[nn.Module], ...] = (
     *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
     *(nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer),
 )
-_SHOW = frozenset({"print", "debug", "info", "warning", "warning_once", "error", "warn"})
 
 
 class WholeMethod:
@@ -142,39 +141,15 @@ def only_raises(location: str) -> bool:
     >>> only_raises("unknown line")
     False
     """
+    filename, _, line = location.rpartition(":")
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # no Python file, or not as it was
+        return False
     return any(
-        _is_at(node.test, line)
+        node.test.lineno <= int(line) <= (node.test.end_lineno or node.test.lineno)
         and (isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise))
         and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
-        for line, node in _nodes_of(location)
+        for node in ast.walk(tree)
         if isinstance(node, ast.Assert | ast.If)
     )
-
-
-@functools.cache
-def only_shows(location: str) -> bool:
-    """Whether the statement at ``file:line`` prints or logs, and does nothing else.
-
-    >>> only_shows("unknown line")
-    False
-    """
-    return any(
-        _is_at(node, line) and ast.unparse(node.value.func).rpartition(".")[2] in _SHOW
-        for line, node in _nodes_of(location)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    )
-
-
-def _nodes_of(location: str) -> Iterator[tuple[int, ast.AST]]:
-    """The line of a ``file:line``, with every node of the file."""
-    filename, _, line = location.rpartition(":")
-    if line.isdecimal():
-        try:
-            tree = ast.parse("".join(linecache.getlines(filename)))
-        except SyntaxError:  # no Python file, or not as it was
-            return
-        yield from ((int(line), node) for node in ast.walk(tree))
-
-
-def _is_at(node: ast.expr | ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)

@@ -18,12 +18,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.rollback import random_state
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import (
-    KeepWholeError,
-    is_of_library,
-    only_raises,
-    only_shows,
-)
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, is_of_library, only_raises
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
     SELECTORS,
@@ -119,20 +114,15 @@ class Recording:
         text = f"{location} {what.format(by)}: {REMEDY}"
         return KeepWholeError(text, self.recorder.scope, on_data=on_data)
 
-    def may_show(self, node: fx.Node) -> bool:
-        """Whether a number may become text: it is of sizes alone, or is printed or logged."""
-        return bool(node.meta["of_sizes"]) or only_shows(user_location())
-
     def check_shown(self, tensor: Tensor) -> None:
-        """Checks that a text made of a tensor is printed or logged: others may choose something.
+        """Checks that no text is made of data, by which something may be chosen.
 
         Raises:
-            KeepWholeError: it is not.
+            KeepWholeError: it is.
         """
-        if not only_shows(user_location()):
-            node = self.argument(tensor)
-            if _depends_on_data(node):
-                raise self._decides(node)
+        node = self.argument(tensor)
+        if _depends_on_data(node):
+            raise self._decides(node, "prints {}, or makes a text of it that may choose something")
 
     def record(
         self,

@@ -57,7 +57,7 @@ class _TracedNumber:
 
     def _shown(self) -> Any:
         """The number as text, by which something may be chosen: of data it is a decision."""
-        return self.value if self.tracer.may_show(self.fx_node) else self._frozen()
+        return self.value if self.fx_node.meta["of_sizes"] else self._frozen()
 
     def __repr__(self) -> str:
         return repr(self._shown())

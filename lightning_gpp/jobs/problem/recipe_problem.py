@@ -41,9 +41,9 @@ from lightning_gpp.strategy.cutting.microbatches import (
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.planning.planning import most_replicas
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
+from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.report import show
-from lightning_gpp.strategy.settings import LAST_REFIT, resolve_costs
+from lightning_gpp.strategy.settings import resolve_costs
 
 Seen = TypeVar("Seen")
 
@@ -99,13 +99,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if isinstance(given, Costs):
         return problem.with_request(replace(request, costs=given))
-    if given == LAST_REFIT:
-        given = _cache(config).refit(refit_key(captured, torch.device(CPU)))
-        if given is None:
-            raise ValueError(
-                "costs=refit: no refit of this model on this machine is known; train it with "
-                "TimelineCallback (the job train has it), or give a refit.json"
-            )
     return problem if given is None else problem.refitted(given)
 
 

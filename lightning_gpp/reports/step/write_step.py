@@ -14,7 +14,6 @@ def write_step(
     timelines: Sequence[Timeline],
     folder: Path,
     *,
-    suffix: str = "",
     picture: bool = True,
     page: bool = True,
 ) -> list[Path]:
@@ -23,7 +22,6 @@ def write_step(
     Args:
         timelines: from the top to the bottom, e.g. the predicted and the measured step.
         folder: where to; it exists.
-        suffix: added to the names of the files.
         picture: whether to write the picture.
         page: whether to write the page.
 
@@ -33,6 +31,6 @@ def write_step(
     written = []
     for is_wanted, write, ending in ((picture, write_picture, "png"), (page, write_page, "html")):
         if is_wanted:
-            written.append(folder / f"timeline{suffix}.{ending}")
+            written.append(folder / f"timeline.{ending}")
             write(timelines, written[-1])
     return written

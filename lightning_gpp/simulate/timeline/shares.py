@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_gpp.simulate.timeline.span import Category, Span, SpanKind
+from lightning_gpp.simulate.timeline.span import Category, Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
 IDLE = "idle"
@@ -90,20 +90,6 @@ def _of_rank(timeline: Timeline, rank: int) -> RankShares:
         seconds[span.kind.category.value] += span.duration_s
     idle_s = max(0.0, timeline.step_s - sum(seconds.values()))
     return RankShares(timeline.step_s, seconds | {IDLE: idle_s})
-
-
-def pace_s(timeline: Timeline) -> float | None:
-    """Seconds from the end of one mini-batch to the end of the next, the mean of some that overlap.
-
-    A mini-batch ends with its last backward. None where there is only one.
-    """
-    if timeline.num_minibatches == 1:
-        return None
-    ends_s = [0.0] * timeline.num_minibatches
-    for span in timeline.spans:
-        if span.kind is SpanKind.BACKWARD and span.microbatch is not None:
-            ends_s[span.microbatch] = max(ends_s[span.microbatch], span.end_s)
-    return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
 
 
 def path_shares(timeline: Timeline) -> dict[str, float]:

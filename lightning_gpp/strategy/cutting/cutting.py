@@ -95,7 +95,7 @@ def pieces_of(
 ) -> list[dict[str, Tensor]]:
     """The arguments of each piece."""
     columns = {name: slices[name].cut(tensor, num_pieces) for name, tensor in inputs.items()}
-    return [{name: parts[i] for name, parts in columns.items()} for i in range(num_pieces)]
+    return [dict(zip(columns, parts, strict=True)) for parts in zip(*columns.values(), strict=True)]
 
 
 def some_samples(

@@ -140,7 +140,7 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     if len(sizes) == 1:
         return [batch]
     starts = [0, *itertools.accumulate(sizes)]
-    return [_chosen(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
+    return [chosen_samples(batch, slice(a, b)) for a, b in itertools.pairwise(starts)]
 
 
 def resized_batch(batch: Any, num_samples: int) -> Any:
@@ -154,18 +154,18 @@ def resized_batch(batch: Any, num_samples: int) -> Any:
     if num_samples == size:
         return batch
     indices = [index % size for index in range(num_samples)]
-    return _chosen(batch, slice(num_samples) if num_samples < size else indices, size)
+    return chosen_samples(batch, slice(num_samples) if num_samples < size else indices)
 
 
-def _chosen(batch: Any, chosen: slice | list[int], total: int) -> Any:
-    """A batch of some of the samples of another, which has ``total``."""
+def chosen_samples(batch: Any, chosen: slice | list[int]) -> Any:
+    """A batch of some of the samples of another."""
 
     def taken(item: Any, place: str) -> Any:
         if is_graph(item):
             return some_graphs(item, chosen, place)
         return item[chosen] if item.ndim else item
 
-    return _walk(batch, "batch", total, taken)
+    return _walk(batch, "batch", size_or_none(batch), taken)
 
 
 def _walk(

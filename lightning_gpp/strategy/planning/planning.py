@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture import CapturedModel
@@ -29,9 +28,8 @@ from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache, refit_key
 from lightning_gpp.strategy.refusals import refuse_async_plan
-from lightning_gpp.strategy.settings import LAST_REFIT, Settings
+from lightning_gpp.strategy.settings import Settings
 
 Measured = tuple[Costs, tuple[str, ...]]
 """Costs, and what the user should know of where they are from."""
@@ -63,14 +61,12 @@ class Planned:
         request: the question, whose schedule runs the plan.
         notes: what the user should know of how it came about.
         refit: what recorded steps said about the costs, where that was used.
-        refit_key: where a refit of this run is kept.
     """
 
     plan: Plan
     request: PlanRequest
     notes: tuple[str, ...] = ()
     refit: Refit | None = None
-    refit_key: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_pipeline(
@@ -79,7 +75,6 @@ def plan_pipeline(
     example: Example,
     at_hand: Cluster,
     measured: Measured | None,
-    device: torch.device,
     ways: WaysGraph | None = None,
 ) -> Planned:
     """Rank 0: the plan of a run.
@@ -95,7 +90,6 @@ def plan_pipeline(
         example: the micro-batch that the model was captured with.
         at_hand: the devices of all ranks, by rank.
         measured: costs on every kind of these devices; None where the settings give costs.
-        device: of rank 0.
         ways: the model in ways, if there are several.
 
     Raises:
@@ -118,16 +112,19 @@ def plan_pipeline(
                 f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
                 f"{at_a_time}, or leave num_microbatches to the plan"
             )
-    key = refit_key(captured, device)
     question = _request(settings, captured, example, cluster, measured[0], plan)
-    question, refit_notes, found = _refitted(settings, question, key)
+    given, refit_notes = settings.costs, tuple[str, ...]()
+    found = given if isinstance(given, Refit) else None
+    if found is not None:
+        question = found.request(question)
+        refit_notes = (f"Costs: {found.describe()}.",)
     notes = (*captured.kept_whole, *measured[1], *refit_notes)
     schedule = settings.planned_schedule
     if plan is not None:  # its devices keep their numbers
         question = with_devices_of(plan, question)
         found_plan = plan_to_run(PlanQuestion(question, schedule=schedule, plan=plan))
         notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
-        return Planned(plan, found_plan.request, notes, found, key)
+        return Planned(plan, found_plan.request, notes, found)
 
     def search(asked: PlanRequest, planner: str) -> SearchResult:
         if ways is None:
@@ -141,29 +138,7 @@ def plan_pipeline(
     plan, request = found_plan.plan, found_plan.request
     notes += found_plan.notes
     _warn_of_idle_devices(plan, request, captured.kept_whole)
-    return Planned(plan, request, notes, found, key)
-
-
-def _refitted(
-    settings: Settings, request: PlanRequest, key: Mapping[str, Any]
-) -> tuple[PlanRequest, tuple[str, ...], Refit | None]:
-    """The question with what recorded steps say about its costs, if the user wants that.
-
-    Raises:
-        ValueError: the refit is of another model.
-    """
-    found, source = settings.costs, "given"
-    if found == LAST_REFIT:
-        found, source = ProfileCache(settings.cache).refit(key), "of an earlier run"
-        if found is None:
-            note = (
-                'costs="refit": no refit of this model on such devices is known yet; the plan '
-                "is made from the profile. TimelineCallback keeps one."
-            )
-            return request, (note,), None
-    if not isinstance(found, Refit):
-        return request, (), None
-    return found.request(request), (f"Costs: {found.describe()}; {source}.",), found
+    return Planned(plan, request, notes, found)
 
 
 def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:

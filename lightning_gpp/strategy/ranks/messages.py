@@ -131,14 +131,12 @@ class Trial:
         is_trained: whether it is cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
         autocast: the user's.
-        num_whole: passes in one piece, before the one that is cut.
     """
 
     units: list[int]
     is_trained: bool
     training: bool
     autocast: Autocast
-    num_whole: int
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Windows, most_ahead
@@ -28,7 +27,7 @@ from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
-from lightning_gpp.strategy.refusals import refuse_for_async, refuse_short_updates
+from lightning_gpp.strategy.refusals import refuse_for_async
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.suspended_steps import OpenSteps, SuspendedSteps
@@ -45,24 +44,19 @@ class WeightVersions:
         per_update: mini-batches whose gradients are accumulated for one update.
         epoch: number of the first mini-batch of the epoch, at which accumulation begins; below 0
             where training was resumed within an epoch.
-        all_updates: updates since training began.
         stages: weights of every stage of this rank.
     """
 
     first: int = 0
     per_update: int = 1
     epoch: int = 0
-    all_updates: int = 0
     stages: dict[int, StageWeights] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: PipelinedRun, windows: Windows) -> WeightVersions:
         """Puts versions of weights into the stages of a rank's pipeline."""
         built = run.built
-        trainer = run.module.trainer
-        versions = cls(all_updates=trainer.global_step)
-        for watched in run.last_steps[:1]:
-            watched.before_update.append(versions.count)
+        versions = cls()
         most = windows.most_ahead
         ahead = version_differences(windows.window(most + 1, most))
         codes = dict(built.executor.stages)
@@ -75,14 +69,31 @@ class WeightVersions:
             weights = versions.stages[stage] = StageWeights(
                 run.settings.policy, own, run.last_steps
             )
-            function = VersionedStage(code.function, weights, versions, ahead[stage], most)
+            function = versions.stage(code.function, weights, ahead[stage], most)
             codes[stage] = replace(code, function=function, keep_state=None)
         built.executor.stages = codes
         return versions
 
-    def count(self) -> None:
-        """An update comes."""
-        self.all_updates += 1
+    def stage(
+        self, function: StageFunction, weights: StageWeights, ahead: int, most_ahead: int
+    ) -> StageFunction:
+        """A stage whose weights a policy gives; forwards without a backward have those of now.
+
+        Args:
+            function: the operators.
+            weights: of the stage.
+            ahead: mini-batches that it is ahead of its backward once the pipeline is full.
+            most_ahead: the most that any stage is.
+        """
+
+        def run(values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+            if not torch.is_grad_enabled():
+                return function(values, call)
+            found = weights.forward(self.place(call.microbatch, ahead, most_ahead))
+            with found.saving:
+                return weights.apart(function(values, replace(call, weights=found.weights)))
+
+        return run
 
     def begin(self, number: int) -> None:
         """The pipeline fills anew, from this mini-batch on."""
@@ -103,34 +114,6 @@ class WeightVersions:
     def _updates_before(self, number: int) -> int:
         """Updates of the epoch before the backward of a mini-batch."""
         return (number - self.epoch) // self.per_update
-
-
-@dataclass(frozen=True, slots=True)
-class VersionedStage:
-    """A :class:`~lightning_gpp.runtime.stage_run.StageFunction` whose weights a policy gives.
-
-    Attributes:
-        function: the operators.
-        weights: of the stage.
-        versions: of the rank.
-        ahead: mini-batches that the stage is ahead of its backward once the pipeline is full.
-        most_ahead: the most that any stage is.
-    """
-
-    function: StageFunction
-    weights: StageWeights
-    versions: WeightVersions
-    ahead: int
-    most_ahead: int
-
-    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
-        """The values that leave it; forwards that no backward follows have the weights of now."""
-        if not torch.is_grad_enabled():
-            return self.function(values, call)
-        place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
-        found = self.weights.forward(place)
-        with found.saving:
-            return self.weights.apart(self.function(values, replace(call, weights=found.weights)))
 
 
 class AsyncSteps(SuspendedSteps):
@@ -229,9 +212,8 @@ class AsyncSteps(SuspendedSteps):
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
-        record = WindowRecord(message.since, self._versions.all_updates)
         windowed = run.built.in_window(window, self._state, shift, boundary)
-        stash = run.built.window(windowed, window.number, record)
+        stash = run.built.window(windowed, window.number)
         self._number += 1
         self._since = message.since + 1
         return stash
@@ -241,8 +223,7 @@ class AsyncSteps(SuspendedSteps):
         run, versions = self._run, self._versions
         if is_epoch:
             trainer = run.module.trainer
-            refuse_for_async(trainer, run.settings)
-            refuse_short_updates(trainer, run.settings, run.built.placed.stages)
+            refuse_for_async(trainer, run.settings, most_ahead(run.built.placed.stages))
             versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
             versions.per_update = trainer.accumulate_grad_batches
         versions.begin(self._number)

@@ -1,10 +1,9 @@
 """Whether cutting a batch changes what the pipelined forward returns, tried on a few samples.
 
-The forward alone runs: twice in one piece, with other samples beside the first, and cut. In
-training mode layers are random (dropout) or compare samples on purpose (batch normalisation, which
-takes the statistics of a micro-batch as it does of a process under DDP); what training mode cannot
-tell is found out in evaluation mode. Of a forward that drew random numbers at capture, training
-mode only tells whether it fails when it is cut.
+The forward alone runs: twice in one piece, with other samples beside the first, and cut. Where
+layers are random in training (dropout) or compare samples on purpose (batch normalisation, which
+takes the statistics of a micro-batch as it does of a process under DDP), training mode only tells
+whether it fails when it is cut, and results are compared in evaluation mode.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
@@ -37,9 +35,6 @@ from lightning_gpp.strategy.ranks.messages import Autocast, Trial
 from lightning_gpp.strategy.report import show, waiting_for
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
-_WHOLE = 3
-"""Passes in one piece: two of the same samples, one with others beside the first."""
-
 
 class CutChecks:
     """Rank 0: which calls of the forward can be cut, as far as is known.
@@ -52,7 +47,6 @@ class CutChecks:
         self._run = run
         self._can_cut: dict[tuple[bool, ...], bool] = {}
         self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
-        self._first: dict[tuple[bool, ...], list[Tensor]] = {}
         self._said: set[str] = set()
 
     def can_cut(
@@ -60,8 +54,8 @@ class CutChecks:
     ) -> bool:
         """Whether a call can be cut; tried again where samples differ in what did not before.
 
-        From each other, or from those of the first call. That is told from whole numbers and flags
-        (lengths, masks, numbers of tokens): orders and choices of samples are made of them.
+        That is told from whole numbers and flags (lengths, masks, numbers of tokens): orders and
+        choices of samples are made of them.
 
         Args:
             inputs: arguments of the call, by name.
@@ -76,15 +70,8 @@ class CutChecks:
             _num_apart(units, at_a_time) > 0,
         )
         if self._can_cut.get(key, True):
-            numbers = [
-                tensor.detach().reshape(len(tensor), -1)
-                for tensor in inputs.values()
-                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(units)
-            ]
-            first = self._first.setdefault(key, numbers)
-            both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
-            num_first = len(first[0]) if first else 0
-            is_new = bool(both) and bool(self._kinds[key].new_pairs(both, [num_first, *units]))
+            numbers = [each for each in inputs.values() if not each.is_floating_point()]
+            is_new = bool(self._kinds[key].new_pairs(numbers, units))
             if is_new or key not in self._can_cut:
                 why_not = why_not_cut(self._run, inputs, units, is_trained=is_trained)
                 self._can_cut[key] = why_not is None
@@ -95,11 +82,6 @@ class CutChecks:
                         f"{why_not}. That is exact, but stages of one branch do not overlap."
                     )
         return self._can_cut[key]
-
-
-def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
-    """Rows with as many entries as others have."""
-    return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
 
 
 def why_not_cut(
@@ -122,8 +104,6 @@ def why_not_cut(
     """
     captured, at_a_time = run.built.captured, run.built.placed.units_at_a_time
     is_trained = is_trained and not len(units) % at_a_time  # else all take the smallest
-    training = captured.module.training
-    normalizes = any(operator.state for operator in captured.graph)
     # a few samples may not show it
     if not is_trained or _num_apart(units, at_a_time):
         known = captured.where_samples_meet(averaged)
@@ -133,23 +113,25 @@ def why_not_cut(
         return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))
-    autocast, is_random = Autocast.current(run.device), training and captured.verified.is_random
-    trial = Trial(few, is_trained, training, autocast, 0 if is_random else _WHOLE)
-    is_sure, why_not = _tried(run, first, trial, averaged)
-    is_open = not is_sure or (why_not is not None and normalizes and not why_not.startswith(_FAILS))
-    if training and is_open:
-        trial = replace(trial, training=False, num_whole=_WHOLE)
-        is_sure, why_not = _tried(run, first, trial, averaged)
-    return why_not if is_sure else None
-
-
-_FAILS = "forward fails on a part of the samples"
+    normalizes = any(operator.state for operator in captured.graph)
+    differs = normalizes or captured.verified.is_random
+    for training in (True, False) if captured.module.training else (False,):
+        trial = Trial(few, is_trained, training, Autocast.current(run.device))
+        is_sure, why_not = _tried(run, first, trial, averaged, compares=not (training and differs))
+        if is_sure:
+            return why_not
+    return None
 
 
 def _tried(
-    run: PipelinedRun, inputs: Mapping[str, Tensor], trial: Trial, averaged: frozenset[str] | None
+    run: PipelinedRun,
+    inputs: Mapping[str, Tensor],
+    trial: Trial,
+    averaged: frozenset[str] | None,
+    *,
+    compares: bool,
 ) -> tuple[bool, str | None]:
-    """Whether the forward does the same twice, and why it cannot be cut."""
+    """Whether that is sure, as the forward does the same twice, and why it cannot be cut."""
     captured = run.built.captured
     dims, num_samples = captured.graph.batch_dims, sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
@@ -162,7 +144,7 @@ def _tried(
     others = at(inputs, rows % (num_first or num_samples))
     turned = at(inputs, rows.flip(0))  # samples may look at those in front of them only
     cut = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
-    calls = [(each, [num_samples]) for each in (inputs, inputs, others)[: trial.num_whole]]
+    calls = [(each, [num_samples]) for each in (inputs, inputs, others)]
     boundaries = [
         CallBoundary.of(captured, {name: tensor.clone() for name, tensor in given.items()}, sizes)
         for given, sizes in [*calls, (turned, cut)]
@@ -171,8 +153,8 @@ def _tried(
     with waiting_for("Trying whether batches can be cut", run.module), run.control.together():
         errors = take_part(run, trial, boundaries)
     if errors:
-        return True, f"{_FAILS} ({errors[0]})"
-    if not trial.num_whole:
+        return True, f"forward fails on a part of the samples ({errors[0]})"
+    if not compares:
         return False, None
     if averaged is not None:
         for boundary in boundaries:
@@ -207,7 +189,7 @@ def take_part(
         On rank 0 the errors, those of stages that got nothing from others last.
     """
     errors: list[str] = []
-    *whole, cut = boundaries or [None] * (trial.num_whole + 1)
+    *whole, cut = boundaries or [None] * 4
     passes = [([sum(trial.units)], boundary, False) for boundary in whole]
     with rollback(run.module), torch.no_grad():
         run.module.train(trial.training)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -84,17 +85,16 @@ class ForwardCalls:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
         run, log = self._run, LedLog(self._run.module)
-        with run.clock.pipeline():
-            with self._leading(name, log), run.clock.user():
-                result = getattr(run.module, name)(batch, *args, **kwargs)
-            loss = loss_in(result) if name == "training_step" else None
-            value = loss.detach() if isinstance(loss, Tensor) else None
-            if value is not None:  # before others are told of it
-                check_is_here(value)
-            run.lead_end([] if run.is_alone else log.calls(batch), value)
-            if not isinstance(loss, Tensor) or not run.module.automatic_optimization:
-                return result
-            return with_loss(result, led_backward(loss, run))
+        with self._leading(name, log):
+            result = getattr(run.module, name)(batch, *args, **kwargs)
+        loss = loss_in(result) if name == "training_step" else None
+        value = loss.detach() if isinstance(loss, Tensor) else None
+        if value is not None:  # before others are told of it
+            check_is_here(value)
+        run.lead_end([] if run.is_alone else log.calls(batch), value)
+        if not isinstance(loss, Tensor) or not run.module.automatic_optimization:
+            return result
+        return with_loss(result, led_backward(loss, run))
 
     def hook(
         self,
@@ -128,23 +128,30 @@ class ForwardCalls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
-        run = self._run
+        start_s = time.monotonic()
         self.before()
-        with lifted(), run.clock.pipeline():
+        with lifted():
             inputs = self._inputs(args, kwargs)
-            captured = run.built.captured
+            captured = self._run.built.captured
             captured.check_reads()
-            is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-            if (chunked := run.built.chunked) is not None:
-                _check_size(captured, inputs, chunked.chunks)
-                if is_trained and captured.module.training:
-                    return captured.output(self._in_chunks(captured, chunked, inputs))
-            units = self._units(captured, inputs, is_trained)
-            if (only := run.built.only_stage(units)) is not None:
-                call = StageCall(training=captured.module.training)
-                flight = run_forward(only, inputs, call, has_backward=is_trained)
-                return captured.output(flight.inputs | flight.outputs)
-            return captured.output(self._called(captured, inputs, units, is_trained=is_trained))
+            output = captured.output(self._values(captured, inputs))
+        self._run.in_pipeline_s += time.monotonic() - start_s
+        return output
+
+    def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
+        """The outputs by name."""
+        pipeline = self._run.built
+        is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if (chunked := pipeline.chunked) is not None:
+            _check_size(captured, inputs, chunked.chunks)
+            if is_trained and captured.module.training:
+                return self._in_chunks(captured, chunked, inputs)
+        units = self._units(captured, inputs, is_trained)
+        if (only := pipeline.only_stage(units)) is not None:
+            call = StageCall(training=captured.module.training)
+            flight = run_forward(only, inputs, call, has_backward=is_trained)
+            return flight.inputs | flight.outputs
+        return self._called(captured, inputs, units, is_trained=is_trained)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The arguments by name, with the pipeline of their form in use on all ranks.
@@ -358,12 +365,13 @@ class LedCall:
         run, boundary, given = self._run, self._boundary, iter(gradients)
         boundary.put_gradients({n: list(islice(given, count)) for n, count in self._counts.items()})
         retain, hands_out = keeps_graph(), will_reach(self.anchor)
-        self._is_over = not retain
-        with run.failures.guard(), run.clock.pipeline():
+        self._is_over, start_s = not retain, time.monotonic()
+        with run.failures.guard():
             run.lead(Backward(self._number, retain, hands_out))
             run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)
             run.own_gradients.note()
+        run.in_pipeline_s += time.monotonic() - start_s
         return [
             boundary.take_input_gradients(name) if boundary.pieces[0][name].requires_grad else None
             for name in self._names

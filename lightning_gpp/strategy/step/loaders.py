@@ -184,9 +184,8 @@ class LeadingBatches(_Batches):
         with run.failures.guard():
             batch = self._ahead.pop(0) if self._ahead else self._read()
             if not run.is_alone:
-                with run.clock.pipeline():
-                    raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-                    run.control.tell(DataEnd() if raw is _END else BatchRead(size_or_none(raw)))
+                raw = batch.batch if isinstance(batch, PlacedBatch) else batch
+                run.control.tell(DataEnd() if raw is _END else BatchRead(size_or_none(raw)))
         if batch is _END:
             raise StopIteration
         return batch

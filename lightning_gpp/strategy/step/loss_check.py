@@ -1,29 +1,26 @@
 """Whether steps that run for every micro-batch add up to the step of one device.
 
-They do if the loss is a mean over samples. On some mini-batches, those with new shapes, those of a
-new kind (:mod:`~lightning_gpp.strategy.step.cut_checks`) and the 1st, 2nd, 4th, 8th and so on,
-the step also runs on two neighbouring micro-batches together, each time
-others, with the outputs that their forwards gave: its loss has to have the same gradients at these
-outputs. Two need little more memory than one, which is what the schedule is there for. Gradients
-tell more than values, which may be alike by chance or hide a small term behind a large one, and
-each of their rows comes from the same arithmetic: they differ by a few roundings only.
+They do if the loss is a mean over samples. On some mini-batches, the 1st, 2nd, 4th, 8th and so on
+and those of a new kind (:class:`~lightning_gpp.strategy.step.cut_checks.CountedEntries`), the step
+also runs on two neighbouring micro-batches together, each time others, with the outputs that their
+forwards gave: its loss has to have the same gradients at these outputs. Two need little more memory
+than one, which is what the schedule is there for. Gradients tell more than values, which may be
+alike by chance or hide a small term behind a large one, and each of their rows comes from the same
+arithmetic: they differ by a few roundings only.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_sizes
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import map_tensors
 from lightning_gpp.common.torch_device import widened
 from lightning_gpp.runtime.payload import tensors_in
-from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
 from lightning_gpp.strategy.step.cut_checks import CountedEntries
 
@@ -35,9 +32,6 @@ that no other touches differed by none, and by up to 0.7 where the step multipli
 _COARSEST = 0.05
 """Whatever the precision (the units of bfloat16 are 0.8 %)."""
 
-_MOST_SHAPES = 16
-"""Mini-batches that are looked at for their shapes alone; a run may have new ones for ever."""
-
 Gradients = dict[str, list[Tensor | None]]
 
 
@@ -45,9 +39,7 @@ class Cadence:
     """Which mini-batches are looked at, and which two micro-batches of them."""
 
     def __init__(self) -> None:
-        self._num_batches = 0
-        self._num_looks = 0
-        self._shapes: set[tuple[torch.Size, ...]] = set()
+        self._num_batches = self._num_looks = 0
         self._counted = CountedEntries()
 
     def pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
@@ -57,25 +49,13 @@ class Cadence:
             batch: the mini-batch.
             sizes: samples of each micro-batch.
         """
+        self._num_batches += 1
         pairs = self._counted.new_pairs(batch, sizes)
-        if self._is_due(batch) and not pairs:
+        is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
+        if is_power_of_two and not pairs:
             pairs = [self._num_looks % (len(sizes) - 1)]
         self._num_looks += bool(pairs)
         return pairs
-
-    def _is_due(self, batch: Any) -> bool:
-        self._num_batches += 1
-        is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
-        tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
-        shapes = tuple(tensor.shape for tensor in tensors)
-        if shapes in self._shapes or len(self._shapes) == _MOST_SHAPES:
-            return is_power_of_two
-        self._shapes.add(shapes)
-        return True
-
-
-class CannotCompareError(BaseException):
-    """Raised through the step on both micro-batches: it does not call the forward as they did."""
 
 
 class OutputGradients:
@@ -88,11 +68,12 @@ class OutputGradients:
     """
 
     def __init__(self, dims: Dims, sizes: Sequence[int], first: int) -> None:
-        self._dims, self._sizes = dims, list(sizes[first : first + 2])
+        self._dims, self._sizes, self._total = dims, list(sizes[first : first + 2]), sum(sizes)
         self.pair = (first, first + 1)
-        self.cut = [sum(sizes[:first]), sum(self._sizes), sum(sizes[first + 2 :])]
-        """Samples of the mini-batch before the two, in them and after them."""
-        self._outputs: list[Values] = []
+        start = sum(sizes[:first])
+        self.samples = slice(start, start + sum(self._sizes))
+        """Those of the two."""
+        self._outputs: list[dict[str, Any]] = []
         self._gradients: list[Gradients] = []
 
     def take(self, microbatch: int, outputs: Values, loss: Tensor) -> None:
@@ -105,7 +86,7 @@ class OutputGradients:
         """
         if microbatch in self.pair:
             self._gradients.append(_gradients(loss, outputs))
-            self._outputs.append({name: _leaves(value) for name, value in outputs.items()})
+            self._outputs.append(map_tensors(dict(outputs), _leaf))
 
     @property
     def used(self) -> frozenset[str]:
@@ -117,12 +98,8 @@ class OutputGradients:
             if any(gradient is not None for gradient in found)
         )
 
-    def is_random(self, loss_of: Callable[[Values], Tensor]) -> bool:
-        """Whether the step on both differs from itself, as it draws numbers."""
-        return _farthest(self._of_both(loss_of), self._of_both(loss_of)) > 1
-
-    def difference(self, loss_of: Callable[[Values], Tensor]) -> float:
-        """How far they are from those of the step on both, in tolerances; over 1 is too far.
+    def is_off(self, loss_of: Callable[[Values], Tensor]) -> bool:
+        """Whether they differ from those of the step on both by more than rounding.
 
         Args:
             loss_of: runs the step on the samples of both, given the outputs of their forward.
@@ -130,11 +107,6 @@ class OutputGradients:
         Raises:
             CannotJoinError: an output is not one entry per sample.
         """
-        theirs = self._of_both(loss_of)
-        return _farthest(self._joined_gradients(), theirs)
-
-    def _of_both(self, loss_of: Callable[[Values], Tensor]) -> Gradients:
-        """The gradients of the step on both, at their joined outputs."""
         joined: dict[str, Any] = {}
         for name, value in self._outputs[0].items():
             column = [{name: outputs[name]} for outputs in self._outputs]
@@ -143,49 +115,39 @@ class OutputGradients:
             except CannotJoinError:
                 if name in self.used:
                     raise
-                joined[name] = value  # some that no loss is made of are only the first's
-        return _gradients(loss_of(joined) * (sum(self._sizes) / sum(self.cut)), joined)
+                joined[name] = value  # no loss is made of it
+        loss = loss_of(joined) * (sum(self._sizes) / self._total)
+        theirs = [_gradients(loss, outputs) for outputs in self._outputs]
+        return any(_differ(*pair) for pair in self._pairs(theirs))
 
-    def _joined_gradients(self) -> Gradients:
-        """Those of the two; of an output that both have whole their sum."""
-        joined: Gradients = {}
-        for name, value in self._outputs[0].items():
-            columns = zip(*(gradients[name] for gradients in self._gradients), strict=True)
-            dims = itertools.chain(self._dims.get(name, ()), itertools.repeat(None))
-            joined[name] = [
-                _slices(tensor, dim, self._sizes).joined(column)
-                for tensor, column, dim in zip(tensors_in([value]), columns, dims, strict=False)
-            ]
-        return joined
+    def _pairs(self, theirs: Sequence[Gradients]) -> Iterator[tuple[Tensor, Tensor, torch.dtype]]:
+        """What is to be alike, and its type; of an output that both have whole the sum."""
+        for name in self._outputs[0]:
+            values = [tensors_in([outputs[name]]) for outputs in self._outputs]
+            dims = iter(self._dims.get(name, ()))
+            for place, tensors in enumerate(zip(*values, strict=True)):
+                is_whole = next(dims, None) is None
+                mine, others = (
+                    [_flat(of[name][place], t) for of, t in zip(found, tensors, strict=True)]
+                    for found in (self._gradients, theirs)
+                )
+                if is_whole:
+                    yield mine[0] + mine[1], others[0] + others[1], tensors[0].dtype
+                else:
+                    yield torch.cat(mine), torch.cat(others), tensors[0].dtype
 
 
 def each_apart(outputs: Values) -> Values:
     """The same; the gradient at one does not come through another that was made of it."""
-    found, structure = flatten(dict(outputs))
-    apart = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in found]
-    made: Values = structure.unflatten(apart)
-    return made
+    apart: Values = map_tensors(dict(outputs), lambda tensor: tensor.view_as(tensor))
+    return apart
 
 
-def _slices(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
-    """How gradients of micro-batches of these sizes make up the whole; ``tensor``: the first."""
-    if dim is None or tensor.dim() <= dim:
-        return Slices(None)
-    return Slices.of_samples(dim, tensor.shape[dim] // sizes[0], sizes)
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _leaves(value: Any) -> Any:
-    """The value with its tensors cut off from what made them."""
-    found, structure = flatten(value)
-    return structure.unflatten(
-        [
-            leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-            for leaf in found
-        ]
-    )
-
-
-def _gradients(loss: Tensor, outputs: Mapping[str, Any]) -> Gradients:
+def _gradients(loss: Tensor, outputs: Values) -> Gradients:
     """Of the loss at every tensor of some outputs; None where it has none."""
     tensors = {name: tensors_in([value]) for name, value in outputs.items()}
     wanted = [t for column in tensors.values() for t in column if t.requires_grad]
@@ -199,24 +161,19 @@ def _gradients(loss: Tensor, outputs: Mapping[str, Any]) -> Gradients:
     }
 
 
-def _farthest(mine: Gradients, theirs: Gradients) -> float:
-    """How far the gradients at any output differ, in tolerances."""
-    pairs = [pair for name in mine for pair in zip(mine[name], theirs[name], strict=True)]
-    return max((_distance(*pair) for pair in pairs), default=0.0)
+def _flat(gradient: Tensor | None, tensor: Tensor) -> Tensor:
+    """The gradient at a tensor in a row; one that is missing, as of something unused, is zero."""
+    found = torch.zeros_like(tensor) if gradient is None else gradient
+    return widened(torch.view_as_real(found) if found.is_complex() else found).flatten()
 
 
-def _distance(mine: Tensor | None, theirs: Tensor | None) -> float:
-    """A gradient that is missing, as that of something unused, is zero."""
-    known = mine if theirs is None else theirs
-    if known is None:
-        return 0.0
-    a, b = (torch.zeros_like(known) if each is None else each for each in (mine, theirs))
-    off = float((widened(a) - widened(b)).square().sum()) ** 0.5
-    scale = float(widened(b).square().sum()) ** 0.5
-    relative = min(_ROUNDINGS * torch.finfo(known.dtype).eps, _COARSEST)
+def _differ(mine: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Whether gradients that are of a type differ by more than rounding."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return False
+    relative = min(_ROUNDINGS * torch.finfo(dtype).eps, _COARSEST)
     if is_autocast():
         relative = _COARSEST
-    elif is_tf32(known.device):
-        relative = max(relative, of_other_sizes(known.device))
-    tolerance = relative * scale
-    return off / tolerance if tolerance else float("inf" if off else 0)
+    elif is_tf32(mine.device):
+        relative = max(relative, of_other_sizes(mine.device))
+    return float((mine - theirs).norm()) > relative * float(theirs.norm())

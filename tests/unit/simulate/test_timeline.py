@@ -73,8 +73,8 @@ class TestTimeline:
 
 class TestEverything:
     def test_files(self, tmp_path: Path) -> None:
-        written = write_step(predicted_and_measured(), tmp_path, suffix="-step3")
-        names = ["timeline-step3.png", "timeline-step3.html"]
+        written = write_step(predicted_and_measured(), tmp_path)
+        names = ["timeline.png", "timeline.html"]
         assert [path.name for path in written] == names
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
         assert not write_step(predicted_and_measured(), tmp_path, picture=False, page=False)

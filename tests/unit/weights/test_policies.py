@@ -37,7 +37,7 @@ from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, Windows, build_program, most_ahead
 from lightning_gpp.schedule.schedules import in_flight_units
 from lightning_gpp.schedule.windows import version_differences
-from lightning_gpp.strategy.step.async_steps import VersionedStage, WeightVersions
+from lightning_gpp.strategy.step.async_steps import WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
 from lightning_gpp.weights.versions import ForwardWeights, StageWeights
@@ -171,9 +171,7 @@ def train(
         versions = WeightVersions(per_update=per_update)
         weights = CountedWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
         code = toy.code(stage)
-        versioned = VersionedStage(
-            code.function, weights, versions, ahead[stage], windows.most_ahead
-        )
+        versioned = versions.stage(code.function, weights, ahead[stage], windows.most_ahead)
 
         def count_versions() -> None:
             most[stage] = max(most[stage], weights.num_versions)
