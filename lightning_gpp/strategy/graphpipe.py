@@ -325,7 +325,8 @@ class GraphPipeStrategy(SavingStrategy):
         run = self.session.run
         self.plan, self.stage_graph = run.built.plan, run.built.placed.stages
         if run.built.planned is not None:
-            self.reports.built(run.built.planned, self.settings)
+            can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
+            self.reports.built(run.built.planned, self.settings, can_time=can_time)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""

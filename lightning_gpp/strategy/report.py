@@ -40,10 +40,14 @@ def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
-def describe_planned(planned: Planned, settings: Settings) -> str:
-    """The verdict on a plan; then a few lines about it, or all that there is to say."""
+WITHHELD = "Verdict: follows when the first batches have been timed."
+"""Instead of a predicted one: what short steps spend beside operators only batches tell."""
+
+
+def describe_planned(planned: Planned, settings: Settings, *, waits: bool = False) -> str:
+    """The verdict on a plan, unless it ``waits`` for batches; then a few lines about it, or all."""
     evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = verdict_on(planned, settings).text(width())
+    verdict = WITHHELD if waits else verdict_on(planned, settings).text(width())
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=width())
         return "\n\n".join((verdict, described, *planned.notes))
@@ -134,22 +138,27 @@ class PlanReports:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
         self._verdict: PlanVerdict | None = None
-        self._is_told = False
+        self._is_told = self._waits = False
 
-    def built(self, planned: Planned, settings: Settings) -> None:
-        """A pipeline of this plan has been built."""
+    def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
+        """A pipeline of this plan has been built; its batches ``can_time`` what it takes."""
         self._verdict = verdict_on(planned, settings)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             # Emulated steps have a report of their own.
             self.shown_plan, self._is_told = shown, settings.is_emulated
-            show(describe_planned(planned, settings))
+            is_several = self._verdict.num_devices > 1
+            self._waits = can_time and not settings.is_emulated and is_several
+            show(describe_planned(planned, settings, waits=self._waits))
         self._clock = None if self._is_told else BatchClock()
 
     def training_ends(self) -> None:
-        """What batches took is said of fewer, too."""
+        """What batches took is said of fewer, too; if there were none, what was predicted is."""
         if self._clock is not None and self._clock.end():
             self._show_measured(self._clock)
+        elif self._waits and self._verdict is not None:
+            show(self._verdict.text(width()))
+        self._waits = False
 
     @property
     def batch_times(self) -> BatchTimes | None:
@@ -166,7 +175,7 @@ class PlanReports:
     def _show_measured(self, clock: BatchClock) -> None:
         assert clock.found is not None and self._verdict is not None
         show(self._verdict.measured_text(clock.found, width()))
-        self._is_told = True
+        self._is_told, self._waits = True, False
 
 
 def show(text: str) -> None:

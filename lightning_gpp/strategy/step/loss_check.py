@@ -1,12 +1,12 @@
 """Whether steps that run for every micro-batch add up to the step of one device.
 
-They do if the loss is a mean over samples. On some mini-batches, the 1st, 2nd, 4th, 8th and so on
-and those of a new kind (:class:`~lightning_gpp.strategy.step.cut_checks.CountedEntries`), the step
-also runs on two neighbouring micro-batches together, each time others, with the outputs that their
-forwards gave: its loss has to have the same gradients at these outputs. Two need little more memory
-than one, which is what the schedule is there for. Gradients tell more than values, which may be
-alike by chance or hide a small term behind a large one, and each of their rows comes from the same
-arithmetic: they differ by a few roundings only.
+They do if the loss is a mean over samples. On some mini-batches, those with new shapes, those of a
+new kind (:class:`~lightning_gpp.strategy.step.cut_checks.CountedEntries`) and the 1st, 2nd, 4th,
+8th and so on, the step also runs on two neighbouring micro-batches together, each time others, with
+the outputs that their forwards gave: its loss has to have the same gradients at these outputs. Two
+need little more memory than one, which is what the schedule is there for. Gradients tell more than
+values, which may be alike by chance or hide a small term behind a large one, and each of their rows
+comes from the same arithmetic: they differ by a few roundings only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ that no other touches differed by none, and by up to 0.7 where the step multipli
 _COARSEST = 0.05
 """Whatever the precision (the units of bfloat16 are 0.8 %)."""
 
+_MOST_SHAPES = 16
+"""Mini-batches that are looked at for their shapes alone; a run may have new ones for ever."""
+
 Gradients = dict[str, list[Tensor | None]]
 
 
@@ -40,6 +43,7 @@ class Cadence:
 
     def __init__(self) -> None:
         self._num_batches = self._num_looks = 0
+        self._shapes: set[tuple[torch.Size, ...]] = set()
         self._counted = CountedEntries()
 
     def pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
@@ -51,8 +55,11 @@ class Cadence:
         """
         self._num_batches += 1
         pairs = self._counted.new_pairs(batch, sizes)
+        shapes = tuple(tensor.shape for tensor in tensors_in([batch]))
+        is_new = shapes not in self._shapes and len(self._shapes) < _MOST_SHAPES
+        self._shapes |= {shapes} if is_new else set()
         is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
-        if is_power_of_two and not pairs:
+        if (is_power_of_two or is_new) and not pairs:
             pairs = [self._num_looks % (len(sizes) - 1)]
         self._num_looks += bool(pairs)
         return pairs
