@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.checks.check import unchanged_parameters
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.placed import HostWeights
@@ -170,13 +171,18 @@ def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict
 
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the forward takes these arguments; it leaves no trace."""
+    """Whether the forward takes these arguments; it leaves no trace.
+
+    Raises:
+        CaptureError: it changes a parameter.
+    """
     tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
     weights = HostWeights(module, next(tensors).device)
     with (
         rollback(module),
         torch.no_grad(),
         weights.resident(),
+        unchanged_parameters(module),
         weights.visiting(watched=True),
     ):
         try:
