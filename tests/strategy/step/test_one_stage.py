@@ -85,7 +85,7 @@ def branchy(name: str, **trainer: Any) -> Training:
 
 
 def recorded(folder: str) -> list[Any]:
-    return [TimelineCallback((1, 2), dirpath=folder, picture=False, page=False)]
+    return [TimelineCallback((1, 2), dirpath=folder, picture=False)]
 
 
 def assert_same_bits(pool: WorkerPool, training: Training) -> None:
