@@ -17,7 +17,7 @@ from helpers.workers import WorkerPool
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_to_json
 from lightning_gpp.planner import num_devices_used
 from lightning_gpp.strategy import GraphPipeStrategy
-from lightning_gpp.strategy.report import ENOUGH_S, FEWEST_COUNTED, NUM_WARM_UP
+from lightning_gpp.strategy.report import ENOUGH_S, FEWEST_COUNTED, NUM_WARM_UP, WITHHELD
 
 FREE = Link(bandwidth_bytes_per_s=1e15)
 
@@ -77,7 +77,7 @@ HALVES = [["layers.0", "layers.1", "layers.2"], ["layers.3", "layers.4", "layers
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("plan", [None, HALVES])
-def test_a_second_verdict_comes_when_batches_tell_what_they_take(
+def test_the_verdict_waits_until_batches_tell_what_they_take(
     pool: WorkerPool, plan: list[list[str]] | None, tmp_path: Path
 ) -> None:
     strategy = {"plan": plan, "cache": str(tmp_path)}
@@ -85,7 +85,7 @@ def test_a_second_verdict_comes_when_batches_tell_what_they_take(
     (said, found), other = pool.run(said_in_fit, strategy, num_steps, 2, num_ranks=2)
     assert other[1] is None  # rank 0 times
     assert [text.split()[0] for text in said] == ["Verdict:", "Verdict:"]
-    assert "predicted" in said[0] and said[1].startswith("Verdict: 2 processes are ")
+    assert said[0].startswith(WITHHELD) and said[1].startswith("Verdict: 2 processes are ")
     assert found is not None
     is_estimated, times = found
     assert not is_estimated  # also of a plan by hand
@@ -96,7 +96,10 @@ def test_a_second_verdict_comes_when_batches_tell_what_they_take(
 
 def test_a_training_that_ends_before_says_what_was_predicted(pool: WorkerPool) -> None:
     (said, _), _ = pool.run(said_in_fit, {}, FEWEST_COUNTED, 2, num_ranks=2)
-    assert "predicted: " in said[0] and len(said) == 1
+    assert said[0].startswith(WITHHELD) and len(said) == 2
+    assert "predicted" in said[1] and "median" not in said[1]
+    (said, _), _ = pool.run(said_in_fit, {"schedule": "1f1b"}, FEWEST_COUNTED, 2, num_ranks=2)
+    assert "predicted: " in said[0] and len(said) == 1  # the step runs in the pipeline
 
 
 @pytest.mark.parametrize(
