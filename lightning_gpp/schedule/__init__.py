@@ -12,6 +12,7 @@ from lightning_gpp.schedule.dry_run import ScheduleError as ScheduleError
 from lightning_gpp.schedule.dry_run import dry_run as dry_run
 from lightning_gpp.schedule.lower import build_program as build_program
 from lightning_gpp.schedule.program import Program as Program
+from lightning_gpp.schedule.schedules import FORWARD_ONLY as FORWARD_ONLY
 from lightning_gpp.schedule.schedules import GPIPE as GPIPE
 from lightning_gpp.schedule.schedules import GPIPE_REVERSED as GPIPE_REVERSED
 from lightning_gpp.schedule.schedules import ONE_F_ONE_B as ONE_F_ONE_B

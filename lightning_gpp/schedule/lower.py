@@ -46,8 +46,7 @@ def build_program(
         num_microbatches: smallest micro-batches; each is a mini-batch where the schedule does not
             drain between them.
         schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
-        shares: micro-batch size of every replica of every stage, in units of the smallest; one by
-            default.
+        shares: micro-batch size of every replica, in units of the smallest; one by default.
         holders: devices that hold the parameters of every stage, where more do than run it here.
         check: look whether it runs to its end; a search that only compares can do without.
 

@@ -14,8 +14,7 @@ from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_g
 from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.units import output_makers, state_holders
-from lightning_gpp.schedule import Program, build_program, find_schedule
-from lightning_gpp.schedule.schedules import FORWARD_ONLY
+from lightning_gpp.schedule import FORWARD_ONLY, Program, build_program, find_schedule
 
 
 @dataclass(frozen=True)
