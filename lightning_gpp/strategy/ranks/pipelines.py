@@ -87,6 +87,11 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
                 self.cluster_environment, self.num_processes, self.num_nodes
             )
         else:
+            if self.num_nodes > 1:
+                raise ValueError(
+                    f"start_method={start_method!r} starts the processes of one host; on several "
+                    'use start_method="popen", torchrun or SLURM'
+                )
             self._launcher = ProcessLauncher(self, start_method=start_method)
 
     def setup_environment(self) -> None:

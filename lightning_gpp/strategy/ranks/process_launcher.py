@@ -37,18 +37,6 @@ class ProcessLauncher(MultiProcessingLauncher):
         with ended_after_error():
             return super().launch(*args, **kwargs)
 
-    def _collect_rank_zero_results(self, trainer: pl.Trainer, results: Any) -> Any:
-        """What the first rank of a host hands back; weights only where they are all there.
-
-        On other hosts than that of rank 0 those of other stages are missing.
-        """
-        output = super()._collect_rank_zero_results(trainer, results)
-        if output is None or self._strategy.global_rank == 0:
-            return output
-        if output.weights_path is not None:
-            self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
-        return output._replace(weights_path=None)
-
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.
 
