@@ -26,10 +26,9 @@ from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy import refusals
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
-from lightning_gpp.strategy.lightning_private import SIGTERMException
+from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.ranks.pipelines import StartMethod
-from lightning_gpp.strategy.ranks.process_launcher import ended_together
 from lightning_gpp.strategy.refusals import (
     check_name,
     check_settings,
@@ -218,7 +217,8 @@ class GraphPipeStrategy(SavingStrategy):
         self._scopes.callback(self._hooks.remove)
         self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
-        self._scopes.enter_context(ended_together(trainer, session.run))
+        terminate = session.run.failures.terminate
+        self._scopes.enter_context(signals_answered_by_all(trainer, terminate))
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""

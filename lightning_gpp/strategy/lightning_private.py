@@ -6,8 +6,10 @@ A release which moves one is noticed where this file is imported.
 import copy
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -41,6 +43,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
+
+from lightning_gpp.common.instance_attribute import replaced
 
 __all__ = [
     "DataloaderIter",
@@ -88,8 +92,9 @@ def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
     return list(monitor._throughputs.values())
 
 
-def answer_signals(trainer: pl.Trainer, terminate: Callable[[], None]) -> Callable[[], None]:
-    """Has signals that come to single ranks answered by all of them; to be called to undo it.
+@contextmanager
+def signals_answered_by_all(trainer: pl.Trainer, terminate: Callable[[], None]) -> Iterator[None]:
+    """In this signals that come to single ranks are answered by all of them.
 
     Args:
         trainer: which would answer each signal on the rank that it comes to, where it comes.
@@ -97,23 +102,17 @@ def answer_signals(trainer: pl.Trainer, terminate: Callable[[], None]) -> Callab
     """
     connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
     environment = trainer._accelerator_connector.cluster_environment
-    requeue: Callable[[], None] = _nothing
+    places: list[tuple[Any, str, Any]] = [
+        (vars(connector), "_sigterm_notifier_fn", lambda signum, frame: terminate()),
+        # Called before every training step.
+        (vars(loop), "_broadcast_sigterm_tensor", lambda: None),
+    ]
     if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
         requeue = _Requeue(trainer, environment.requeue_signal or signal.SIGUSR1)
-        connector.__dict__["_slurm_sigusr_handler_fn"] = requeue.receive
-    connector.__dict__["_sigterm_notifier_fn"] = lambda signum, frame: terminate()
-    loop.__dict__["_broadcast_sigterm_tensor"] = requeue  # called before every training step
-
-    def undo() -> None:
-        for name in ("_slurm_sigusr_handler_fn", "_sigterm_notifier_fn"):
-            connector.__dict__.pop(name, None)
-        loop.__dict__.pop("_broadcast_sigterm_tensor", None)
-
-    return undo
-
-
-def _nothing() -> None:
-    """In the place of what the strategy does otherwise."""
+        places.append((vars(connector), "_slurm_sigusr_handler_fn", requeue.receive))
+        places.append((vars(loop), "_broadcast_sigterm_tensor", requeue))
+    with replaced(places):
+        yield
 
 
 class _Requeue:

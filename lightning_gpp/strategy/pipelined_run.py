@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
-from lightning_gpp.strategy.lightning_private import tell_device
+from lightning_gpp.strategy.lightning_private import receive_sigterm, tell_device
 from lightning_gpp.strategy.logging.logs import LogCall
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, pipelined_name
 from lightning_gpp.strategy.ranks.control import Control
@@ -32,7 +33,7 @@ from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
-from lightning_gpp.strategy.state.early_modules import EarlyModules
+from lightning_gpp.strategy.state.early_modules import early_modules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
@@ -40,6 +41,8 @@ from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.state.step_gradients import OwnGradients, average_gradients
 from lightning_gpp.weights.last_steps import LastSteps
+
+log = logging.getLogger(__name__)
 
 
 class PipelinedRun:
@@ -105,7 +108,6 @@ class PipelinedRun:
         self.control = Control(self.transport, settings.timeout_s)
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[], None] = lambda: None
-        self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
         self.in_pipeline_s = 0.0
         self.own_gradients = OwnGradients({})
@@ -121,7 +123,7 @@ class PipelinedRun:
         self.module: pl.LightningModule
         self.target: nn.Module
         self.leader_state: LeaderState
-        self._early_modules: EarlyModules | None = None
+        self._early = ExitStack()
         self.optimizers: Sequence[Optimizer] = ()
         self._ids_of_stages: frozenset[int] = frozenset()
         self.train_modes: dict[str, bool] = {}
@@ -146,8 +148,7 @@ class PipelinedRun:
         self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
-        self._early_modules = EarlyModules(module, self.target, self.device)
-        self._early_modules.start()
+        self._early.enter_context(early_modules(module, self.target, self.device))
 
     def _count_update(self, *_: Any) -> None:
         self.num_updates += 1
@@ -184,7 +185,10 @@ class PipelinedRun:
         """All ranks: the run ends with this step if a rank, whose number it is, was asked to."""
         if terminated is not None:
             self.failures.ends_with_step = True
-            self.on_terminated(terminated)
+            if self.control.is_leader:
+                text = "rank %d was asked to end (SIGTERM): all ranks end after this step"
+                log.warning(text, terminated)
+            receive_sigterm(self.module.trainer)
 
     def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Other ranks: takes the gradients over that rank 0's own code changed."""
@@ -393,8 +397,7 @@ class PipelinedRun:
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""
-        if self._early_modules is not None:
-            self._early_modules.stop()
+        self._early.close()
 
 
 def modes_of(module: pl.LightningModule) -> dict[str, bool]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import lightning.pytorch as pl
 
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import (
     MultiProcessingLauncher,
     SIGTERMException,
-    answer_signals,
-    receive_sigterm,
 )
-from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.failure import of_other_rank
 from lightning_gpp.strategy.report import show
 
@@ -61,23 +53,3 @@ class ProcessLauncher(MultiProcessingLauncher):
                     "set trainer.should_stop = True"
                 ) from error
             raise
-
-
-log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def ended_together(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
-    """In this SIGTERM ends a run, and SLURM requeues it, on all ranks at the same place."""
-
-    def end(rank: int) -> None:
-        if run.control.is_leader:
-            log.warning("rank %d was asked to end (SIGTERM): all ranks end after this step", rank)
-        receive_sigterm(trainer)
-
-    run.on_terminated = end
-    undo = answer_signals(trainer, run.failures.terminate)
-    try:
-        yield
-    finally:
-        undo()
