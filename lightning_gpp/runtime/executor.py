@@ -26,7 +26,7 @@ from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_gradients
+from lightning_gpp.runtime.sums.reduction import GradientReduction
 from lightning_gpp.runtime.sums.sums import Sums, sum_shared
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
@@ -358,8 +358,7 @@ class Run:
             dense = {name: p for name, p in own.shared.items() if name not in own.sparse}
             minibatch = program.minibatch(action)
             self.state.reduction = GradientReduction(
-                replica_gradients(program, self.device, own.rank_of_device, dense, minibatch),
-                own.sums,
+                program, self.device, own.rank_of_device, dense, own.sums, minibatch
             )
         return self.state.reduction
 

@@ -17,7 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
+from lightning_gpp.runtime.processes.device_group import (
+    DeviceGroup,
+    Operation,
+    all_reduce,
+    broadcast,
+)
 from lightning_gpp.runtime.waits import Waits
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -108,7 +113,7 @@ class ProcessCollectives:
             flat = _flat(tensor.clone())
         else:
             flat = self._group.buffer(prod(shape), dtype)
-        moved = self._do(flat, _broadcast, purpose)
+        moved = self._do(flat, broadcast, purpose)
         return self._group.on_device(moved).reshape(shape)
 
     def close(self) -> None:
@@ -127,10 +132,6 @@ class ProcessCollectives:
 def _flat(tensor: Tensor) -> Tensor:
     # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
     return tensor.detach().reshape(-1).contiguous()
-
-
-def _broadcast(group: Any, tensor: Tensor) -> list[dist.Work]:
-    return _begun(dist.broadcast(tensor, 0, group=group, async_op=True))
 
 
 def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:

@@ -178,6 +178,13 @@ def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
     return [group.allreduce([tensor])]
 
 
+def broadcast(group: Any, tensor: Tensor, root: int = 0) -> Sequence[dist.Work]:
+    """An :data:`Operation`: the tensor of one rank of a group, in the place of the others'."""
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return [group.broadcast([tensor], options)]
+
+
 def abort_group(group: Any) -> None:
     """Ends what waits on a device for ranks that are gone; nobody waits for that here.
 

@@ -20,7 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
-from lightning_gpp.runtime.processes.device_group import DeviceGroup, Operation, all_reduce
+from lightning_gpp.runtime.processes.device_group import (
+    DeviceGroup,
+    Operation,
+    all_reduce,
+    broadcast,
+)
 from lightning_gpp.runtime.processes.rank_devices import pipelines_of
 from lightning_gpp.runtime.waits import TransportError, Waits
 
@@ -98,21 +103,21 @@ class Peers:
     def share(self, obj: Any, purpose: str, *, root: int = 0) -> Any:
         """One pipeline's object, on all peers."""
         packed = bytearray(pickle.dumps(obj)) if self.pipeline == root else bytearray()
-        broadcast = partial(_broadcast, root=root)
+        of_root = partial(broadcast, root=root)
         size = torch.tensor([len(packed)])
-        self._agree(size, broadcast, purpose)
+        self._agree(size, of_root, purpose)
         if self.pipeline == root:
-            self._agree(torch.frombuffer(packed, dtype=torch.uint8), broadcast, purpose)
+            self._agree(torch.frombuffer(packed, dtype=torch.uint8), of_root, purpose)
             return obj
         data = torch.empty(int(size), dtype=torch.uint8)
-        self._agree(data, broadcast, purpose)
+        self._agree(data, of_root, purpose)
         return pickle.loads(data.numpy().tobytes())
 
     def spread(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Gives the values of the first pipeline's tensors to those of the others."""
         for flat, unpack in self._buckets(tensors):
             bits = flat.view(torch.uint8)
-            self._do(self._data, bits, partial(_broadcast, root=0), purpose)
+            self._do(self._data, bits, broadcast, purpose)
             if self.pipeline != 0:
                 unpack()
 
@@ -134,13 +139,6 @@ class Peers:
     def _do(self, group: DeviceGroup, tensor: Tensor, operation: Operation, purpose: str) -> None:
         """Begins an operation together with the peers, and waits for its end."""
         group.begin(tensor, operation, _MISSING, in_place=True)(self.timeout_s, purpose)
-
-
-def _broadcast(group: Any, tensor: Tensor, root: int) -> Sequence[dist.Work]:
-    """One pipeline's tensor."""
-    options = dist.BroadcastOptions()
-    options.rootRank = root
-    return [group.broadcast([tensor], options)]
 
 
 def _put_back(tensors: Sequence[Tensor], flat: Tensor) -> None:

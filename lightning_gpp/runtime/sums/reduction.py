@@ -29,8 +29,8 @@ class GradientBucket:
     """Parameters whose gradients are summed in one piece.
 
     Attributes:
-        number: see :class:`SummedGradients`.
-        ranks: likewise.
+        number: of the REDUCE actions that wait for it.
+        ranks: that sum.
         parameters: by name; all of one type.
         missing: parameters whose gradient may still come.
         flat: the gradients one after the other, and for each whether it exists (1 or 0).
@@ -88,68 +88,43 @@ def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
     return parameter.grad.detach().reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class SummedGradients:
-    """What is summed over the same ranks, and waited for together.
-
-    Attributes:
-        number: of the REDUCE actions that wait for it, or of the stage.
-        ranks: that sum.
-        parameters: on this device, by canonical name, from the first operators to the last.
-        final: the backward of this device after which they are final; None if there is none.
-    """
-
-    number: int
-    ranks: Ranks
-    parameters: Mapping[str, Parameter]
-    final: Action | None = None
-
-
-def replica_gradients(
-    program: Program,
-    device: int,
-    rank_of_device: Sequence[int],
-    parameters: Mapping[str, Parameter],
-    minibatch: int = 0,
-) -> Iterator[SummedGradients]:
-    """What is summed over the replicas of the stages of a device.
+class GradientReduction:
+    """The sums of one mini-batch over the replicas of the stages of a device.
 
     Args:
         program: what runs.
-        device: which.
+        device: whose.
         rank_of_device: rank of every device.
         parameters: of this device, by canonical name; others are not summed here.
+        sums: begins sums.
         minibatch: which of the program.
     """
-    for number, of, group in program.sums():
-        if group.stage is None or device not in group.devices or of != minibatch:
-            continue
-        known = {name: parameters[name] for name in group.parameters if name in parameters}
-        ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
-        final = program.last_backward(device, group.stage, minibatch)
-        yield SummedGradients(number, ranks, known, final)
 
-
-class GradientReduction:
-    """The sums of one mini-batch on one device.
-
-    Args:
-        summed: what is summed, in an order that all know; of it what is trained.
-        sums: begins sums.
-    """
-
-    def __init__(self, summed: Iterable[SummedGradients], sums: Sums) -> None:
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        rank_of_device: Sequence[int],
+        parameters: Mapping[str, Parameter],
+        sums: Sums,
+        minibatch: int = 0,
+    ) -> None:
         self._sums = sums
         self._started = 0
         self._final: dict[Action, list[int]] = {}
         self._buckets: list[GradientBucket] = []
-        for each in summed:
-            trained = {name: p for name, p in each.parameters.items() if p.requires_grad}
+        for number, of, group in program.sums():
+            if group.stage is None or device not in group.devices or of != minibatch:
+                continue
+            known = {name: parameters[name] for name in group.parameters if name in parameters}
+            trained = {name: each for name, each in known.items() if each.requires_grad}
+            ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
             self._buckets += [
-                GradientBucket(each.number, each.ranks, part, set(part)) for part in _cut(trained)
+                GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)
             ]
-            if each.final is not None:
-                self._final.setdefault(each.final, []).append(each.number)
+            final = program.last_backward(device, group.stage, minibatch)
+            if final is not None:
+                self._final.setdefault(final, []).append(number)
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.runtime.sums import reduction
-from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_gradients
+from lightning_gpp.runtime.sums.reduction import GradientReduction
 from lightning_gpp.schedule import Action, Kind, build_program
 
 NAMES = ("first", "second", "third")
@@ -40,8 +40,7 @@ def reduction_of(parameters: dict[str, Parameter], log: list[str]) -> GradientRe
         parameter_readers=tuple((name, (0,)) for name in parameters),
     )
     program = build_program(stages, devices=[(0, 1), 2], num_microbatches=4, shares=[(1, 1), (2,)])
-    summed = replica_gradients(program, 1, (2, 1, 0), parameters)
-    return GradientReduction(summed, Noting(log))
+    return GradientReduction(program, 1, (2, 1, 0), parameters, Noting(log))
 
 
 def chain(parameters: dict[str, Parameter], log: list[str]) -> Tensor:
