@@ -24,7 +24,6 @@ from lightning_gpp.runtime.sums.sums import SHARED_GRADIENTS, PendingSum, Ranks,
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import (
-    Bucket,
     MessageCosts,
     ProgramCosts,
     check_costs,
@@ -217,24 +216,16 @@ class EmulatedRank:
 
 def _sums(program: Program, costs: ProgramCosts, device: int) -> list[DeviceSum]:
     """What a device sums in a program, in order."""
-
-    def made(bucket: Bucket, minibatch: int) -> DeviceSum:
-        group = program.reduce_groups[bucket.group]
-        assert group.stage is not None
-        return DeviceSum(
-            bucket.ready_fraction,
-            program.last_backward(device, group.stage, minibatch),
-            all_reduce_s(costs.cluster, group.devices, bucket.size_bytes),
-            all_reduce_channels(costs.cluster, group.devices),
-        )
-
-    return [
-        made(bucket, minibatch)
-        for minibatch in range(program.num_minibatches)
-        for bucket in costs.buckets
-        if device in program.reduce_groups[bucket.group].devices
-        and program.reduce_groups[bucket.group].stage is not None
-    ]
+    cluster, found = costs.cluster, []
+    for minibatch in range(program.num_minibatches):
+        for bucket in costs.buckets:
+            group = program.reduce_groups[bucket.group]
+            if group.stage is not None and device in group.devices:
+                final = program.last_backward(device, group.stage, minibatch)
+                duration_s = all_reduce_s(cluster, group.devices, bucket.size_bytes)
+                taken = all_reduce_channels(cluster, group.devices)
+                found.append(DeviceSum(bucket.ready_fraction, final, duration_s, taken))
+    return found
 
 
 class EmulatedTransport:
