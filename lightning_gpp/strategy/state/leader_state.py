@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -23,7 +22,7 @@ from torchmetrics import Metric
 
 from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.common.tensor_places import own_places
+from lightning_gpp.common.tensor_places import TensorPlace, own_places
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
@@ -83,44 +82,9 @@ class _Seen(NamedTuple):
 _NOTHING = _Seen(_MISSING, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """The parts of a module that are looked at.
-
-    Attributes:
-        names: of all parameters, then of buffers that must not change.
-        places: the table that holds each, and its key there (the tensor itself changes when a
-            checkpoint makes the module whole for a moment).
-        modules: the user's own, with their paths.
-        metrics: likewise; all of their state counts.
-    """
-
-    names: list[str]
-    places: list[tuple[dict[str, Any], str]]
-    modules: list[tuple[str, nn.Module]]
-    metrics: list[tuple[str, Metric]]
-
-    @classmethod
-    def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
-        parts = list(module.named_modules())
-        own = [each for each in parts if not type(each[1]).__module__.startswith(_LIBRARIES)]
-        places = [place for path, part in parts for place in own_places(part, path)]
-        is_parameter = [isinstance(place.tensor, nn.Parameter) for place in places]
-        buffers = [p for p, other in zip(places, is_parameter) if not other and p.name in elsewhere]
-        places = [*itertools.compress(places, is_parameter), *buffers]
-        return cls(
-            [place.name for place in places],
-            [(place.table, place.key) for place in places],
-            [(path, part) for path, part in own if not isinstance(part, Metric)],
-            [(path, part) for path, part in parts if isinstance(part, Metric)],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Snapshot(NamedTuple):
     """What the watched parts were like at one moment; metrics are remembered longer."""
 
-    watched: _Watched
     tensors: list[Tensor]
     versions: list[int]
     requires_grad: bytes
@@ -150,7 +114,8 @@ class LeaderState:
         self._changes: State = {}
         self._before: _Snapshot | None = None
         self._what = ""
-        self._settled: _Watched | None = None
+        self._elsewhere: frozenset[str] | None = None
+        self._find_parts()
         self._metrics = self._metric_states()
 
     def settle(self, elsewhere: frozenset[str]) -> None:
@@ -159,7 +124,24 @@ class LeaderState:
         Args:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
         """
-        self._settled = _Watched.of(self._module, elsewhere)
+        self._elsewhere = elsewhere
+        self._find_parts()
+
+    def _find_parts(self) -> None:
+        """What is looked at: parameters and buffers that must not change, and the user's modules.
+
+        The table of a tensor is looked into, with its key there: the tensor itself changes when a
+        checkpoint makes the module whole for a moment.
+        """
+        parts = list(self._module.named_modules())
+        own = [each for each in parts if not type(each[1]).__module__.startswith(_LIBRARIES)]
+        places = [place for path, part in parts for place in own_places(part, path)]
+        is_parameter = [isinstance(place.tensor, nn.Parameter) for place in places]
+        elsewhere = self._elsewhere or frozenset()
+        buffers = [p for p, other in zip(places, is_parameter) if not other and p.name in elsewhere]
+        self._places = [*itertools.compress(places, is_parameter), *buffers]
+        self._parts = [(path, part) for path, part in own if not isinstance(part, Metric)]
+        self._of_metrics = [(path, part) for path, part in parts if isinstance(part, Metric)]
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -199,15 +181,15 @@ class LeaderState:
         before, after = self._before, self._snapshot(self._before)
         if before.versions != after.versions:
             same = map(operator.eq, before.versions, after.versions)
-            names = zip(before.watched.names, same, strict=True)
-            name = next(name for name, is_same in names if not is_same)
+            places = zip(self._places, same)
+            name = next(place.name for place, is_same in places if not is_same)
             raise RuntimeError(
                 f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
                 "only, which does not hold all of the model. Change weights in a hook that "
                 "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
             )
         self._before = after
-        self._changes |= _differences(before, after)
+        self._changes |= self._differences(before, after)
 
     def look_again(self) -> None:
         """Rank 0: what has just changed, has changed on all ranks."""
@@ -221,7 +203,7 @@ class LeaderState:
         try:
             yield
         finally:
-            self.apply(_differences(self._snapshot(before), before))
+            self.apply(self._differences(self._snapshot(before), before))
 
     def apply(self, changes: Mapping[Key, Any]) -> None:
         """Other ranks: makes rank 0's changes."""
@@ -244,21 +226,18 @@ class LeaderState:
 
         A step does not exchange parameters for others, but reading the whole module does.
         """
-        watched = self._watched() if earlier is None else earlier.watched
-        tensors = earlier.tensors if earlier else _tensors_at(watched.places)
+        if earlier is None and self._elsewhere is None:
+            self._find_parts()
+        tensors = _tensors_at(self._places) if earlier is None else earlier.tensors
         own = vars(self._module).items()
         return _Snapshot(
-            watched,
             tensors,
             list(map(_version, tensors)),
             bytes(map(_requires_grad, tensors)),
             self._settings(),
-            [part.__dict__.copy() for _, part in watched.modules],
+            [part.__dict__.copy() for _, part in self._parts],
             {("", name): _Seen.of(value) for name, value in own if type(value) is list},
         )
-
-    def _watched(self) -> _Watched:
-        return self._settled or _Watched.of(self._module, frozenset())
 
     def _settings(self) -> State:
         found: State = {("should_stop", "", ""): bool(self._module.trainer.should_stop)}
@@ -275,35 +254,38 @@ class LeaderState:
     def _metric_states(self) -> _Values:
         return {
             (path, name): _Seen.of(value)
-            for path, metric in self._watched().metrics
+            for path, metric in self._of_metrics
             for name, value in vars(metric).items()
             if name not in _METRICS_OWN and _is_state(value)
         }
 
+    def _differences(self, old: _Snapshot, new: _Snapshot) -> State:
+        """The new values of what is not as it was."""
+        changes: State = {}
+        if new.settings != old.settings:
+            changes |= {k: v for k, v in new.settings.items() if old.settings.get(k) != v}
+        if new.requires_grad != old.requires_grad:
+            flags = zip(self._places, old.requires_grad, new.requires_grad)
+            changes |= {
+                ("requires_grad", "", p.name): bool(now) for p, was, now in flags if was != now
+            }
+        if not _are_same(old.attributes, new.attributes):
+            for (path, _), was, now in zip(self._parts, old.attributes, new.attributes):
+                for name, value in now.items() if not _are_same([was], [now]) else ():
+                    before = was.get(name, _MISSING)
+                    if value is before or not isinstance(value, _PLAIN) or name in _RANKS_OWN:
+                        continue
+                    if not isinstance(before, _PLAIN) or before != value:
+                        changes["attribute", path, name] = value
+        told = _changes(old.lists, new.lists)
+        return changes | {
+            key: value for key, value in told.items() if all(map(_is_number, value[2]))
+        }
 
-def _tensors_at(places: Sequence[tuple[dict[str, Any], str]]) -> list[Tensor]:
-    found = [table[key] for table, key in places]
+
+def _tensors_at(places: Sequence[TensorPlace]) -> list[Tensor]:
+    found = [place.table[place.key] for place in places]
     return [_NO_TENSOR if each is None else each for each in found]
-
-
-def _differences(old: _Snapshot, new: _Snapshot) -> State:
-    """The new values of what is not as it was."""
-    changes: State = {}
-    if new.settings != old.settings:
-        changes |= {k: v for k, v in new.settings.items() if old.settings.get(k) != v}
-    if new.requires_grad != old.requires_grad:
-        flags = zip(new.watched.names, old.requires_grad, new.requires_grad)
-        changes |= {("requires_grad", "", n): bool(now) for n, was, now in flags if was != now}
-    if not _are_same(old.attributes, new.attributes):
-        for (path, _), was, now in zip(new.watched.modules, old.attributes, new.attributes):
-            for name, value in now.items() if not _are_same([was], [now]) else ():
-                before = was.get(name, _MISSING)
-                if value is before or not isinstance(value, _PLAIN) or name in _RANKS_OWN:
-                    continue
-                if not isinstance(before, _PLAIN) or before != value:
-                    changes["attribute", path, name] = value
-    told = _changes(old.lists, new.lists)
-    return changes | {key: value for key, value in told.items() if all(map(_is_number, value[2]))}
 
 
 def _changes(old: _Values, new: _Values) -> State:
