@@ -6,7 +6,7 @@ is ready, so that the first to come is the first to be served. A sum over ranks 
 every rank says when it is ready, the last one reserves.
 
 The file holds when each channel is free, and the meetings that are open. One rank at a time works
-on it (``flock``; the kernel unlocks it for a rank that is killed).
+on it (``flock``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ import contextlib
 import fcntl
 import marshal
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-_TIMEOUT_S = 60.0
-"""Limit of a wait for the file."""
 
 _FreeS = dict[str, float]
 
@@ -77,18 +73,7 @@ class SharedReservations:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[tuple[_FreeS, _Open]]:
-        deadline = time.monotonic() + _TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the channels of the emulation were not free for {_TIMEOUT_S:g} s: a rank "
-                        "has stopped while it reserved one"
-                    ) from None
-                time.sleep(20e-6)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # the kernel unlocks it for a rank that is killed
         try:
             held = os.pread(self._file, os.fstat(self._file).st_size, 0)
             tables = marshal.loads(held) if held else ({}, {})
