@@ -31,7 +31,7 @@ from lightning_gpp.planner.base import (
 from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.graphpipe.planner import search_on_all
 from lightning_gpp.planner.make_plan import GRAPHPIPE, ask
-from lightning_gpp.planner.plan.by_rank import by_rank, rank_of_device, with_loss_on
+from lightning_gpp.planner.plan.by_rank import by_rank, with_loss_on
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import validate_plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
@@ -64,14 +64,12 @@ class PlanToRun:
     Attributes:
         plan: the plan.
         request: the question that it answers, with its schedule, and the devices in its order.
-        ranks: of the devices in the order of the question.
         result: what the planner says of its search.
         notes: why it is not the planner's plan with the schedule that is used by default.
     """
 
     plan: Plan
     request: PlanRequest
-    ranks: tuple[int, ...]
     result: SearchResult
     notes: tuple[str, ...] = ()
 
@@ -194,7 +192,7 @@ def plan_to_run(
         validate_plan(made, request.graph, request.num_devices)
         given = SearchResult(made)
         result, request, notes = choose_schedule(request, question.schedule, lambda _: given)
-        return PlanToRun(made, request, rank_of_device(made, request.num_devices), result, notes)
+        return PlanToRun(made, request, result, notes)
     result, request, notes = choose_schedule(
         request, question.schedule, lambda asked: search(asked, question.planner)
     )
@@ -203,5 +201,4 @@ def plan_to_run(
         notes += (why_fuller(plan, full, request),)
         plan = full
     plan = with_loss_on(plan, request.num_devices - 1, request)
-    ranks = rank_of_device(plan, request.num_devices)
-    return PlanToRun(*by_rank(plan, request), ranks, result, notes)
+    return PlanToRun(*by_rank(plan, request), result, notes)
