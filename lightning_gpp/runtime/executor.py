@@ -2,8 +2,7 @@
 
 A stage exchanges one payload per micro-batch with each of its neighbours. Where the neighbour takes
 other units at a time, or has replicas, the payload is cut into the messages that go to each of
-them, or joined from theirs. Replicas hold different samples, so theirs are joined; gradients from
-different stages are of the same samples, so they are added up (by autograd).
+them, or joined from theirs; gradients from different stages are added up (by autograd).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Executor:
         staying: inputs that are sent once.
         shared: parameters by canonical name, for the reduce groups.
         sparse: names of those whose gradients are sparse.
-        sums: sums the gradients of replicas; not needed where no stage has replicas.
+        sums: sums the gradients of replicas.
         timeout_s: limit of every wait.
         device: where the stages compute; recorded actions are waited for there.
         on_record: gets a record of every action when set.
@@ -84,7 +83,7 @@ class Run:
         unit_sizes: samples of each of the smallest micro-batches.
         training: whether modules are in training mode (dropout, running statistics).
         boundary: the user's step, on the rank of the loss.
-        errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
+        errors: gets those of this rank's forwards, where no rank is to stop.
         state: what is held between actions; an earlier run may have left something in flight.
         shift: added to numbers of micro-batches, in a window of a longer training.
         chunks: which part of one graph every micro-batch is, where they are that.
@@ -118,7 +117,7 @@ class Run:
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
-        """Runs all forwards, up to the outputs of the model."""
+        """Runs all forwards."""
         self.perform_all(self.program.forward_half(self.device), has_sums=False)
 
     def backward_half(self, *, retain: bool) -> None:

@@ -48,9 +48,6 @@ log = logging.getLogger(__name__)
 class PipelinedRun:
     """The connections, the module and the pipeline of a rank during one run.
 
-    What a rank leads or follows, and what runs on its stages, goes through this; user code is run
-    by :class:`~lightning_gpp.strategy.session.Session` and its steps, which are given this.
-
     Args:
         settings: what the user asked for.
         device: where this rank's stages run.
@@ -223,8 +220,7 @@ class PipelinedRun:
     def can_time(self) -> bool:
         """Whether the time in the pipeline can be told from that of user code.
 
-        Not on a GPU, whose work is not over when a call returns, nor where the user's step runs
-        within the pipeline; and not where there are no others.
+        Not on a GPU, whose work is not over when a call returns, nor within the pipeline.
         """
         is_plain = self.device.type == "cpu" and not self.is_alone
         return is_plain and not self.steps_per_microbatch and not self.settings.is_asynchronous
@@ -258,9 +254,8 @@ class PipelinedRun:
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch.
 
-        Of a full one they are as many as asked, as planned, or a first guess. A planner was asked
-        for micro-batches that the replicas of a stage share, so that its plan has more, smaller
-        ones; in a plan made by hand they are what its stages count.
+        Of a full one they are as many as asked, as planned, or a first guess. Planners make more,
+        smaller ones, which replicas share; in a plan made by hand they are what its stages count.
         """
         at_a_time, fewest, settings, planned = 1, 1, self.settings, None
         if self.pipeline is not None:
@@ -305,10 +300,8 @@ class PipelinedRun:
     ) -> None:
         """All ranks: the model is built; the module becomes partial.
 
-        Args:
-            model: with its partition.
-            keep: leaves to an optimizer what this rank holds.
-            changing: buffers that training changes, by their names in the LightningModule.
+        ``keep`` leaves to an optimizer what this rank holds; ``changing`` are the buffers that
+        training changes.
         """
         partition, self._changing = model.partition, frozenset(changing)
         held, holders = partition.held_parameters(), partition.owners.holders
@@ -383,10 +376,7 @@ class PipelinedRun:
             counting.remove()
 
     def reconnect(self) -> None:
-        """All ranks, after a failure: messages of before may be on their way in the old transport.
-
-        What is said from now on needs no speed: it goes through new groups.
-        """
+        """All ranks, after a failure: messages of before may be on their way, so groups are new."""
         self.transport.hang_up()
         timeout_s, self.waits = self.settings.timeout_s, Waits()
         cpu, pipelines = torch.device("cpu"), self.num_pipelines
