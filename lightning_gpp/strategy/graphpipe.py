@@ -45,7 +45,7 @@ from lightning_gpp.strategy.settings import (
     Settings,
     resolve_costs,
 )
-from lightning_gpp.strategy.state.callbacks import finetuning_hooks
+from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
@@ -200,6 +200,7 @@ class GraphPipeStrategy(SavingStrategy):
             refuse_callbacks(trainer, refusals.SHARDED)
         alone = session.run.is_alone
         refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
+        count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             self._optimized = module

@@ -18,8 +18,10 @@ from lightning.fabric.utilities.distributed import (
     _distributed_is_initialized as distributed_is_initialized,
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
+from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
+    ThroughputMonitor,
     WeightAveraging,
 )
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
@@ -83,6 +85,11 @@ def keep_results(trainer: pl.Trainer) -> Callable[[], None]:
         results.update(before)
 
     return put_back
+
+
+def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
+    """What a monitor measures by, one for each kind of step."""
+    return list(monitor._throughputs.values())
 
 
 @contextmanager

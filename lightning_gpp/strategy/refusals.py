@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelPruning,
     StochasticWeightAveraging,
-    ThroughputMonitor,
     WeightAveraging,
 )
 from lightning.pytorch.plugins import MixedPrecision
@@ -112,8 +111,6 @@ ON_STAGES: Refused = {
     "prune)",
     BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
     "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
-    ThroughputMonitor: "counts samples once for every rank, but the ranks of a pipeline train on "
-    "the same ones; take it out of callbacks, and see the report of the plan or TimelineCallback",
 }
 SHARDED: Refused = dict.fromkeys(
     (WeightAveraging, StochasticWeightAveraging),

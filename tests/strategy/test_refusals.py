@@ -14,7 +14,6 @@ from lightning_gpp.strategy.refusals import ON_ONE_RANK, ON_STAGES, refuse_callb
     [
         (pc.ModelPruning("l1_unstructured", amount=0.3), "prune the trained module"),
         (pc.BatchSizeFinder(), "choose the batch size by hand"),
-        (pc.ThroughputMonitor(len), "take it out of callbacks"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, pc.Callback) else "",
 )

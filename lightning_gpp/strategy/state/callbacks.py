@@ -9,13 +9,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, ThroughputMonitor
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.strategy.lightning_private import averages_kept_by, is_overridden
+from lightning_gpp.strategy.lightning_private import averages_kept_by, is_overridden, throughputs_of
 from lightning_gpp.strategy.state.partition import Partition
 
 
@@ -105,6 +105,20 @@ class SameParameter(TorchFunctionMode):
         if func is torch.equal:
             return args[0] is args[1]
         return func(*args, **(kwargs or {}))
+
+
+def count_pipelines(trainer: pl.Trainer, num_pipelines: int) -> None:
+    """Lightning's ``ThroughputMonitor`` counts a pipeline as one replica, with all its devices.
+
+    It multiplies the samples per second that it sees on rank 0 by the number of ranks, which is
+    right where every rank trains on samples of its own.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ThroughputMonitor):
+            for each in throughputs_of(callback):
+                if each.available_flops is not None:
+                    each.available_flops *= each.world_size // num_pipelines
+                each.world_size = num_pipelines
 
 
 def clear_old_gradients(trainer: pl.Trainer) -> None:

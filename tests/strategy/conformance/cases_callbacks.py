@@ -302,10 +302,18 @@ def out_of_time(bench: Bench) -> None:
     bench.fit()
 
 
+def first(batch: Any) -> int:
+    """Samples of a batch."""
+    return len(batch[0])
+
+
 def statistics(bench: Bench) -> None:
-    """Names of what device statistics log; values differ."""
+    """Names and counts of what throughput and device statistics log; times differ."""
     logger = CSVLogger(bench.folder, "numbers")
-    callbacks = [pc.DeviceStatsMonitor(cpu_stats=True)]
+    callbacks = [
+        pc.ThroughputMonitor(first, lambda batch: batch[0].numel(), window_size=3),
+        pc.DeviceStatsMonitor(cpu_stats=True),
+    ]
     bench.new_trainer(callbacks=callbacks, logger=logger)
     bench.fit()
     bench.test()
@@ -313,6 +321,11 @@ def statistics(bench: Bench) -> None:
         with Path(logger.log_dir, "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
         bench.on_rank_0["names"] = sorted(rows[0])
+        counts = ("samples", "lengths", "batches")
+        bench.on_rank_0["counts"] = [
+            [row.get(f"{stage}/{name}") for name in counts for stage in ("train", "test")]
+            for row in rows
+        ]
 
 
 class Tuned(CaseModule):
@@ -401,7 +414,7 @@ CASES = [
     Case("progress bars", module=ShownLoss, script=bars),
     Case("timer, functions, accumulation, stopping", script=small_callbacks),
     Case("out of time", script=out_of_time),
-    Case("device statistics", script=statistics),
+    Case("throughput and device statistics", script=statistics),
     Case("lr_find", module=Tuned, script=find_rate),
     Case("BackboneFinetuning", module=Backbone, script=finetune),
 ]
