@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
@@ -10,39 +10,30 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.without_collection import without_collection
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.baselines.pipedream import pipedream
 from lightning_gpp.planner.baselines.piper import piper
 from lightning_gpp.planner.data_parallel import data_parallel
-from lightning_gpp.planner.graphpipe.judge import SearchResult
-from lightning_gpp.planner.graphpipe.planner import search_chains, search_exclusive, search_plans
+from lightning_gpp.planner.graphpipe.planner import (
+    balanced,
+    graphpipe,
+    graphpipe_exclusive,
+    sequential,
+)
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import validate_plan
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""
 
-RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = {
-    "graphpipe": search_plans,
-    "graphpipe_exclusive": search_exclusive,
-    "sequential": search_chains,
-}
-"""Planners that tell which plans they rank next."""
-
-
-def _best(search: Callable[[PlanRequest], SearchResult]) -> Planner:
-    return lambda request: search(request).best
-
-
 PLANNERS: Mapping[str, Planner] = {
     "balanced": balanced,
     "data_parallel": data_parallel,
-    "graphpipe": _best(search_plans),
-    "graphpipe_exclusive": _best(search_exclusive),
+    "graphpipe": graphpipe,
+    "graphpipe_exclusive": graphpipe_exclusive,
     "pipedream": pipedream,
     "piper": piper,
-    "sequential": _best(search_chains),
+    "sequential": sequential,
 }
 """Planners by name. A new planner is a file with one function, and an entry here."""
 
@@ -73,12 +64,7 @@ def make_plan(
 
 
 def answer(request: PlanRequest, planner: str) -> Plan:
-    """The valid plan of a planner; the arguments and errors are those of :func:`ask`."""
-    return ask(request, planner).best
-
-
-def ask(request: PlanRequest, planner: str) -> SearchResult:
-    """The valid plan of a planner, with what it says of its search.
+    """The valid plan of a planner.
 
     Args:
         request: the question.
@@ -91,18 +77,15 @@ def ask(request: PlanRequest, planner: str) -> SearchResult:
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
     with without_collection():
-        if planner in RANKING:
-            result = RANKING[planner](request)
-        else:
-            result = SearchResult(PLANNERS[planner](request))
+        plan = PLANNERS[planner](request)
     try:
-        validate_plan(result.best, request.graph, request.num_devices)
+        validate_plan(plan, request.graph, request.num_devices)
     except ValueError as error:
         raise RuntimeError(
             f"planner {planner!r} made a plan that cannot run ({error}); this is a fault of the "
             "planner, please report it with the model graph"
         ) from error
-    return result
+    return plan
 
 
 def plan_request(

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
-from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import (
     HOLDS_ALL,
     HOLDS_FEW,
@@ -28,14 +27,13 @@ from lightning_gpp.planner.base import (
     DoesNotFitError,
     PlanRequest,
 )
-from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.graphpipe.planner import search_on_all
-from lightning_gpp.planner.make_plan import GRAPHPIPE, ask
+from lightning_gpp.planner.make_plan import GRAPHPIPE, answer
 from lightning_gpp.planner.plan.by_rank import by_rank, with_loss_on
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import validate_plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
-from lightning_gpp.planner.units.units import num_separable
+from lightning_gpp.planner.units import num_separable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +62,20 @@ class PlanToRun:
     Attributes:
         plan: the plan.
         request: the question that it answers, with its schedule, and the devices in its order.
-        result: what the planner says of its search.
         notes: why it is not the planner's plan with the schedule that is used by default.
     """
 
     plan: Plan
     request: PlanRequest
-    result: SearchResult
     notes: tuple[str, ...] = ()
 
 
-MOST_MICROBATCHES = 4
-"""Micro-batches per device that are tried at most; more hardly shorten the step."""
-
-
 def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
-    """A plan, or where it leaves devices idle the fastest one that uses more.
-
-    Those of ``balanced`` are candidates. For plans of ``graphpipe`` its search begins with them and
-    looks at none that leaves devices idle; it is not made as a whole again.
-
-    Args:
-        plan: what some planner answered.
-        request: the question.
-    """
-    num_stages = min(request.num_devices, num_separable(request.graph))
-    if num_stages <= num_devices_used(plan):
+    """A plan, or where it leaves devices idle the fastest one found that uses all that it can."""
+    most = min(request.num_devices, num_separable(request.graph))
+    if most <= num_devices_used(plan):
         return plan
-    part = replace(request, cluster=request.cluster.first(num_stages))
-    plans = [balanced(replace(part, num_microbatches=count)) for count in _counts(part)]
-    found = [evaluate_plan(other, request) for other in plans]
-    if plan.planner.startswith(GRAPHPIPE):
-        better = search_on_all(request, found, num_stages)
-        return plan if better is None else better.plan
-    fitting = [evaluation for evaluation in found if evaluation.is_feasible]
-    return min(fitting, key=lambda found: found.rank).plan if fitting else plan
+    return search_on_all(request, most) or plan
 
 
 def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
@@ -117,17 +94,9 @@ def num_devices_used(plan: Plan) -> int:
     return len({device for stage in plan.stages for device in stage.devices})
 
 
-def _counts(request: PlanRequest) -> list[int]:
-    """Numbers of micro-batches to try, of the sizes that a planner may choose: the two largest."""
-    counts = [round(request.minibatch_size / size) for size in request.microbatch_sizes]
-    most = MOST_MICROBATCHES * request.num_devices
-    few = [count for count in counts if count <= most]
-    return sorted(few, reverse=True)[:2] or [min(counts)]
-
-
 def choose_schedule(
-    request: PlanRequest, schedule: str | None, search: Callable[[PlanRequest], SearchResult]
-) -> tuple[SearchResult, PlanRequest, tuple[str, ...]]:
+    request: PlanRequest, schedule: str | None, search: Callable[[PlanRequest], Plan]
+) -> tuple[Plan, PlanRequest, tuple[str, ...]]:
     """The answer of a search, its question with the schedule that runs it, and why not the first.
 
     Args:
@@ -146,17 +115,17 @@ def choose_schedule(
         asked = request.scheduled(schedule)
         return search(asked), asked, ()
     with_all, with_few = (replace(request, schedule=name) for name in (HOLDS_ALL, HOLDS_FEW))
-    first: SearchResult | None = None
+    first: Plan | None = None
     with suppress(DoesNotFitError):
         first = search(with_all)
-        if _fits(first.best, with_all):
+        if _fits(first, with_all):
             return first, with_all, ()
     second = search(with_few)
-    if first is not None and not _fits(second.best, with_few):
+    if first is not None and not _fits(second, with_few):
         return first, with_all, ()
-    if _fits(second.best, with_all):  # the first search has missed it
+    if _fits(second, with_all):  # the first search has missed it
         return second, with_all, ()
-    return second, with_few, (_why_few(second.best, with_all),)
+    return second, with_few, (_why_few(second, with_all),)
 
 
 def _fits(plan: Plan, request: PlanRequest) -> bool:
@@ -176,7 +145,7 @@ def _why_few(plan: Plan, with_all: PlanRequest) -> str:
 
 
 def plan_to_run(
-    question: PlanQuestion, search: Callable[[PlanRequest, str], SearchResult] = ask
+    question: PlanQuestion, search: Callable[[PlanRequest, str], Plan] = answer
 ) -> PlanToRun:
     """Asks the planner, fills idle devices, and numbers devices as the ranks that they will be.
 
@@ -190,15 +159,13 @@ def plan_to_run(
     request, made = question.request, question.plan
     if made is not None:
         validate_plan(made, request.graph, request.num_devices)
-        given = SearchResult(made)
-        result, request, notes = choose_schedule(request, question.schedule, lambda _: given)
-        return PlanToRun(made, request, result, notes)
-    result, request, notes = choose_schedule(
+        plan, request, notes = choose_schedule(request, question.schedule, lambda _: made)
+        return PlanToRun(plan, request, notes)
+    plan, request, notes = choose_schedule(
         request, question.schedule, lambda asked: search(asked, question.planner)
     )
-    plan = result.best
     if question.uses_all_devices and (full := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, full, request),)
         plan = full
     plan = with_loss_on(plan, request.num_devices - 1, request)
-    return PlanToRun(*by_rank(plan, request), result, notes)
+    return PlanToRun(*by_rank(plan, request), notes)

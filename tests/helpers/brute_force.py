@@ -1,9 +1,7 @@
 """The smallest bottleneck of all divisions of a small model, all or in a line, by trying every one.
 
-It shares no code with the search. What a stage takes and holds is what ``graphpipe.rates``
-says that the search takes it to be: messages over the slowest link, sums of
-gradients over neighbours, the readers of a value in different stages unless one of them follows
-another.
+It shares no code with the search. Messages take the slowest link, gradients are summed over
+neighbours, and the readers of a value are in different stages unless one of them follows another.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from functools import cached_property
 from helpers.series_parallel import Stages
 from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.graphpipe.choice import Divisions
 from lightning_gpp.planner.graphpipe.draft import UnitTables
-from lightning_gpp.planner.graphpipe.space import Problem, Trials
+from lightning_gpp.planner.graphpipe.line import UnitLine
 from lightning_gpp.schedule import find_schedule
 
 REPLICAS = (1, 2, 4)
@@ -294,8 +291,9 @@ def line_divisions(request: PlanRequest) -> list[tuple[Stages, Sequence[int]]]:
     return found
 
 
-def found_bottleneck_s(request: PlanRequest, size: int, *, take_turns: bool = False) -> float:
-    """What the search of ``graphpipe_exclusive`` finds when it tries all divisions of the line."""
-    space = Problem(UnitTables(request)).space(size, take_turns=take_turns, trials=Trials())
-    found = Divisions(space).smallest()
-    return found.seconds_per_sample if found else INFEASIBLE
+def found_bottleneck_s(request: PlanRequest, size: int) -> float:
+    """The smallest bottleneck of the divisions that a search begins with."""
+    kinds = [device.kind for device in request.cluster.devices]
+    line = UnitLine(UnitTables(request), size, kinds, take_turns=False, hides_sums=False)
+    slowest = (max(one.seconds for one in cut.stages()) for cut in line.divisions())
+    return min(slowest, default=INFEASIBLE)

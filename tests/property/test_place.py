@@ -31,10 +31,8 @@ from lightning_gpp.planner.graphpipe.draft import (
 from lightning_gpp.planner.graphpipe.homes import Homes, OwnHomes
 from lightning_gpp.planner.graphpipe.moves import FAMILIES
 from lightning_gpp.planner.graphpipe.planner import (
-    AS_GOOD,
     climbed,
-    least_balanced_s,
-    search_plans,
+    graphpipe,
 )
 from lightning_gpp.planner.make_plan import PLANNERS
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
@@ -46,7 +44,7 @@ BUDGET = 2000
 WORST_LOSS = 1.05
 """How much longer the step of a small model may be than the best one."""
 
-OTHERS = ("balanced", "data_parallel", "graphpipe_exclusive", "sequential")
+OTHERS = ("data_parallel", "graphpipe_exclusive")
 
 
 @st.composite
@@ -89,7 +87,7 @@ def step_s(planner: str, request: PlanRequest) -> float | None:
 def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
     others = {planner: step_s(planner, request) for planner in OTHERS}
     try:
-        plan = search_plans(request, BUDGET).best
+        plan = graphpipe(request, BUDGET)
     except DoesNotFitError:
         assert set(others.values()) == {None}
         return
@@ -101,30 +99,10 @@ def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
 
 
-@given(requests())
-def test_balanced_takes_as_long_as_its_bound_at_least(request):
-    """By the bound ``graphpipe`` leaves that planner's search out."""
-    balanced_s = step_s("balanced", request)
-    assume(balanced_s is not None)
-    assert balanced_s >= least_balanced_s(UnitTables(request)) * (1 - 1e-9)
-
-
 @given(requests(), st.integers(0, 2000), st.sampled_from([1, 60, 6000]))
 def test_a_larger_budget_never_gives_a_worse_plan(request, budget, more):
     less, much = (climbed(request, looks)[0] for looks in (budget, budget + more))
     assert much.best_s <= less.best_s
-
-
-@given(requests())
-def test_stages_are_merged_where_the_step_is_as_good(request):
-    try:
-        result = search_plans(request, BUDGET)
-    except DoesNotFitError:
-        return
-    found = list(result.ranked)
-    assert found[0].step_s <= AS_GOOD * min(one.step_s for one in found)
-    shorter = [one for one in found[1:] if one.step_s < found[0].step_s]
-    assert all(len(one.stages) > len(found[0].stages) for one in shorter)
 
 
 @st.composite
@@ -184,7 +162,7 @@ def test_small_models_are_planned_nearly_as_well_as_by_brute_force(setting):
     for _ in range(2):
         tree = tree_of(rng.choice(shapes(4)))
         request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
-        found_s = evaluate_plan(search_plans(request).best, request).step_s
+        found_s = evaluate_plan(graphpipe(request), request).step_s
         assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)
 
 
@@ -195,5 +173,5 @@ def test_a_single_move_may_not_be_enough(setting, draws):
     for _ in range(draws):
         tree = tree_of(rng.choice(shapes(4)))
         request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
-    found_s = evaluate_plan(search_plans(request).best, request).step_s
+    found_s = evaluate_plan(graphpipe(request), request).step_s
     assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)

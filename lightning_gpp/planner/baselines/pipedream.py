@@ -34,7 +34,7 @@ from typing import NamedTuple
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.baselines.best_plan import BestPlan, best_plan, uniform_plans
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.units.units import build_units, indivisible_groups, order_to_end
+from lightning_gpp.planner.units import build_units, indivisible_groups, order_to_end
 
 NAME = "pipedream"
 

@@ -18,7 +18,7 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.baselines.best_plan import BestPlan, best_plan, uniform_plans
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import edge_bytes
-from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
+from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
 
 NAME = "piper"

@@ -10,7 +10,7 @@ from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.units.units import (
+from lightning_gpp.planner.units import (
     UnitGraph,
     build_units,
     indivisible_groups,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.bounds import DraftBounds
@@ -33,7 +32,6 @@ class DraftJudge:
         budget: looks that may be taken; see :attr:`is_spent`.
         least_devices: plans on fewer devices are left out.
         is_chain: whether every stage waits for the one before it.
-        below_s: steps that are not shorter are of no interest.
 
     Attributes:
         name: of the planner.
@@ -48,10 +46,8 @@ class DraftJudge:
         *,
         least_devices: int = 1,
         is_chain: bool = False,
-        below_s: float = math.inf,
     ) -> None:
         self.tables = tables
-        self._below_s = below_s
         self._is_chain = is_chain
         self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
@@ -67,8 +63,8 @@ class DraftJudge:
 
     @property
     def best_s(self) -> float:
-        """Seconds of the step of the best plan; without one those that are of interest."""
-        return self._below_s if self.best is None else self.best.step_s
+        """Seconds of the step of the best plan; infinite without one."""
+        return math.inf if self.best is None else self.best.step_s
 
     def drafts(self, found: Iterable[PlanEvaluation]) -> list[tuple[Draft, float]]:
         """Plans as drafts, each with its step; those that divide units are left out."""
@@ -92,10 +88,6 @@ class DraftJudge:
     def limit(self, looks: float) -> None:
         """So many looks may be taken from now on, if so many are left."""
         self._budget = min(self._budget, self._spent + looks)
-
-    def spend(self, looks: int) -> None:
-        """Takes looks for other work."""
-        self._spent += looks
 
     def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
         """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
@@ -179,35 +171,7 @@ class DraftJudge:
         """The plans so far, the best one first."""
         return sorted(self._found.values(), key=lambda one: one.rank)
 
-    def ranked(self) -> tuple[PlanEvaluation, ...]:
-        """The best plans; one of those with more stages."""
-        best, found = self.best, self.found
-        if best is None:
-            return ()
-        shorter = [one for one in found if one.step_s < best.step_s]
-        others = [one for one in found[len(shorter) :] if one is not best]
-        return (best, *shorter[:1], *others)[:NUM_RANKED]
-
     @staticmethod
     def _num_actions(draft: Draft) -> int:
         count = draft.num_microbatches
         return sum(2 * one.num_replicas * count // one.multiple for one in draft.stages)
-
-
-NUM_RANKED = 8
-"""Plans that a result lists."""
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search found.
-
-    Attributes:
-        best: the plan with the shortest step, or nearly, and few stages.
-        notes: what to know about the search.
-        ranked: the best plan and the next ones, in this order; none where nobody ranks them.
-    """
-
-    best: Plan
-    notes: tuple[str, ...] = ()
-    ranked: tuple[PlanEvaluation, ...] = ()

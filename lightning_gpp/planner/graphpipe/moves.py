@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from lightning_gpp.planner.graphpipe.deals import redealt
+from lightning_gpp.planner.graphpipe.deals import branches, redealt
 from lightning_gpp.planner.graphpipe.draft import (
     Draft,
     DraftStage,
@@ -76,6 +76,17 @@ def shifted(draft: Draft, homes: Homes) -> Iterator[Draft]:
                 yield from _handed(draft, number, other, _ends(stage.units, last=True))
             elif sources(stage.units) & taker.units:
                 yield from _handed(draft, number, other, _ends(stage.units, last=False))
+
+
+def branched(draft: Draft, homes: Homes) -> Iterator[Draft]:
+    """A whole branch of a stage in another one."""
+    masks = [sum(1 << at for at in branch) for branch in branches(homes.tables)]
+    order = homes.busiest_first()
+    for number in order:
+        parts = [own for mask in masks if (own := mask & draft.stages[number].units)]
+        for other in reversed(order):
+            if other != number and len(parts) > 1:
+                yield from _handed(draft, number, other, iter(parts))
 
 
 def merged(draft: Draft, homes: Homes) -> Iterator[Draft]:
@@ -179,6 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     levelled,
     recomputed,
     swapped,
+    branched,
     reordered,
 )
 """All moves, those that change most first: the finer ones keep a plan near where it began."""

@@ -1,12 +1,12 @@
-"""The planners ``graphpipe``, ``graphpipe_exclusive`` and ``sequential``.
+"""The planners ``graphpipe``, ``graphpipe_exclusive``, ``sequential`` and ``balanced``.
 
-``graphpipe_exclusive`` searches the published space, in which stages own their devices: the best
-divisions, and a climb among such plans. ``graphpipe`` goes beyond the paper: a climb among plans
-whose stages share devices, from the best of the former and those of other planners.
+All of them climb from divisions of the model in a line and from equal work for groups of devices.
+``graphpipe_exclusive`` stays in the published space, in which stages own their devices.
+``graphpipe`` goes beyond the paper: from there it climbs among plans whose stages share devices.
 
-``sequential`` is the ablation of the paper (section 7.4): the same cost model, micro-batch sizes,
-replicas and memory limits, but the operators stand in one line and every stage waits for the one
-before it, so that branches never run in parallel. It is the dynamic program alone, without a climb.
+``sequential`` is the ablation of the paper (section 7.4): the same as ``graphpipe_exclusive``, but
+every stage waits for the one before it, so that branches never run in parallel. ``balanced`` has
+one stage on every device, and asks nobody for memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from lightning_gpp.engine.play import ROUNDING
-from lightning_gpp.planner.balanced import balanced, balanced_microbatches
 from lightning_gpp.planner.base import DoesNotFitError, PlanRequest, does_not_fit
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.choice import divided
 from lightning_gpp.planner.graphpipe.climb import (
     BUDGET,
     best_deals,
@@ -27,10 +24,11 @@ from lightning_gpp.planner.graphpipe.climb import (
     merge_stages,
     share_by_speed,
 )
-from lightning_gpp.planner.graphpipe.draft import UnitTables
+from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
 from lightning_gpp.planner.graphpipe.homes import OwnHomes
-from lightning_gpp.planner.graphpipe.judge import FEW_DEVICES, DraftJudge, SearchResult
-from lightning_gpp.planner.graphpipe.space import Problem
+from lightning_gpp.planner.graphpipe.judge import FEW_DEVICES, DraftJudge
+from lightning_gpp.planner.graphpipe.line import show_lines
+from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 AS_GOOD = 1.005
@@ -38,7 +36,7 @@ AS_GOOD = 1.005
 agree on most plans to less than one per cent."""
 
 
-def search_plans(request: PlanRequest, budget: int = 2 * BUDGET) -> SearchResult:
+def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     """The plan with the shortest predicted step, whose stages may share devices.
 
     Where the pipeline does not drain stages own their devices: every stage more on the way to the
@@ -54,14 +52,14 @@ def search_plans(request: PlanRequest, budget: int = 2 * BUDGET) -> SearchResult
         DoesNotFitError: no plan fits into the devices' memory.
     """
     if not request.order.flushes:
-        return search_exclusive(request)
+        return graphpipe_exclusive(request)
     judge, others_s = climbed(request, budget)
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
-    return _result(judge)
+    return _best(judge)
 
 
-def search_exclusive(request: PlanRequest) -> SearchResult:
+def graphpipe_exclusive(request: PlanRequest) -> Plan:
     """The plan with the shortest predicted step whose stages own their devices.
 
     Stages form a graph, have replicas in powers of two (or the whole model has one on every
@@ -70,34 +68,76 @@ def search_exclusive(request: PlanRequest) -> SearchResult:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    judge = exclusive_plans(Problem(UnitTables(request)), request.named("graphpipe_exclusive"))
+    judge = exclusive_plans(request, request.named("graphpipe_exclusive"))
     share_by_speed(judge, judge.found, OwnHomes)
-    return _result(judge)
+    return _best(judge)
 
 
-def search_chains(request: PlanRequest) -> SearchResult:
+def sequential(request: PlanRequest) -> Plan:
     """The chain of stages with the shortest predicted step.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    problem = Problem(UnitTables(request))
-    return _result(divided(problem, request.named("sequential"), is_chain=True))
+    name = request.named("sequential")
+    judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
+    show_lines(judge)
+    judge.allow(BUDGET // 2)
+    deals = best_deals(judge, may_share=False)
+    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
+    return _best(judge)
 
 
-def exclusive_plans(problem: Problem, name: str, *, must_find: bool = True) -> DraftJudge:
+def balanced(request: PlanRequest) -> Plan:
+    """One stage per device, all devices used, whether it fits into memory or not.
+
+    Micro-batches are those asked for, or twice as many as devices, which fill the pipeline.
+
+    Raises:
+        ValueError: there are more devices than units that can be separated.
+    """
+    count = request.num_microbatches or min(2 * request.num_devices, request.minibatch_size)
+    devices = tuple(replace(device, memory_bytes=None) for device in request.cluster.devices)
+    cluster = replace(request.cluster, devices=devices)
+    asked = replace(request, cluster=cluster, num_microbatches=count, max_replicas=1)
+    tables, num_devices = UnitTables(asked), request.num_devices
+    if tables.num_units < num_devices:
+        together = len(request.graph) - tables.num_units
+        because = f" ({together} more must stay with others: common state)" if together else ""
+        raise ValueError(
+            f"{num_devices} devices need as many stages, but the model has only "
+            f"{tables.num_units} operators that can be separated{because}; use at most "
+            f"{tables.num_units} devices, or make the model's leaf modules smaller"
+        )
+    judge = DraftJudge(tables, request.named("balanced"), BUDGET // 2, least_devices=num_devices)
+    for _, draft in judge.promising(_equal_counts(tables, count), math.inf):
+        judge.step_s(draft, math.inf)
+    show_lines(judge)
+    judge.allow(BUDGET // 2)
+    climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
+    return _best(judge)
+
+
+def _equal_counts(tables: UnitTables, num_microbatches: int) -> Iterator[Draft]:
+    """As many units for every device, in the order of the model, and depth first."""
+    num_devices = tables.request.num_devices
+    for order in (tables.model_order, range(tables.num_units)):
+        units = [0] * num_devices
+        for number, at in enumerate(order):
+            units[number * num_devices // tables.num_units] |= 1 << at
+        stages = (DraftStage(own, (device,)) for device, own in enumerate(units))
+        yield Draft(tuple(stages), num_microbatches)
+
+
+def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
     """A judge that has seen what the search finds for stages that own their devices.
 
-    The model is divided as a line of units, as ``sequential`` does, but the stages wait only for
-    what they need; from the best of these plans, from the whole model on every device and from
-    deals it climbs.
-
     Args:
-        problem: the question.
+        request: the question.
         name: of the planner.
-        must_find: as of :func:`~lightning_gpp.planner.graphpipe.choice.divided`.
     """
-    judge, request = divided(problem, name, must_find=must_find), problem.request
+    judge = DraftJudge(UnitTables(request), name, BUDGET)
+    show_lines(judge)
     starts: dict[tuple[int, ...], PlanEvaluation] = {}
     shared = shared_by_all(request, name)
     others = [] if shared is None else [shared]
@@ -127,7 +167,7 @@ def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
         for device in cluster.devices
     )
     equal = replace(request, cluster=replace(cluster, devices=devices))
-    best = exclusive_plans(Problem(UnitTables(equal)), name).best
+    best = exclusive_plans(equal, name).best
     found = None if best is None else evaluate_plan(best.plan, request)
     if found is not None and found.is_feasible:
         yield found
@@ -141,11 +181,13 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
         budget: looks of the climb of stages that share devices. The search with fewer is the
             beginning of the search with more, so more never end in a worse plan.
     """
-    problem = Problem(UnitTables(request))
-    judge = exclusive_plans(problem, request.named("graphpipe"))
-    exclusive = judge.found
+    name = request.named("graphpipe")
+    judge = exclusive_plans(request, name)
+    exclusive, shared = judge.found, shared_by_all(request, name)
     judge.allow(budget)
-    others = [*([judge.best] if judge.best else []), *_other_planners(problem, judge)]
+    others = [one for one in (judge.best, shared) if one is not None]
+    if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
+        others.append(evaluate_plan(replace(balanced(request), planner=name), request))
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
@@ -170,7 +212,7 @@ def climb_on_fewer(judge: DraftJudge, exclusive: PlanEvaluation) -> None:
     count, best_s = request.num_devices // 2, exclusive.step_s
     while count and work_s < count * best_s:
         fewer = replace(request, cluster=request.cluster.first(count))
-        own = exclusive_plans(Problem(UnitTables(fewer)), judge.name, must_find=False)
+        own = exclusive_plans(fewer, judge.name)
         if own.best is None or own.best_s > AS_GOOD * best_s:
             break
         count, best_s = count // 2, min(best_s, own.best_s)
@@ -179,23 +221,14 @@ def climb_on_fewer(judge: DraftJudge, exclusive: PlanEvaluation) -> None:
         judge.show(evaluate_plan(own.best.plan, request))
 
 
-def search_on_all(
-    request: PlanRequest, starts: Iterable[PlanEvaluation], num_devices: int
-) -> PlanEvaluation | None:
-    """The best plan on so many devices at least, from some plans and from deals alone.
-
-    Args:
-        request: the question.
-        starts: plans on so many devices.
-        num_devices: the least number.
-
-    Returns:
-        None where none fits into memory.
-    """
+def search_on_all(request: PlanRequest, num_devices: int) -> Plan | None:
+    """The best plan on so many devices at least; None where none fits into memory."""
     name = request.named("graphpipe")
     judge = DraftJudge(UnitTables(request), name, BUDGET, least_devices=num_devices)
-    _climb(judge, starts)
-    return judge.best
+    show_lines(judge)
+    judge.allow(BUDGET)
+    _climb(judge, judge.found)
+    return None if judge.best is None else judge.best.plan
 
 
 def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
@@ -206,41 +239,13 @@ def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
     climb_from(judge, judge.drafts(fitting), best_deals(judge))
 
 
-def _other_planners(problem: Problem, judge: DraftJudge) -> Iterator[PlanEvaluation]:
-    """The plans of other planners, where they may have a shorter step than the best."""
-    request, name, best_s = problem.request, judge.name, judge.best_s
-    if (shared := shared_by_all(request, name)) is not None:
-        yield shared
-    if (chain := divided(problem, name, is_chain=True, below_s=best_s).best) is not None:
-        yield chain
-    if least_balanced_s(problem.tables) * (1 - ROUNDING) < best_s:
-        try:
-            plan = balanced(request)
-        except ValueError:  # it has none for so many devices
-            return
-        yield evaluate_plan(replace(plan, planner=name), request)
-
-
-def least_balanced_s(tables: UnitTables) -> float:
-    """What ``balanced`` takes at least: no replicas, so one device has the longest unit."""
-    request = tables.request
-    count = balanced_microbatches(request)
-    kinds = [tables.each_s(request.minibatch_size / count, kind) for kind in request.cluster.kinds]
-    fastest: list[float] = [min(seconds) for seconds in zip(*kinds)]
-    return count * max(max(fastest), sum(fastest) / request.num_devices)
-
-
-def _result(judge: DraftJudge) -> SearchResult:
+def _best(judge: DraftJudge) -> Plan:
     """The best plan that a judge has seen.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    best, request = judge.best, judge.tables.request
-    if best is None:
+    if judge.best is None:
+        request = judge.tables.request
         raise DoesNotFitError(does_not_fit(request, "no division of the model into stages fits"))
-    notes: tuple[str, ...] = ()
-    if spare := request.num_devices - len(best.devices):
-        idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
-        notes = (f"{idle} idle: plans with more devices were not faster",)
-    return SearchResult(best.plan, notes, judge.ranked())
+    return judge.best.plan

@@ -13,7 +13,7 @@ from lightning_gpp.common.graph_order import find_cycle
 from lightning_gpp.common.strict_json import from_data
 from lightning_gpp.graph import ModelGraph, OpNode, stage_graph
 from lightning_gpp.planner.plan.plan import FORMAT, Plan, Stage, load_plan
-from lightning_gpp.planner.units.units import order_to_end, output_makers
+from lightning_gpp.planner.units import order_to_end, output_makers
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
 """What :func:`resolve_plan` takes."""

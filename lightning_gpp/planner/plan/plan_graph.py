@@ -13,7 +13,7 @@ from functools import cached_property
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.units.units import output_makers, state_holders
+from lightning_gpp.planner.units import output_makers, state_holders
 from lightning_gpp.schedule import FORWARD_ONLY, Program, build_program, find_schedule
 
 

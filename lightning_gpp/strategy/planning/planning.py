@@ -21,10 +21,9 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
-from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
 from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan_to_run
-from lightning_gpp.planner.units.units import num_separable
+from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
@@ -126,12 +125,12 @@ def plan_pipeline(
         notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
         return Planned(plan, found_plan.request, notes, found)
 
-    def search(asked: PlanRequest, planner: str) -> SearchResult:
+    def search(asked: PlanRequest, planner: str) -> Plan:
         if ways is None:
-            return SearchResult(answer(asked, planner))
+            return answer(asked, planner)
         part = first_way(asked, ways)
         plan = answer(part, planner)
-        return SearchResult(plan_in_ways(on_all_devices(plan, part) if fills else plan, ways))
+        return plan_in_ways(on_all_devices(plan, part) if fills else plan, ways)
 
     asked = PlanQuestion(question, settings.planner, schedule, fills)
     found_plan = plan_to_run(asked, search)

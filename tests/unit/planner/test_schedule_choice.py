@@ -22,13 +22,13 @@ from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
+    Plan,
     PlanRequest,
     answer,
     evaluate_plan,
     plan_request,
 )
 from lightning_gpp.planner.base import DoesNotFitError
-from lightning_gpp.planner.graphpipe.judge import SearchResult
 from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, plan_to_run
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
@@ -120,7 +120,7 @@ def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_f
 
 
 def test_only_a_lack_of_memory_is_a_reason_to_hold_few():
-    def search(request: PlanRequest) -> SearchResult:
+    def search(request: PlanRequest) -> Plan:
         raise ValueError(f"no plan with {request.schedule}")
 
     with pytest.raises(ValueError, match="no plan with gpipe"):

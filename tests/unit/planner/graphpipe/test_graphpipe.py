@@ -9,7 +9,6 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import make_plan
-from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -54,7 +53,7 @@ def test_a_join_needs_no_stage_of_its_own():
         num_microbatches=4,
         costs=fixed_costs(graph),
     )
-    best = search_exclusive(request).ranked[0]
+    best = evaluate_plan(PLANNERS["graphpipe_exclusive"](request), request)
     assert len(best.stages) == 32
     assert best.stages[-1].stage.operators[-1] == "cat"
     assert len(best.stages[-1].stage.operators) == 2

@@ -3,10 +3,6 @@
 Operators that change the same module state (the running statistics of one BatchNorm that is
 called twice) must be in one stage, and with them everything between them, or the stage would not
 be convex. Contracting them first lets the rest of a planner move single units freely.
-
-Large models get fewer units, so that planning them stays a matter of a second: a unit is merged
-into its only predecessor, or its only successor, while the two together stay light. Neither can
-close a circle: a second path between them would need a second neighbour.
 """
 
 from __future__ import annotations
@@ -17,24 +13,7 @@ from functools import cached_property
 
 from lightning_gpp.common.graph_order import find_cycle, topological_order
 from lightning_gpp.cost import Profile
-from lightning_gpp.graph import FEED, ModelGraph
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """A value that crosses to another unit, from the feed, or to the loss.
-
-    Attributes:
-        source: unit that produces it, or :data:`~lightning_gpp.graph.FEED`.
-        targets: other units that read it, ascending.
-        is_output: whether the model returns it, so that the last stage needs it.
-        step_bytes: bytes that it sends over a cut for one micro-batch, the gradient included.
-    """
-
-    source: int
-    targets: tuple[int, ...]
-    is_output: bool
-    step_bytes: int
+from lightning_gpp.graph import ModelGraph
 
 
 @dataclass(frozen=True)
@@ -45,14 +24,12 @@ class UnitGraph:
         operators: operator names of each unit, in topological order.
         compute_s: seconds of forward and backward of each unit for one micro-batch.
         predecessors: units whose values a unit reads, ascending.
-        flows: the values between units.
         finals: units that may come last: they make an output and nobody reads from them.
     """
 
     operators: tuple[tuple[str, ...], ...]
     compute_s: tuple[float, ...]
     predecessors: tuple[tuple[int, ...], ...]
-    flows: tuple[Flow, ...]
     finals: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -114,7 +91,6 @@ def build_units(graph: ModelGraph, profile: Profile, groups: Mapping[str, int]) 
             tuple(sorted({unit_of[p] for name in names for p in graph.predecessors[name]} - {unit}))
             for unit, names in enumerate(operators)
         ),
-        flows=_flows(graph, unit_of),
         finals=tuple(sorted(_final_groups(graph, unit_of))) or (len(operators) - 1,),
     )
 
@@ -160,70 +136,6 @@ def _output_tail(graph: ModelGraph) -> list[str]:
                 tail.add(operator.name)
         tails.append(sorted(tail))
     return min(tails, key=len, default=[])
-
-
-def _flows(graph: ModelGraph, unit_of: Mapping[str, int]) -> tuple[Flow, ...]:
-    readers: dict[str, set[int]] = {name: set() for name in graph.values}
-    for operator in graph:
-        for name in operator.inputs:
-            readers[name].add(unit_of[operator.name])
-    needs_grad = {item.value.name for item in graph.inputs if item.requires_grad}
-    flows = []
-    for name, value in graph.values.items():
-        source = unit_of[graph.producer[name]] if name in graph.producer else FEED
-        has_backward = name in needs_grad if source == FEED else value.is_differentiable
-        flow = Flow(
-            source=source,
-            targets=tuple(sorted(readers[name] - {source})),
-            is_output=name in graph.outputs,
-            step_bytes=value.size_bytes * (2 if has_backward else 1),
-        )
-        if flow.targets or flow.is_output:
-            flows.append(flow)
-    return tuple(flows)
-
-
-MAX_UNITS = 192
-"""Graphs of more units are made coarser."""
-
-UNITS_PER_STAGE = 16
-"""A merged unit is at most this fraction of an equal share of the work of a stage."""
-
-
-def coarse_units(graph: ModelGraph, profile: Profile, num_stages: int) -> UnitGraph:
-    """The units of a graph, light neighbours merged where there are more than MAX_UNITS.
-
-    Args:
-        graph: the model.
-        profile: what its operators cost.
-        num_stages: how many stages will be cut; there stay at least as many units.
-    """
-    units = build_units(graph, profile, indivisible_groups(graph))
-    for forward in (True, False):
-        if len(units) > max(MAX_UNITS, num_stages):
-            limit_s = sum(units.compute_s) / (num_stages * UNITS_PER_STAGE)
-            spare = len(units) - max(MAX_UNITS, num_stages)
-            merged = _merge_light(units, limit_s, spare, forward=forward)
-            groups = {n: merged[u] for u, names in enumerate(units.operators) for n in names}
-            units = build_units(graph, profile, groups)
-    return units
-
-
-def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool) -> list[int]:
-    """Group of every unit after up to ``spare`` mergers in one direction."""
-    group = list(range(len(units)))
-    weight_s = list(units.compute_s)
-    neighbours = units.predecessors if forward else units.successors
-    for unit in range(len(units))[:: 1 if forward else -1]:
-        others = {group[neighbour] for neighbour in neighbours[unit]}
-        if len(others) != 1 or (forward and unit in units.finals) or not spare:
-            continue
-        (other,) = others
-        if weight_s[other] + weight_s[unit] <= limit_s:
-            group[unit] = other
-            weight_s[other] += weight_s[unit]
-            spare -= 1
-    return group
 
 
 def order_to_end(successors: Mapping[int, set[int]], ends: Iterable[int]) -> list[int] | None:

@@ -1,0 +1,286 @@
+"""Divisions of a model in a line into stages that own their devices: where searches begin.
+
+The dual of ``DP`` in algorithm 1 of GraphPipe (arXiv 2406.17145, section 5.2): for a limit on every
+stage's seconds per sample, how much of the model the last devices can run. Like it, it goes from
+the end of the model to its beginning, as the micro-batches in flight of a stage depend on the
+stages behind it. Units stand in the depth-first order, in which branches stay together. Of what
+the last devices can run only the longest end of the model is kept; the climb that follows mends
+what that misses.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from lightning_gpp.cluster import all_reduce_s
+from lightning_gpp.common.cached_method import cached_method
+from lightning_gpp.engine.play import ROUNDING
+from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
+from lightning_gpp.planner.graphpipe.homes import given_out
+from lightning_gpp.planner.graphpipe.judge import DraftJudge
+from lightning_gpp.planner.step_time.stage_costs import users_step_bytes
+
+NEAR = 1.02
+"""The smallest limit is found to this factor; then come slower ones, in growing steps from it."""
+
+
+class Cut(NamedTuple):
+    """A stage, and all that follow it; without devices it is the end of the model.
+
+    Attributes:
+        start: the first place of its units.
+        stop: the place behind its last unit.
+        kind: of its devices.
+        num_replicas: how many they are.
+        multiple: its micro-batch in smallest ones.
+        recompute: whether it runs its forward again.
+        in_flight: smallest micro-batches that it holds at its peak.
+        seconds: per sample.
+        rest: the stages behind it.
+    """
+
+    start: int
+    stop: int = 0
+    kind: str = ""
+    num_replicas: int = 0
+    multiple: int = 0
+    recompute: bool = False
+    in_flight: int = 0
+    seconds: float = 0.0
+    rest: Cut | None = None
+
+    def stages(self) -> Iterator[Cut]:
+        """All stages, this one first."""
+        cut: Cut | None = self
+        while cut is not None and cut.num_replicas:
+            yield cut
+            cut = cut.rest
+
+
+class RunningSums(NamedTuple):
+    """Running sums over the places: of a replica's share of a micro-batch."""
+
+    seconds: list[float]
+    forward_s: list[float]
+    activation_bytes: list[float]
+
+
+class UnitLine:
+    """The units of a model in a line, to be divided with one size of micro-batches.
+
+    Args:
+        tables: of the units.
+        size: samples of a smallest micro-batch.
+        kinds: of all devices, in the order in which stages get them.
+        take_turns: whether replicas take whole micro-batches in turn; otherwise they share each.
+        hides_sums: whether all-reduces are taken to cost nothing, as beside a long backward.
+    """
+
+    def __init__(
+        self,
+        tables: UnitTables,
+        size: float,
+        kinds: Sequence[str],
+        *,
+        take_turns: bool,
+        hides_sums: bool,
+    ) -> None:
+        request = self._request = tables.request
+        self._tables, self._size, self._kinds = tables, size, kinds
+        self._take_turns, self._hides_sums = take_turns, hides_sums
+        self._count = round(request.minibatch_size / size)
+        self._operators = [tables.operators(1 << at) for at in range(tables.num_units)]
+        held = [request.tables.parameter_bytes(names) for names in self._operators]
+        self._parameters = [*accumulate((one.all_bytes for one in held), initial=0)]
+        self._trained = [*accumulate((one.trained_bytes for one in held), initial=0)]
+        has_state = [tables.has_state(1 << at) for at in range(tables.num_units)]
+        changed = (at + 1 if found else 0 for at, found in enumerate(has_state))
+        self._after_state = [*accumulate(changed, max, initial=0)]
+        self._step_bytes = users_step_bytes(request, size, in_flight=1)
+        self._memory_bytes: dict[str, float] = {}
+        for device in request.cluster.devices:
+            own = math.inf if device.memory_bytes is None else device.memory_bytes
+            self._memory_bytes[device.kind] = min(own, self._memory_bytes.get(device.kind, own))
+
+    def drafts(self, at_most_s: float = math.inf) -> Iterator[Draft]:
+        """The divisions, each with its devices given out in different ways.
+
+        In the order of the stages, so that neighbours are in one host; and with the first choice
+        for those with most replicas, so that their groups do not lie across hosts.
+
+        Args:
+            at_most_s: the longest seconds per sample of a stage that are of interest.
+        """
+        kinds = [device.kind for device in self._request.cluster.devices]
+        for cuts in dict.fromkeys(tuple(one.stages()) for one in self.divisions(at_most_s)):
+            parts = max(-(-one.num_replicas // one.multiple) for one in cuts)
+            by_size = sorted(range(len(cuts)), key=lambda number: -cuts[number].num_replicas)
+            wanted = [(one.kind, one.num_replicas) for one in cuts]
+            ways = given_out(wanted, kinds), given_out(wanted, kinds, by_size)
+            for groups in dict.fromkeys(way for way in ways if way is not None):
+                stages = []
+                for one, devices in zip(cuts, groups):
+                    units = (1 << one.stop) - (1 << one.start)
+                    taken = parts * one.multiple, one.recompute
+                    stages.append(DraftStage(units, devices, *taken))
+                yield Draft(tuple(stages), self._count * parts).reduced()
+
+    def divisions(self, at_most_s: float = math.inf) -> Iterator[Cut]:
+        """Divisions on the way to the smallest bottleneck, and some slower ones."""
+        found, low_s = self._within(at_most_s), 0.0
+        if found is None:
+            return
+        yield found
+        whole_s = high_s = _slowest_s(found)
+        while low_s * NEAR < high_s:
+            limit_s = math.sqrt(low_s * high_s) or high_s / 2
+            found = self._within(limit_s)
+            if found is None:
+                low_s = limit_s
+            else:
+                yield found
+                high_s = _slowest_s(found)
+        step = NEAR
+        while high_s * step < whole_s:
+            if (found := self._within(high_s * step)) is not None:
+                yield found
+            step **= 2
+
+    def _within(self, limit_s: float) -> Cut | None:
+        """The stages that keep to a limit of seconds per sample; None where none were found."""
+        kinds, limit_s = self._kinds, limit_s * (1 + ROUNDING)
+        best = [Cut(self._tables.num_units)]  # on no devices, on the last one, …
+        alike = 0
+        for first in reversed(range(len(kinds))):
+            alike = alike + 1 if kinds[first] == kinds[min(first + 1, len(kinds) - 1)] else 1
+            found = best[-1]
+            for count in self._request.replica_counts(alike):
+                for cut in self._before(best[-count], count, kinds[first], limit_s):
+                    if (cut.start, cut.in_flight) < (found.start, found.in_flight):
+                        found = cut
+            best.append(found)
+        return None if best[-1].start else best[-1]
+
+    def _before(self, rest: Cut, num_replicas: int, kind: str, limit_s: float) -> Iterator[Cut]:
+        """The longest stage before others, with and without recomputation."""
+        stop = rest.start
+        shared = self._count if self._take_turns else self._size
+        if not stop or (num_replicas > 1 and shared % num_replicas):
+            return
+        multiple = num_replicas if self._take_turns else 1
+        in_flight = self._in_flight(rest, multiple, num_replicas)
+        for recompute in (False, True)[: 1 + self._request.may_recompute]:
+            is_bound = num_replicas > 1 or recompute
+            least = self._after_state[stop] if is_bound else 0
+            pace = self._pace(num_replicas, kind, recompute=recompute)
+            start = bisect_left(pace, pace[stop] - limit_s, least, stop)
+            cut = Cut(start, stop, kind, num_replicas, multiple, recompute, in_flight, 0.0, rest)
+            start = bisect_left(range(stop), True, start, key=lambda at: self._fits(cut, at))
+            if start < stop:
+                yield cut._replace(start=start, seconds=pace[stop] - pace[start])
+
+    def _in_flight(self, rest: Cut, multiple: int, num_replicas: int) -> int:
+        """Smallest micro-batches in flight of a stage before others: the rule of schedules."""
+        most = self._count // multiple * multiple
+        if self._request.holds_all:
+            return most
+        if rest.num_replicas:
+            count = max(
+                rest.in_flight + rest.multiple, rest.in_flight - rest.multiple + 2 * multiple
+            )
+        else:  # the loss of replicas is a stage of its own
+            count = multiple * min(num_replicas, 2)
+        return min(-(-count // multiple) * multiple, most)
+
+    def _fits(self, cut: Cut, start: int) -> bool:
+        """Whether a stage fits into memory if it begins at some place."""
+        request, stop, count = self._request, cut.stop, cut.in_flight // cut.multiple
+        share = self._size * cut.multiple / cut.num_replicas
+        kept = self._sums(share, cut.kind).activation_bytes
+        activations = kept[stop] - kept[start]
+        if cut.recompute:
+            activations += count * self._crossing[start] * share
+        else:
+            activations *= count
+        copies = request.held_versions.of(count)
+        held = copies * (self._parameters[stop] - self._parameters[start])
+        held += (1 + request.optimizer_values) * (self._trained[stop] - self._trained[start])
+        if stop == self._tables.num_units:  # the loss is where the last stage is
+            held += self._step_bytes
+        return held + activations <= self._memory_bytes[cut.kind]
+
+    @cached_method
+    def _pace(self, num_replicas: int, kind: str, *, recompute: bool) -> list[float]:
+        """Running sums of the seconds per sample of a stage."""
+        multiple = num_replicas if self._take_turns else 1
+        sums, size = self._sums(self._size * multiple / num_replicas, kind), self._size * multiple
+        seconds = sums.seconds
+        if recompute:
+            seconds = [own + again for own, again in zip(seconds, sums.forward_s)]
+        sum_s = 0.0  # per byte
+        if num_replicas > 1 and not self._hides_sums:
+            cluster, devices = self._request.cluster, range(num_replicas)
+            sum_s = all_reduce_s(cluster, devices, MANY_BYTES) / MANY_BYTES
+        per_byte_s = sum_s / self._request.minibatch_size
+        return [own / size + held * per_byte_s for own, held in zip(seconds, self._trained)]
+
+    @cached_method
+    def _sums(self, share: float, kind: str) -> RunningSums:
+        """RunningSums of what so many samples take and keep on a kind of device."""
+        costs = self._request.profile(share, kind).operators
+        forward_s = (sum(costs[n].forward_s for n in names) for names in self._operators)
+        kept = (sum(costs[n].activation_bytes for n in names) for names in self._operators)
+        seconds = self._tables.each_s(share, kind)
+        return RunningSums(
+            *([*accumulate(each, initial=0.0)] for each in (seconds, forward_s, kept))
+        )
+
+    @cached_property
+    def _crossing(self) -> list[float]:
+        """For every place, bytes per sample of the values that cross its border."""
+        found = [0.0] * (self._tables.num_units + 1)
+        for at, values in self._tables.made.items():
+            for name, readers, _ in values:
+                size_bytes = self._request.tables.edge_bytes((name,)).per_sample
+                for place in range(at + 1, readers.bit_length()):
+                    found[place] += size_bytes
+        return found
+
+
+MANY_BYTES = 10**9
+"""Of an all-reduce for which its latency does not count."""
+
+
+def _slowest_s(cut: Cut) -> float:
+    return max(one.seconds for one in cut.stages())
+
+
+def _lines(tables: UnitTables) -> Iterator[UnitLine]:
+    """The line with every size of micro-batches, kinds of devices in both orders."""
+    request = tables.request
+    kinds = [device.kind for device in request.cluster.devices]
+    grouped = sorted(kinds, key=request.cluster.kinds.index)
+    has_replicas = max(request.replica_counts(request.num_devices)) > 1
+    values = request.graph.values.values()
+    can_differ = request.num_microbatches is None and all(one.is_cuttable for one in values)
+    for hides_sums in (True, False)[: 1 + has_replicas]:
+        for size in reversed(request.microbatch_sizes):
+            for take_turns in (False, True)[: 1 + (can_differ and has_replicas)]:
+                for order in dict.fromkeys((tuple(grouped), tuple(reversed(grouped)))):
+                    yield UnitLine(
+                        tables, size, order, take_turns=take_turns, hides_sums=hides_sums
+                    )
+
+
+def show_lines(judge: DraftJudge) -> None:
+    """Shows a judge the divisions that may be better than its best plan, within its budget."""
+    for line in _lines(judge.tables):
+        at_most_s = judge.best_s / judge.tables.request.minibatch_size
+        for least_s, draft in judge.promising(line.drafts(at_most_s), judge.best_s):
+            if least_s < judge.best_s and not judge.is_spent:
+                judge.step_s(draft, math.inf)
