@@ -58,8 +58,7 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
     """
     seconds, sends, lines = work.seconds, work.sends, work.lines
     missing = work.missing.copy()
-    start_s = [NEVER] * len(seconds)
-    ready_s = [0.0] * len(seconds)
+    start_s, ready_s = [NEVER] * len(seconds), [0.0] * len(seconds)
     port_s = [0.0] * work.num_ports
     clocks_s, positions = [0.0] * len(lines), [0] * len(lines)
     of, most_s = seconds.__getitem__, at_most_s * (1 + ROUNDING)
@@ -114,9 +113,8 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
                 for ended in shared.final(item):
                     arrived(*ended)
         clocks_s[number], spares_s[number] = clock_s, spare_s
-    step_s = max(shared.end_s, *clocks_s, *port_s)
     stuck = {number: item for item, number in waiting.items()}
-    return Played(start_s, step_s, shared.served, stuck)
+    return Played(start_s, max(shared.end_s, *clocks_s, *port_s), shared.served, stuck)
 
 
 _Waiting = tuple[float, tuple[int, ...], tuple[int, ...], int]

@@ -107,17 +107,14 @@ class UnitLine:
             own = math.inf if device.memory_bytes is None else device.memory_bytes
             self._memory_bytes[device.kind] = min(own, self._memory_bytes.get(device.kind, own))
 
-    def drafts(self, at_most_s: float = math.inf) -> Iterator[Draft]:
+    def drafts(self) -> Iterator[Draft]:
         """The divisions, each with its devices given out in different ways.
 
         In the order of the stages, so that neighbours are in one host; and with the first choice
         for those with most replicas, so that their groups do not lie across hosts.
-
-        Args:
-            at_most_s: the longest seconds per sample of a stage that are of interest.
         """
         kinds = [device.kind for device in self._request.cluster.devices]
-        for cuts in dict.fromkeys(tuple(one.stages()) for one in self.divisions(at_most_s)):
+        for cuts in (tuple(first.stages()) for first in self.divisions()):
             parts = max(-(-one.num_replicas // one.multiple) for one in cuts)
             by_size = sorted(range(len(cuts)), key=lambda number: -cuts[number].num_replicas)
             wanted = [(one.kind, one.num_replicas) for one in cuts]
@@ -130,9 +127,9 @@ class UnitLine:
                     stages.append(DraftStage(units, devices, *taken))
                 yield Draft(tuple(stages), self._count * parts).reduced()
 
-    def divisions(self, at_most_s: float = math.inf) -> Iterator[Cut]:
+    def divisions(self) -> Iterator[Cut]:
         """Divisions on the way to the smallest bottleneck, and some slower ones."""
-        found, low_s = self._within(at_most_s), 0.0
+        found, low_s = self._within(math.inf), 0.0
         if found is None:
             return
         yield found
@@ -163,8 +160,10 @@ class UnitLine:
                 for cut in self._before(best[-count], count, kinds[first], limit_s):
                     if (cut.start, cut.in_flight) < (found.start, found.in_flight):
                         found = cut
+            if not found.start:
+                return found
             best.append(found)
-        return None if best[-1].start else best[-1]
+        return None
 
     def _before(self, rest: Cut, num_replicas: int, kind: str, limit_s: float) -> Iterator[Cut]:
         """The longest stage before others, with and without recomputation."""
@@ -280,7 +279,6 @@ def _lines(tables: UnitTables) -> Iterator[UnitLine]:
 def show_lines(judge: DraftJudge) -> None:
     """Shows a judge the divisions that may be better than its best plan, within its budget."""
     for line in _lines(judge.tables):
-        at_most_s = judge.best_s / judge.tables.request.minibatch_size
-        for least_s, draft in judge.promising(line.drafts(at_most_s), judge.best_s):
+        for least_s, draft in judge.promising(line.drafts(), judge.best_s):
             if least_s < judge.best_s and not judge.is_spent:
                 judge.step_s(draft, math.inf)
