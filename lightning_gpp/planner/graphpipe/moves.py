@@ -22,7 +22,6 @@ from lightning_gpp.planner.graphpipe.draft import (
     plan_of,
 )
 from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.graphpipe.judge import FEW_DEVICES
 from lightning_gpp.planner.levelled import levelled as shares_by_speed
 from lightning_gpp.planner.levelled import mixed_homes
 
@@ -115,30 +114,6 @@ def joined(draft: Draft, first: int, second: int) -> Iterator[Draft]:
         yield rest.with_stage(first, kept)
 
 
-def recut(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """Two stages with an edge as one, and whichever takes longest then cut in two.
-
-    Where stages own their devices neither alone is better. On many devices these are too many.
-    """
-    tables = homes.tables
-    if homes.may_share or tables.request.num_devices > FEW_DEVICES:
-        return
-    for first, stage in enumerate(draft.stages):
-        for second, other in enumerate(draft.stages):
-            if not tables.sources(other.units) & stage.units:
-                continue
-            both = stage._replace(units=stage.units | other.units)
-            fewer = draft.with_stage(first, both).with_stage(second)
-            each_s = [tables.seconds(one.units) / one.num_replicas for one in fewer.stages]
-            number = each_s.index(max(each_s))
-            heavy = fewer.stages[number]
-            cuts = chain(by_work(heavy.units, tables), at_branches(heavy.units, tables))
-            for cut in dict.fromkeys(cuts):
-                for stays, goes in (cut, cut[::-1]):
-                    parts = heavy._replace(units=stays), other._replace(units=goes)
-                    yield fewer.with_stage(number, *parts)
-
-
 def swapped(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """Two stages on each other's devices; with the last one also so that the loss stays there."""
     last = len(draft.stages) - 1
@@ -216,7 +191,6 @@ FAMILIES: tuple[Family, ...] = (
     recomputed,
     swapped,
     branched,
-    recut,
     reordered,
 )
 """All moves, those that change most first: the finer ones keep a plan near where it began."""
