@@ -22,7 +22,7 @@ from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
 from lightning_gpp.planner.graphpipe.homes import given_out
-from lightning_gpp.planner.graphpipe.judge import DraftJudge
+from lightning_gpp.planner.graphpipe.judge import FEW_DEVICES, DraftJudge
 from lightning_gpp.planner.step_time.stage_costs import users_step_bytes
 
 NEAR = 1.02
@@ -267,7 +267,8 @@ def _lines(tables: UnitTables) -> Iterator[UnitLine]:
     has_replicas = max(request.replica_counts(request.num_devices)) > 1
     values = request.graph.values.values()
     can_differ = request.num_microbatches is None and all(one.is_cuttable for one in values)
-    for hides_sums in (True, False)[: 1 + has_replicas]:
+    is_small = has_replicas and request.num_devices <= FEW_DEVICES  # otherwise this takes too long
+    for hides_sums in (True, False)[: 1 + is_small]:
         for size in reversed(request.microbatch_sizes):
             for take_turns in (False, True)[: 1 + (can_differ and has_replicas)]:
                 for order in dict.fromkeys((tuple(grouped), tuple(reversed(grouped)))):

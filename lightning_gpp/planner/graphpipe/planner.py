@@ -82,7 +82,7 @@ def sequential(request: PlanRequest) -> Plan:
     name = request.named("sequential")
     judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
     show_lines(judge)
-    judge.allow(BUDGET // 2)
+    judge.allow(BUDGET)
     deals = best_deals(judge, may_share=False)
     climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
     return _best(judge)
@@ -138,15 +138,12 @@ def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
     """
     judge = DraftJudge(UnitTables(request), name, BUDGET)
     show_lines(judge)
-    starts: dict[tuple[int, ...], PlanEvaluation] = {}
     shared = shared_by_all(request, name)
-    others = [] if shared is None else [shared]
-    for plan in (*judge.found, *_as_if_equal(request, name), *others):
-        judge.show(plan)
-        starts.setdefault(tuple(stage.num_replicas for stage in plan.plan.stages), plan)
+    for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
+        judge.show(found)
     judge.allow(BUDGET)
     deals = best_deals(judge, may_share=False)
-    climb_from(judge, judge.drafts(starts.values()), deals, OwnHomes)
+    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
     return judge
 
 
