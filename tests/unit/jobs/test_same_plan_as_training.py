@@ -67,7 +67,7 @@ def test_unequal_devices(
     ).settings
     cut = num_microbatches or MINIBATCH
     example = Example((torch.randn(1, 4),), {}, MINIBATCH, cut)
-    trained = plan_pipeline(settings, captured, example, cluster, None, torch.device("cpu"))
+    trained = plan_pipeline(settings, captured, example, cluster, None)
     assert chosen.evaluation.plan == trained.plan
     assert chosen.request.cluster == trained.request.cluster
     assert chosen.request.schedule == trained.request.schedule

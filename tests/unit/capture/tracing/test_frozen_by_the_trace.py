@@ -134,9 +134,9 @@ REFUSED = {
     "flag of data": Row(lambda m, x: m.a(x) * (x > 0).any().item(), "decides by what is in"),
     "flags of data": Row(lambda m, x: m.a(x) * (x > 0)[0].tolist()[0], "decides by what is in"),
     "name of data": Row(lambda m, x: m.a(x) * len(f"{x.sum().item()}"), "decides by what is in"),
-    "text of data": Row(lambda m, x: m.a(x) * len(str(x.sum())), "decides by what is in"),
-    "formatted data": Row(lambda m, x: m.a(x) * len(f"{x.sum():.1f}"), "decides by what is in"),
-    "text of a weight": Row(lambda m, x: m.a(x) * len(str(m.a.bias)), "decides by weights"),
+    "text of data": Row(lambda m, x: m.a(x) * len(str(x.sum())), "prints what is in"),
+    "formatted data": Row(lambda m, x: m.a(x) * len(f"{x.sum():.1f}"), "prints what is in"),
+    "text of a weight": Row(lambda m, x: m.a(x) * len(str(m.a.bias)), "prints weights"),
     "number of data in json": Row(
         lambda m, x: m.a(x) * len(json.dumps(x.sum().item())), "TypeError: .* while it is traced"
     ),
