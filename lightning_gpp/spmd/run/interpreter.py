@@ -124,7 +124,7 @@ class Interpreter:
             for key in self._reads[number]:
                 if self._last_use[key] == number:
                     there.pop(key, None)
-        return ProgramRun(self.graph, stored, results, sums)
+        return ProgramRun(stored, results, sums)
 
     @contextmanager
     def _drawing(self, number: int, computation: Computation, seed: int) -> Iterator[None]:
@@ -236,21 +236,14 @@ class ProgramRun:
     """A forward that backwards may follow.
 
     Attributes:
-        graph: the model.
         stored: this device's parts of parameters and buffers.
         results: of the forward by name: on rank 0; elsewhere empty tensors.
         sums: of gradients.
     """
 
-    graph: SpmdGraph
     stored: Mapping[str, Tensor]
     results: dict[str, Tensor]
     sums: _GradientSums
-
-    @property
-    def roots(self) -> list[Tensor]:
-        """The results in the order of the graph."""
-        return [self.results[name] for name in self.graph.outputs]
 
     def backward(
         self, reached: Sequence[str], gradients: Mapping[str, Tensor], *, retain: bool = False

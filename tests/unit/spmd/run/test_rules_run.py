@@ -130,7 +130,7 @@ def check(
         reached = [name for name, result in run.results.items() if result.requires_grad]
         back = dict(zip(graph.outputs, gradients, strict=True)) if group.rank == 0 else {}
         run.backward(reached, back)
-        return [root.detach() for root in run.roots]
+        return [run.results[name].detach() for name in graph.outputs]
 
     found = on_threads(len(shares), run)[0]
     for one, other in zip(found, made, strict=True):
