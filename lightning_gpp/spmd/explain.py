@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, indices_text, seconds_text
 from lightning_gpp.spmd.costs.machine import Machine
-from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
+from lightning_gpp.spmd.costs.prices import PriceList, collective
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
     bytes_in_bucket,
 )
@@ -96,18 +94,14 @@ def move_table(
     return table if rows else "nothing"
 
 
-def _move(
-    program: SpmdProgram, graph: SpmdGraph, each: ReceiveInput | Conversion | ReturnOutput
-) -> tuple[str, str, str]:
+def _move(program: SpmdProgram, graph: SpmdGraph, each: Move) -> tuple[str, str, str]:
     """Of what something moves, from where to where, and how forwards and backwards."""
-    value = graph.value_of[each.value]
+    value, source, target = graph.value_of[each.value], each.source, each.target
     what = value.source.value.replace("operator", "activation")
-    if not isinstance(each, Conversion):
-        ends = ("rank 0", str(each.placement))[:: 1 if isinstance(each, ReceiveInput) else -1]
-        return what, " → ".join(ends), "the step runs at rank 0"
-    source, target = each.source, each.target
-    forward = FORWARD.get((source.kind, target.kind), "nothing")
-    back = target.dual.kind, source.dual.kind
-    backward = FORWARD.get(back, "nothing") if value.requires_grad else "nothing"
+    change = " → ".join(str(end or "rank 0") for end in (source, target))
+    if source is None or target is None:
+        return what, change, "the step runs at rank 0"
+    backward = collective(target.dual, source.dual) if value.requires_grad else None
     buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
-    return what, f"{source} → {target}", f"forward {forward}, backward {backward}{buckets}"
+    forward = collective(source, target) or "nothing"
+    return what, change, f"forward {forward}, backward {backward or 'nothing'}{buckets}"

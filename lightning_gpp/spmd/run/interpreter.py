@@ -28,10 +28,8 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
     bytes_in_bucket,
 )
@@ -83,13 +81,10 @@ class Interpreter:
         self._last_use = {key: number for number, keys in enumerate(self._reads) for key in keys}
 
     def _read_by(self, instruction: Instruction) -> list[Key]:
-        match instruction:
-            case Conversion(value=name, source=place) | ReturnOutput(value=name, placement=place):
-                return [(name, place)]
-            case Computation():
-                names = self.graph.operator_of[instruction.operator].inputs
-                return list(zip(names, instruction.inputs, strict=True))
-        return []
+        if isinstance(instruction, Computation):
+            names = self.graph.operator_of[instruction.operator].inputs
+            return list(zip(names, instruction.inputs, strict=True))
+        return [(instruction.value, instruction.source)] if instruction.source else []
 
     def run(
         self, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None, *, seed: int = 0
@@ -105,22 +100,19 @@ class Interpreter:
         there = {(name, self.program.stored(name)): part for name, part in stored.items()}
         for number, each in enumerate(self.program.instructions):
             read = [there[key] for key in self._reads[number]]
-            match each:
-                case Computation():
-                    with self._drawing(number, each, seed):
-                        made = run_operator(self.graph, each, self._mover, read)
-                    names = self.graph.operator_of[each.operator].outputs
-                    there |= zip(zip(names, each.outputs), made, strict=True)
-                case ReceiveInput(value=name, placement=place):
-                    given = self._given(name, inputs)
-                    there[name, place] = self._moved(name, given, None, place)
-                case Conversion(value=name, source=source, target=target):
-                    add = None
-                    if bytes_in_bucket(self.program, each, self.graph):
-                        add = partial(sums.add, stored[name])
-                    there[name, target] = self._moved(name, read[0], source, target, add)
-                case ReturnOutput(value=name, placement=place):
-                    results[name] = self._moved(name, read[0], place, None)
+            if isinstance(each, Computation):
+                with self._drawing(number, each, seed):
+                    made = run_operator(self.graph, each, self._mover, read)
+                names = self.graph.operator_of[each.operator].outputs
+                there |= zip(zip(names, each.outputs), made, strict=True)
+            else:
+                part = read[0] if each.source else self._given(each.value, inputs)
+                is_later = bytes_in_bucket(self.program, each, self.graph)
+                moved = self._moved(each, part, partial(sums.add, part) if is_later else None)
+                if each.target is None:
+                    results[each.value] = moved
+                else:
+                    there[each.value, each.target] = moved
             for key in self._reads[number]:
                 if self._last_use[key] == number:
                     there.pop(key, None)
@@ -146,36 +138,23 @@ class Interpreter:
         given = inputs[name].to(device)
         return given if value.requires_grad else given.detach()
 
-    def _moved(
-        self,
-        name: str,
-        part: Tensor,
-        source: Placement | None,
-        target: Placement | None,
-        add: Callable[[Tensor], None] | None = None,
-    ) -> Tensor:
-        """A value in another placement; its gradient moves back, or is added to sums.
-
-        Args:
-            name: of the value.
-            part: of it on this device.
-            source: its placement; None is rank 0.
-            target: the one it is to have.
-            add: takes its gradient, if given.
-        """
-        mover, whole, what = self._mover, self.graph.value_of[name].shape, f"{source} -> {target}"
+    def _moved(self, each: Move, part: Tensor, add: Callable[[Tensor], None] | None) -> Tensor:
+        """A value in another placement; its gradient moves back, or is added to sums."""
+        mover, whole = self._mover, self.graph.value_of[each.value].shape
+        source, target, what = each.source, each.target, f"{each.source} -> {each.target}"
         ends = target and target.dual, source and source.dual
 
-        def back(gradient: Tensor) -> Tensor | None:
-            return mover.move(gradient, whole, *ends, f"gradient of {name}, {what}")
+        def there(tensor: Tensor) -> Tensor:
+            return mover.move(tensor, whole, source, target, f"{each.value}, {what}")
 
-        moved: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
-            part, lambda t: mover.move(t, whole, source, target, f"{name}, {what}"), add or back
-        )
+        def back(gradient: Tensor) -> Tensor:
+            return mover.move(gradient, whole, *ends, f"gradient of {each.value}, {what}")
+
+        moved: Tensor = _MoveNode.apply(part, there, add or back)  # type: ignore[no-untyped-call]
         return moved
 
 
-class _Move(torch.autograd.Function):
+class _MoveNode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
