@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,12 +68,8 @@ def _check_whole(
     Where the module draws random numbers besides dropout nothing can be told.
     """
     found = captured.output(values, training=True)
-    expected, again = (pytree.tree_leaves(captured.call(tensors)) for _ in range(2))
-    pairs = list(zip(expected, again, pytree.tree_leaves(found), strict=True))
-    tensors_of = [pair for pair in pairs if isinstance(pair[0], Tensor)]
-    if any(not is_close(two, one) for one, two, _ in tensors_of):
-        return
-    if any(not is_close(other, one) for one, _, other in tensors_of):
+    expected, again = captured.call(tensors), captured.call(tensors)
+    if _are_close(again, expected) and not _are_close(found, expected):
         raise GraphTrainingError(
             f"{type(captured.module).__name__} computes something else on the whole graph than its "
             "operators do, which were captured with a small one; give "
@@ -90,50 +85,40 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
     model.around.histories.clear()
     with model.filling():
         whole = stage(given, None, training=True)
-    staying = model.graph.staying
+    staying, dims = model.graph.staying, model.graph.batch_dims
+    layer = dict(model.captured.module.named_modules()).get(operator.target)
+    named = f"the layer {operator.target} ({type(layer).__name__ if layer else operator.target})"
     for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
         vertices = model.chunks.vertices[chunk]
-        dims = [model.graph.batch_dims[name] for name in operator.inputs]
         cut = [
-            value if name in staying or dim == (None,) else chosen(value, vertices)
-            for name, value, dim in zip(operator.inputs, given, dims, strict=True)
+            value if name in staying or dims[name] == (None,) else chosen(value, vertices)
+            for name, value in zip(operator.inputs, given, strict=True)
         ]
-        found = _tried(operator, model, partial(stage, cut, chunk, training=True))
         expected = [
-            chosen(value, vertices) if None not in model.graph.batch_dims[name] else value
+            chosen(value, vertices) if None not in dims[name] else value
             for name, value in zip(outputs, whole, strict=True)
         ]
-        _compare(operator, model, expected, found)
+        try:
+            found = stage(cut, chunk, training=True)
+        except GraphTrainingError:
+            raise
+        except Exception as error:  # the code of a layer may raise anything
+            raise GraphTrainingError(
+                f"{named} does not run on a chunk of vertices "
+                f"({type(error).__name__}: {error}); {REMEDY}"
+            ) from error
+        if not _are_close(found, expected):
+            raise GraphTrainingError(
+                f"{named} computes something else in chunks: what it gives a "
+                f"vertex depends on others beside those that edges lead from; {REMEDY}"
+            )
     return dict(zip(outputs, whole, strict=True))
 
 
-def _tried(operator: OpNode, model: ChunkedModel, run: Callable[[], Any]) -> Any:
-    try:
-        return run()
-    except GraphTrainingError:
-        raise
-    except Exception as error:  # the code of a layer may raise anything
-        raise GraphTrainingError(
-            f"{_named(operator, model)} does not run on a chunk of vertices "
-            f"({type(error).__name__}: {error}); {REMEDY}"
-        ) from error
-
-
-def _compare(
-    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any]
-) -> None:
-    pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(found)), strict=True)
-    for one, other in pairs:
-        if isinstance(one, Tensor) and not is_close(other, one):
-            raise GraphTrainingError(
-                f"{_named(operator, model)} computes something else in chunks: what it gives a "
-                f"vertex depends on others beside those that edges lead from; {REMEDY}"
-            )
-
-
-def _named(operator: OpNode, model: ChunkedModel) -> str:
-    layer = dict(model.captured.module.named_modules()).get(operator.target)
-    return f"the layer {operator.target} ({type(layer).__name__ if layer else operator.target})"
+def _are_close(found: Any, expected: Any) -> bool:
+    """Whether the tensors of two values are the same but for rounding."""
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    return all(is_close(one, other) for one, other in pairs if isinstance(other, Tensor))
 
 
 class _WithoutDropout(TorchFunctionMode):

@@ -14,11 +14,10 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.gnn.chunk_graph import ChunkGraph
+from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Pass
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks
 from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
-from lightning_gpp.gnn.graph_values import GraphValues, NodeKind, Pass, Surroundings
-from lightning_gpp.gnn.history import Techniques
+from lightning_gpp.gnn.history import Surroundings, Techniques
 from lightning_gpp.gnn.message_passing import Mixing, is_message_passing
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 from lightning_gpp.graph.graph_parallel import in_ways
@@ -296,7 +295,7 @@ def _num_vertices(tensors: Mapping[str, Tensor]) -> int:
 
 
 def by_vertices(
-    captured: CapturedModel, nodes: GraphValues, sizes: Mapping[str, tuple[int, ...]]
+    captured: CapturedModel, nodes: ChunkGraph, sizes: Mapping[str, tuple[int, ...]]
 ) -> ModelGraph:
     """The model with vertices in the place of samples.
 

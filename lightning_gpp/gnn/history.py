@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.common.checks import check_whole
-from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows
+from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, Chunks, EdgeSet
 
 REFRESH_EVERY = 23
 """Epochs from one refresh of the histories to the next, as in the paper's experiments."""
@@ -144,3 +146,54 @@ class _Exchange(torch.autograd.Function):
         own.index_add_(0, edges.own_rows, gradient.index_select(0, edges.own))
         history.give(rows, edges, gradient)
         return own, None, None, None
+
+
+@dataclass
+class Surroundings:
+    """What all parts of a model that runs in chunks share.
+
+    Attributes:
+        chunks: of the vertices.
+        num_example: vertices of the graph that the model was captured with.
+        techniques: how histories are used.
+        edge_sets: lists of edges that messages are passed on and somebody has; equal ones are one.
+        histories: by the way, the node that reads them and the argument.
+        epoch: training passes that have begun, less one.
+        fills: whether a pass over all vertices writes the histories.
+    """
+
+    chunks: Chunks
+    num_example: int
+    techniques: Techniques
+    edge_sets: WeakSet[EdgeSet] = field(default_factory=WeakSet)
+    histories: dict[tuple[int, str, str], History] = field(default_factory=dict)
+    epoch: int = -1
+    fills: bool = False
+
+    def edge_set(self, edge_index: Tensor) -> EdgeSet:
+        """The set of a list of edges (sources, targets)."""
+        for known in self.edge_sets:
+            if known.edges.is_that_of(edge_index):
+                return known
+        new = EdgeSet(edge_index, self.chunks)
+        self.edge_sets.add(new)
+        return new
+
+    def mirror(self) -> None:
+        """From now on ways exchange what messages along all known edges need."""
+        edges = [known.edges.tensor for known in self.edge_sets]
+        self.chunks = self.chunks.with_mirrors(edges)
+        for known in self.edge_sets:
+            known.chunks = self.chunks
+
+    @cached_property
+    def everything(self) -> ChunkRows:
+        """All vertices."""
+        return self.chunks.one_way().rows(None)
+
+    def history(self, key: tuple[int, str, str], like: Tensor) -> History:
+        """The history of a value; made when it is first asked for."""
+        if key not in self.histories:
+            shape = (len(self.chunks.read_by[key[0]]), *like.shape[1:])
+            self.histories[key] = History.zeros(self.techniques, shape, like.detach())
+        return self.histories[key]

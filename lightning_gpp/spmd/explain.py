@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from lightning_gpp.common.text_table import text_table, wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, indices_text, seconds_text
 from lightning_gpp.spmd.costs.machine import Machine
-from lightning_gpp.spmd.costs.prices import FORWARD, PriceList
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
-from lightning_gpp.spmd.placement import Placement
+from lightning_gpp.spmd.costs.prices import PriceList, collective
+from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
     bytes_in_bucket,
 )
@@ -44,32 +41,23 @@ def explain_plan(
         kinds: of the devices, one each.
         max_width: columns of the terminal.
     """
-    stored = plan.program.storage.values()
-    kept = (
+    found, stored = plan.evaluation, plan.program.storage.values()
+    text = [
+        f"A step takes {seconds_text(found.step_s)}: {seconds_text(found.compute_s)} computing and "
+        f"{seconds_text(found.move_s)} exchanges, in part side by side.",
         f"{sum(placement.is_shard for placement in stored)} of {len(stored)} parameters and "
-        "buffers are kept in shards, the others whole on every device."
-    )
+        "buffers are kept in shards, the others whole on every device.",
+    ]
+    if plan.least_s is not None:
+        least = seconds_text(plan.least_s)
+        text.insert(1, f"With these shares no program takes less than {least} without overlap.")
     parts = [
-        wrapped([*_head(plan), kept], max_width),
+        wrapped(text, max_width),
         "Devices\n" + device_table(plan, kinds),
         "What moves between devices\n" + move_table(plan.program, graph, machine, max_width),
         wrapped([LEGEND], max_width),
     ]
     return "\n\n".join(parts)
-
-
-def _head(plan: SpmdPlan) -> list[str]:
-    found, beside_s = plan.evaluation, plan.evaluation.price_s - plan.evaluation.step_s
-    rest = f"{seconds_text(beside_s)} of this goes on side by side"
-    if beside_s <= 0:
-        late = seconds_text(-beside_s)
-        rest = f"the last all-reduce, whose bucket is not full, takes {late} longer"
-    bound = "The program was found with other shares than its own: no bound is known."
-    if plan.least_s is not None:
-        least = seconds_text(plan.least_s)
-        bound = f"With these shares no program takes less than {least} without overlap."
-    takes = f"A step takes {seconds_text(found.step_s)}: {seconds_text(found.compute_s)} computing"
-    return [f"{takes}, {seconds_text(found.move_s)} exchanges; {rest}.", bound]
 
 
 def device_table(plan: SpmdPlan, kinds: Sequence[str]) -> str:
@@ -88,44 +76,32 @@ def move_table(
 ) -> str:
     """Collectives by what they do, the longest first."""
     prices = PriceList(graph, machine, program.shares)
-    groups: defaultdict[tuple[str, str, str], list[tuple[float, SpmdValue]]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str], list[tuple[float, int]]] = defaultdict(list)
     for each in program.instructions:
         seconds = sum(half.move_s for half in prices.of(each).halves)
         if seconds and not isinstance(each, Computation):
-            value = graph.value_of[each.value]
-            groups[_move(program, graph, each, value)].append((seconds, value))
-    seconds_of = {key: sum(seconds for seconds, _ in group) for key, group in groups.items()}
+            size_bytes = graph.value_of[each.value].size_bytes
+            groups[_move(program, graph, each)].append((seconds, size_bytes))
     rows = []
-    for key in sorted(groups, key=seconds_of.__getitem__, reverse=True):
+    for key, group in sorted(groups.items(), key=lambda pair: -sum(s for s, _ in pair[1])):
         what, change, how = key
-        size = bytes_text(sum(value.size_bytes for _, value in groups[key]))
-        rows.append([what, change, str(len(groups[key])), size, seconds_text(seconds_of[key]), how])
+        seconds, size_bytes = map(sum, zip(*group))
+        numbers = str(len(group)), bytes_text(size_bytes), seconds_text(seconds)
+        rows.append([what, change, *numbers, how])
     header = ["of", "from → to", "number", "bytes", "takes", "how"]
     left = ["of", "from → to", "how"]
     table = text_table(header, rows, left=left, flexible="how", max_width=max_width)
     return table if rows else "nothing"
 
 
-def _move(
-    program: SpmdProgram,
-    graph: SpmdGraph,
-    each: ReceiveInput | Conversion | ReturnOutput,
-    value: SpmdValue,
-) -> tuple[str, str, str]:
+def _move(program: SpmdProgram, graph: SpmdGraph, each: Move) -> tuple[str, str, str]:
     """Of what something moves, from where to where, and how forwards and backwards."""
+    value, source, target = graph.value_of[each.value], each.source, each.target
     what = value.source.value.replace("operator", "activation")
-    if not isinstance(each, Conversion):
-        ends = ("rank 0", str(each.placement))[:: 1 if isinstance(each, ReceiveInput) else -1]
-        return what, " → ".join(ends), "the step runs at rank 0"
-    source, target, backward = each.source, each.target, "nothing"
-    if value.requires_grad:
-        backward = _done(target.dual, source.dual)
+    change = " → ".join(str(end or "rank 0") for end in (source, target))
+    if source is None or target is None:
+        return what, change, "the step runs at rank 0"
+    backward = collective(target.dual, source.dual) if value.requires_grad else None
     buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
-    how = f"forward {_done(source, target)}, backward {backward}{buckets}"
-    return what, f"{source} → {target}", how
-
-
-def _done(source: Placement, target: Placement) -> str:
-    """What is done to change a placement."""
-    own = "own part" if target.is_shard else "nothing"
-    return FORWARD.get((source.kind, target.kind), own)
+    forward = collective(source, target) or "nothing"
+    return what, change, f"forward {forward}, backward {backward or 'nothing'}{buckets}"

@@ -88,12 +88,7 @@ def plan_baseline(
         machine: the devices.
         name: one of :data:`BASELINES`.
         theory: of the graph, where it has been made before.
-
-    Raises:
-        ValueError: there is no such baseline.
     """
-    if name not in BASELINES:
-        raise ValueError(f"unknown baseline {name!r}; known ones: {', '.join(BASELINES)}")
     theory = theory or Theory(graph, machine.num_devices)
     limits, is_even = BASELINES[name]
     even = (1 / machine.num_devices,) * machine.num_devices

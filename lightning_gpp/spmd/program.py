@@ -24,7 +24,7 @@ from lightning_gpp.common.strict_json import JsonFormat, to_data
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement, check_shares
 
-FORMAT = JsonFormat("lightning_gpp.spmd_program", version=5)
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=6)
 
 
 class Option(Enum):
@@ -45,22 +45,10 @@ class Option(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiveInput:
-    """An argument of the forward comes from rank 0: to all (replicated) or each its shard.
-
-    Attributes:
-        value: name of the input.
-        placement: ``R=``, ``R`` or a shard. A gradient, where one is needed, goes back to rank 0:
-            whole there already (``R=``), summed to rank 0 (``R``), gathered (a shard).
-    """
-
-    value: str
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Move:
     """A value in another placement; the first one stays there for its other readers.
+
+    An argument of the forward comes from rank 0, to all or each its shard; a result goes there.
 
     ===========  ==============================  =================================
     from → to    forwards                        backwards
@@ -80,6 +68,11 @@ class Conversion:
                  elsewhere
     S → P        pads with zeros to a summand    each cuts its part
     S → S        all-to-all                      all-to-all
+    0 → R=, R    broadcast                       nothing; sum to rank 0
+    0 → S        scatter                         gather
+    R=, R → 0    nothing                         broadcast; nothing
+    S → 0        gather                          scatter
+    P → 0        sum to rank 0                   broadcast
     ===========  ==============================  =================================
 
     ``R → P`` backwards: the gradient that arrives is whole on every device, a summand of ``R``'s
@@ -87,13 +80,13 @@ class Conversion:
 
     Attributes:
         value: its name.
-        source: a placement in which it is there.
-        target: the placement that it is wanted in.
+        source: a placement in which it is there; None is rank 0 (0 in the table), which has all.
+        target: the placement that it is wanted in; likewise.
     """
 
     value: str
-    source: Placement
-    target: Placement
+    source: Placement | None
+    target: Placement | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +106,7 @@ class Computation:
     option: Option = Option.PLAIN
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnOutput:
-    """A result of the forward goes to rank 0.
-
-    Attributes:
-        value: name of the output; several may be of one value.
-        placement: one in which it is there. ``R``, ``R=``: rank 0 has it; a shard is gathered to
-            rank 0, ``P`` summed to rank 0. Backwards: nothing (``R``), rank 0 broadcasts the
-            gradient (``R=``, ``P``), scatters it (a shard).
-    """
-
-    value: str
-    placement: Placement
-
-
-Instruction: TypeAlias = ReceiveInput | Conversion | Computation | ReturnOutput
+Instruction: TypeAlias = Move | Computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,31 +154,20 @@ class SpmdProgram:
     def placements(self) -> tuple[Placement, ...]:
         """All placements in it, with repetition."""
         found = list(self.storage.values())
-        for instruction in self.instructions:
-            if isinstance(instruction, Conversion):
-                found += [instruction.source, instruction.target]
-            elif isinstance(instruction, Computation):
-                found += [*instruction.inputs, *instruction.outputs]
+        for each in self.instructions:
+            if isinstance(each, Computation):
+                found += [*each.inputs, *each.outputs]
             else:
-                found.append(instruction.placement)
+                found += [place for place in (each.source, each.target) if place]
         return tuple(found)
-
-
-_KINDS: dict[type, str] = {
-    ReceiveInput: "receive",
-    Conversion: "convert",
-    Computation: "compute",
-    ReturnOutput: "give",
-}
 
 
 def spmd_program_to_json(program: SpmdProgram) -> str:
     """The program as a JSON document, which people and scripts read."""
-    instructions = [{_KINDS[type(each)]: each} for each in program.instructions]
-    return FORMAT.dumps({**to_data(program), "instructions": to_data(instructions)})
+    return FORMAT.dumps(to_data(program))
 
 
-def is_summed_later(value: SpmdValue, source: Placement, target: Placement) -> bool:
+def is_summed_later(value: SpmdValue, source: Placement | None, target: Placement | None) -> bool:
     """Whether a whole parameter is read so that devices have summands of its gradient."""
     is_trained = value.source is ValueSource.PARAMETER and value.requires_grad
     return is_trained and source == R_SAME and target == R_SUMMED
@@ -208,7 +175,7 @@ def is_summed_later(value: SpmdValue, source: Placement, target: Placement) -> b
 
 def bytes_in_bucket(program: SpmdProgram, instruction: Instruction, graph: SpmdGraph) -> int:
     """Bytes of the gradient that an instruction has summed with others backwards; 0 for none."""
-    if not isinstance(instruction, Conversion) or program.stored(instruction.value) != R_SAME:
+    if isinstance(instruction, Computation) or program.stored(instruction.value) != R_SAME:
         return 0
     value = graph.value_of[instruction.value]
     is_later = is_summed_later(value, instruction.source, instruction.target)

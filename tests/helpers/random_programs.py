@@ -10,10 +10,8 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Rule, Theory
@@ -50,7 +48,7 @@ class _Drawing:
             if value.source is ValueSource.INPUT:
                 can = [p for p in self.placements(value.name) if p != PARTIAL]
                 placement = self.draw.choice(can)
-                self.instructions.append(ReceiveInput(value.name, placement))
+                self.instructions.append(Move(value.name, None, placement))
             else:
                 can = [R_SAME, *self.theory.shards(value.name)]
                 is_plain = value.source is ValueSource.BUFFER
@@ -72,7 +70,7 @@ class _Drawing:
         if placement in self.there[name]:
             return
         source = self.draw.choice(self.there[name])
-        self.instructions.append(Conversion(name, source, placement))
+        self.instructions.append(Move(name, source, placement))
         self.there[name].append(placement)
 
     def rule(self, operator_name: str) -> Rule:
@@ -109,7 +107,7 @@ class _Drawing:
         for name in dict.fromkeys(self.graph.outputs):
             placement = self.draw.choice(self.placements(name))
             self.want(name, placement)
-            self.instructions.append(ReturnOutput(name, placement))
+            self.instructions.append(Move(name, placement, None))
         return SpmdProgram(self.shares, self.storage, tuple(self.instructions), "drawn")
 
 
@@ -156,11 +154,11 @@ class DrawsPrograms:
 def replicated_program(graph: SpmdGraph, num_devices: int) -> SpmdProgram:
     """Every device does everything."""
     instructions: list[Instruction] = [
-        ReceiveInput(value.name, R_SAME) for value in graph.of_source(ValueSource.INPUT)
+        Move(value.name, None, R_SAME) for value in graph.of_source(ValueSource.INPUT)
     ]
     for operator in graph.operators:
         inputs, outputs = len(operator.inputs), len(operator.outputs)
         instructions.append(Computation(operator.name, (R_SAME,) * inputs, (R_SAME,) * outputs))
-    instructions += [ReturnOutput(name, R_SAME) for name in dict.fromkeys(graph.outputs)]
+    instructions += [Move(name, R_SAME, None) for name in dict.fromkeys(graph.outputs)]
     shares = (1 / num_devices,) * num_devices
     return SpmdProgram(shares, {}, tuple(instructions), "replicated")

@@ -68,7 +68,7 @@ def _actions(graph, theory, prices, position, held, given) -> Iterator[tuple]:
         if value.source is ValueSource.INPUT:
             summed = (R_SUMMED,) if value.requires_grad else ()
             for placement in (R_SAME, *summed, *theory.shards(value.name)):
-                price = prices.received(value, placement)
+                price = prices.move(value, None, placement)
                 yield (
                     price.seconds,
                     price.memory_bytes,
@@ -88,10 +88,10 @@ def _actions(graph, theory, prices, position, held, given) -> Iterator[tuple]:
             new = (name, target)
             if new in held or target == source or not can_convert(value, source, target):
                 continue
-            price = prices.conversion(value, source, target)
+            price = prices.move(value, source, target)
             yield price.seconds, price.memory_bytes, (position, held | {new}, given)
         if name in graph.outputs and name not in given:
-            yield prices.given(value, source).seconds, zeros, (position, held, given | {name})
+            yield prices.move(value, source, None).seconds, zeros, (position, held, given | {name})
     if position < len(graph.operators):
         operator = graph.operators[position]
         later = {name for op in graph.operators[position + 1 :] for name in op.inputs}

@@ -103,7 +103,7 @@ def backward(
             name: result.detach().requires_grad_(result.requires_grad)
             for name, result in run.results.items()
         }
-        loss(exported.form.result([leaves[name] for name in run.graph.outputs])).backward()
+        loss(exported.form.result([leaves[name] for name in exported.graph.outputs])).backward()
         for name in reached:
             leaf = leaves[name]
             gradients[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

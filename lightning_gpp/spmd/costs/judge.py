@@ -18,7 +18,7 @@ from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, Vector
 from lightning_gpp.spmd.costs.prices import Half, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import ReceiveInput, SpmdProgram, bytes_in_bucket
+from lightning_gpp.spmd.program import Move, SpmdProgram, bytes_in_bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +146,6 @@ def message_bytes(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> f
     return sum(
         half.move_s
         for instruction in program.instructions
-        if not isinstance(instruction, ReceiveInput)
+        if not (isinstance(instruction, Move) and instruction.source is None)
         for half in prices.of(instruction).halves
     )

@@ -4,7 +4,7 @@ Computing goes by the roofline, as in :mod:`lightning_gpp.cost.roofline`, over t
 device has: its floating-point operations at its sustained speed or its bytes at its memory
 bandwidth, whichever takes longer, and a launch. A backward is a pass per gradient for a product,
 one pass for anything else. Moving goes by the table of
-:class:`~lightning_gpp.spmd.program.Conversion`.
+:class:`~lightning_gpp.spmd.program.Move`.
 
 Memory is that at the end of a forward: parameters, optimizer state, and what operators and
 conversions make of tensors with a gradient, views excepted. So it is an upper bound, but for what
@@ -24,9 +24,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import R_SAME, Placement, PlacementKind, units_per_device
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
     is_summed_later,
 )
 from lightning_gpp.spmd.rules.theory import Rule
@@ -41,13 +39,21 @@ FORWARD = {
     (_P, _R): "all-reduce",
     (_P, _SAME): "all-reduce",
     (_S, _S): "all-to-all",
+    (None, _S): "root",
+    (_S, None): "root",
+    (None, _R): "broadcast",
+    (None, _SAME): "broadcast",
+    (_P, None): "reduce",
 }
-"""Collective of a conversion forwards; none for the other pairs. Backwards, a conversion is that of
-the gradients, from the target's dual to the source's (:attr:`Placement.dual`)."""
+"""Collective of a move forwards, rank 0 being None; nothing for the other pairs. Backwards, a move
+is that of the gradients, from the target's dual to the source's (:attr:`Placement.dual`)."""
 
-_RECEIVED = {_S: ("root", "root"), _R: ("broadcast", "reduce"), _SAME: ("broadcast", "")}
-_GIVEN = {_S: ("root", "root"), _P: ("reduce", "broadcast"), _SAME: ("", "broadcast"), _R: ("", "")}
-"""What an input or output takes between rank 0 and all, and its gradient: of CollectiveTimes."""
+
+def collective(source: Placement | None, target: Placement | None) -> str | None:
+    """The collective of a move; None where nothing is sent."""
+    one, other = (None if end is None else end.kind for end in (source, target))
+    return None if source == target else FORWARD.get((one, other))
+
 
 FREE_KINDS = frozenset(
     (
@@ -131,11 +137,7 @@ class PriceList:
             operator = self.graph.operator_of[instruction.operator]
             return self.computation(operator, instruction)
         value = self.graph.value_of[instruction.value]
-        if isinstance(instruction, Conversion):
-            return self.conversion(value, instruction.source, instruction.target)
-        if isinstance(instruction, ReceiveInput):
-            return self.received(value, instruction.placement)
-        return self.given(value, instruction.placement)
+        return self.move(value, instruction.source, instruction.target)
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
         """A parameter or buffer kept in a placement; backwards the optimizer's step follows."""
@@ -145,23 +147,6 @@ class PriceList:
             update_s = held_bytes * self.machine.speeds.update_s_per_byte
             tensors += self.machine.optimizer_tensors
         return self._price(tensors * held_bytes, computed=(self._none, update_s))
-
-    def received(self, value: SpmdValue, placement: Placement) -> Price:
-        """An input of the forward."""
-        return self._with_root(value, _RECEIVED[placement.kind])
-
-    def given(self, value: SpmdValue, placement: Placement) -> Price:
-        """An output of the forward."""
-        return self._with_root(value, _GIVEN[placement.kind])
-
-    def _with_root(self, value: SpmdValue, collectives: tuple[str, str]) -> Price:
-        """A way between rank 0 and all, and the gradient's way back where there is one."""
-        moved = [self._none, self._none]
-        for half, name in enumerate(collectives):
-            if name and self.machine.num_devices > 1 and (half == 0 or self._flows(value)):
-                line: AlphaBeta = getattr(self.machine.times, name)
-                moved[half] = self._none + line.seconds(value.size_bytes)
-        return self._price(self._none, (moved[0], moved[1]))
 
     def computation(self, operator: SpmdOperator, placed: Rule | Computation) -> Price:
         """An operator on parts."""
@@ -196,30 +181,37 @@ class PriceList:
             num_passes = min(wanted, 2) if operator.flops else 1
         return pass_s, num_passes * pass_s
 
-    def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> Price:
+    def move(self, value: SpmdValue, source: Placement | None, target: Placement | None) -> Price:
         """A value in another placement, forwards and backwards."""
         alike = (value.size_bytes, value.requires_grad, value.source, source, target)
         if alike not in self._known:
+            ends = target and target.dual, source and source.dual
             forward, backward = self._collective(value.size_bytes, source, target), self._none
             if self._flows(value):
-                backward = self._collective(value.size_bytes, target.dual, source.dual)
+                backward = self._collective(value.size_bytes, *ends)
                 if is_summed_later(value, source, target) and self.machine.num_devices > 1:
                     line = self.machine.times.all_reduce
                     backward = self._none + line.in_bucket_s(value.size_bytes, BUCKET_BYTES)
-            kinds = source.kind, target.kind
-            is_new = kinds in FORWARD or kinds == (_S, _P)
-            memory = self._kept(value, target) if is_new else self._none
+            memory = self._none
+            if source and target:
+                kinds = source.kind, target.kind
+                is_new = kinds in FORWARD or kinds == (_S, _P)
+                memory = self._kept(value, target) if is_new else memory
             self._known[alike] = self._price(memory, (forward, backward))
         return self._known[alike]
 
-    def _collective(self, size_bytes: float, source: Placement, target: Placement) -> Vector:
+    def _collective(
+        self, size_bytes: float, source: Placement | None, target: Placement | None
+    ) -> Vector:
         """Seconds of a move; shards are padded, so that all take as long as the largest."""
-        name, times = FORWARD.get((source.kind, target.kind)), self.machine.times
-        if name is None or source == target or self.machine.num_devices == 1:
+        name, times = collective(source, target), self.machine.times
+        if name is None or self.machine.num_devices == 1:
             return self._none
         if name == "all-reduce":
             return self._none + times.all_reduce_s(size_bytes)
         line: AlphaBeta = getattr(times, name.replace("-", "_"))
+        if source is None or target is None:
+            return self._none + line.seconds(size_bytes)
         parts = [self._part(place) for place in (source, target) if place.is_shard]
         padded_bytes = size_bytes * self.machine.num_devices * np.maximum.reduce(parts)
         seconds: Vector = line.alpha_s + line.beta_s_per_byte * padded_bytes

@@ -10,7 +10,8 @@ Left out on purpose:
 - dropout of summands: the devices would have to draw the same mask;
 - a mean of losses, which is one over the samples that are not ignored;
 - whatever would need a halo (a convolution divided along the image);
-- ``embedding_bag``, whose further outputs are neither sharded nor sums where the first one is.
+- ``embedding_bag``, whose further outputs are neither sharded nor sums where the first one is;
+- ``gather`` and ``scatter``, whose tensors may differ in every length.
 """
 
 from __future__ import annotations
@@ -269,28 +270,6 @@ def one_hot(call: ShapedCall) -> Spec:
     return call.moved([*call.names, "classes"], whole={"classes"}, linear=())
 
 
-def look_up(call: ShapedCall) -> Spec:
-    """Look-ups along a dimension, where every tensor has all dimensions.
-
-    ``gather``: ``out[i][j] = self[index[i][j]][j]``, ``scatter``: ``self[index[i][j]][j] =
-    src[i][j]``. A dimension besides is only on its own where all tensors have its whole length (an
-    index may be of fewer rows than what it looks into).
-    """
-    dim, shapes = call.dim(), [*call.inputs, *call.outputs]
-    if len({len(shape) for shape in shapes}) > 1:
-        return None
-    shared = [d != dim and len({*lengths}) == 1 for d, lengths in enumerate(zip(*shapes))]
-    looks = call.operator.kind == "gather"
-
-    def text(role: str) -> str:
-        letter = "s" if role == "self" or (role == "out" and not looks) else "i"
-        return " ".join(f"{'x' if same else letter}{d}" for d, same in enumerate(shared))
-
-    texts = {role: text(role) for role in ("self", "index", "src")}
-    spec = call.by_argument(texts, text("out"), linear=[{0}] if looks else [])
-    return replace(spec, whole={name for name in spec.sizes if not name.startswith("x")})
-
-
 _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "alias clone contiguous neg detach lift_fresh expand": multiple,
     "relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardswish hardsigmoid "
@@ -325,7 +304,6 @@ _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "cat stack": cat,
     "embedding": embedding,
     "one_hot": one_hot,
-    "gather scatter scatter_add": look_up,
 }
 
 SPECS = {kind: function for kinds, function in _TABLE.items() for kind in kinds.split()}

@@ -183,7 +183,7 @@ class _NodeReader:
     def __init__(self, module: nn.Module) -> None:
         self.constants: dict[str, Tensor] = {}
         self.arguments: list[str | None] = []
-        self._module = module
+        self._module, self._prefix, self._is_recorded = module, "", True
         self._values: dict[str, SpmdValue] = {}
         self._operators: list[SpmdOperator] = []
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -258,7 +258,7 @@ class _NodeReader:
 
     # Calls -----------------------------------------------------------------------------------
 
-    def read(self, graph_module: GraphModule, *, prefix: str = "", is_recorded: bool = True) -> Any:
+    def read(self, graph_module: GraphModule) -> Any:
         """The calls of a graph; what it returns, values by their names."""
         for node in graph_module.graph.nodes:
             if node.op == "output":
@@ -266,27 +266,27 @@ class _NodeReader:
             if node.op == "get_attr":
                 found = attrgetter(str(node.target))(graph_module)
                 if isinstance(found, Tensor):
-                    found = self._constant(f"{prefix}{node.target}", found)
+                    found = self._constant(f"{self._prefix}{node.target}", found)
                 self._known[node] = found
             elif node.op == "call_function":
-                self._known[node] = self._called(node, prefix, is_recorded)
+                self._known[node] = self._called(node)
         return []
 
-    def _called(self, node: Node, prefix: str, is_recorded: bool) -> Any:
+    def _called(self, node: Node) -> Any:
         target = node.target
         if target is operator.getitem:
             holder, index = node.args
             return self._known[holder][index]  # type: ignore[index]
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._inline(node, prefix, is_recorded)
+            return self._inline(node)
         if isinstance(target, torch._ops.OpOverload):
-            return self._operator(node, target, prefix, is_recorded)
+            return self._operator(node, target)
         raise ExportError(
             f"{self._where(node)} computes with sizes or numbers that depend on data "
             f"({target}); make them constants of the forward"
         )
 
-    def _inline(self, node: Node, prefix: str, is_recorded: bool) -> Any:
+    def _inline(self, node: Node) -> Any:
         """``with torch.no_grad()``: its calls are not recorded."""
         if str(node.target) != "wrap_with_set_grad_enabled":
             raise ExportError(
@@ -298,12 +298,14 @@ class _NodeReader:
         body = self._known[inner]  # type: ignore[index]
         holders = body.graph.find_nodes(op="placeholder")
         self._known |= zip(holders, self._resolved(given), strict=True)
-        is_recorded = is_recorded and bool(is_enabled)
-        return self.read(body, prefix=f"{prefix}{node.name}.", is_recorded=is_recorded)
+        before = self._prefix, self._is_recorded
+        self._prefix += f"{node.name}."
+        self._is_recorded = self._is_recorded and bool(is_enabled)
+        returned = self.read(body)
+        self._prefix, self._is_recorded = before
+        return returned
 
-    def _operator(
-        self, node: Node, target: torch._ops.OpOverload, prefix: str, is_recorded: bool
-    ) -> Any:
+    def _operator(self, node: Node, target: torch._ops.OpOverload) -> Any:
         schema = target._schema
         if not (schema.returns or schema.is_mutable):
             return None  # a check, which holds for the sizes of the export
@@ -320,8 +322,8 @@ class _NodeReader:
         arguments = {name: _with_operands(value, name, roles) for name, value in given.items()}
         reads, tensors = [read for read, _ in roles], [self._tensors[read] for read, _ in roles]
         with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
-            returned = call(target, arguments, tensors, is_recorded=is_recorded)
-        made, name = list(tensors_of(returned)), f"{prefix}{node.name}"
+            returned = call(target, arguments, tensors, is_recorded=self._is_recorded)
+        made, name = list(tensors_of(returned)), f"{self._prefix}{node.name}"
         is_one = isinstance(returned, Tensor)
         outputs = [name] if is_one else [f"{name}.{i}" for i in range(len(made))]
         values = [self._add(n, t, ValueSource.OPERATOR) for n, t in zip(outputs, made, strict=True)]
@@ -342,7 +344,7 @@ class _NodeReader:
                 arguments,
                 float(counter.get_total_flops()) or float(sum(t.numel() for t in made)),
                 str(target),
-                is_recorded,
+                self._is_recorded,
             )
         )
         return _like(node.meta["val"], iter(values))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +24,12 @@ from torch import Tensor
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.common.torch_device import forked_random
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
     bytes_in_bucket,
 )
@@ -82,13 +81,10 @@ class Interpreter:
         self._last_use = {key: number for number, keys in enumerate(self._reads) for key in keys}
 
     def _read_by(self, instruction: Instruction) -> list[Key]:
-        match instruction:
-            case Conversion(value=name, source=place) | ReturnOutput(value=name, placement=place):
-                return [(name, place)]
-            case Computation():
-                names = self.graph.operator_of[instruction.operator].inputs
-                return list(zip(names, instruction.inputs, strict=True))
-        return []
+        if isinstance(instruction, Computation):
+            names = self.graph.operator_of[instruction.operator].inputs
+            return list(zip(names, instruction.inputs, strict=True))
+        return [(instruction.value, instruction.source)] if instruction.source else []
 
     def run(
         self, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None, *, seed: int = 0
@@ -100,107 +96,65 @@ class Interpreter:
             inputs: the arguments of the forward, on rank 0.
             seed: of random numbers; the same on all ranks.
         """
-        run = ProgramRun(self.graph, stored, {}, _GradientSums(self._mover.group))
+        sums, results = _GradientSums(self._mover.group), dict[str, Tensor]()
         there = {(name, self.program.stored(name)): part for name, part in stored.items()}
-        for number, instruction in enumerate(self.program.instructions):
+        for number, each in enumerate(self.program.instructions):
             read = [there[key] for key in self._reads[number]]
-            match instruction:
-                case Computation():
-                    operator = self.graph.operator_of[instruction.operator]
-                    made = self._computed(number, operator, instruction, read, seed)
-                    keys = zip(operator.outputs, instruction.outputs, strict=True)
-                    there |= zip(keys, made, strict=True)
-                case ReceiveInput(value=name, placement=place):
-                    there[name, place] = self._received(self.graph.value_of[name], place, inputs)
-                case Conversion(value=name, target=place):
-                    there[name, place] = self._converted(instruction, read[0], run)
-                case ReturnOutput(value=name, placement=place):
-                    value = self.graph.value_of[name]
-                    run.results[name] = self._returned(value, place, read[0])
+            if isinstance(each, Computation):
+                with self._drawing(number, each, seed):
+                    made = run_operator(self.graph, each, self._mover, read)
+                names = self.graph.operator_of[each.operator].outputs
+                there |= zip(zip(names, each.outputs), made, strict=True)
+            else:
+                part = read[0] if each.source else self._given(each.value, inputs)
+                is_later = bytes_in_bucket(self.program, each, self.graph)
+                moved = self._moved(each, part, partial(sums.add, part) if is_later else None)
+                if each.target is None:
+                    results[each.value] = moved
+                else:
+                    there[each.value, each.target] = moved
             for key in self._reads[number]:
                 if self._last_use[key] == number:
                     there.pop(key, None)
-        return run
-
-    def _computed(
-        self,
-        number: int,
-        operator: SpmdOperator,
-        computation: Computation,
-        tensors: Sequence[Tensor],
-        seed: int,
-    ) -> list[Tensor]:
-        """Whole tensors get the same random numbers everywhere, parts ones of their own."""
-        own = 1 + self._mover.rank if any(p.is_shard for p in computation.outputs) else 0
-        with self._drawing(operator, ((seed * 1_000_003 + number) * 8191 + own) % 2**63):
-            return run_operator(self.graph, computation, self._mover, tensors)
+        return ProgramRun(stored, results, sums)
 
     @contextmanager
-    def _drawing(self, operator: SpmdOperator, seed: int) -> Iterator[None]:
-        if not is_random(operator):
+    def _drawing(self, number: int, computation: Computation, seed: int) -> Iterator[None]:
+        """Whole tensors get the same random numbers everywhere, parts ones of their own."""
+        if not is_random(self.graph.operator_of[computation.operator]):
             yield
             return
+        own = 1 + self._mover.rank if any(p.is_shard for p in computation.outputs) else 0
         with _DRAWING, forked_random(self._mover.device):
-            torch.manual_seed(seed)
+            torch.manual_seed(((seed * 1_000_003 + number) * 8191 + own) % 2**63)
             yield
 
-    def _received(
-        self, value: SpmdValue, place: Placement, inputs: Mapping[str, Tensor] | None
-    ) -> Tensor:
-        """An argument of rank 0; elsewhere an empty tensor has its place in autograd's graph."""
-        mover, what = self._mover, f"argument {value.name}, {place}"
-        given = torch.empty(0) if inputs is None else inputs[value.name]
-        if inputs is None or not value.requires_grad:
-            given = given.detach().requires_grad_(value.requires_grad)
+    def _given(self, name: str, inputs: Mapping[str, Tensor] | None) -> Tensor:
+        """An argument on rank 0; elsewhere an empty tensor has its place in autograd's graph."""
+        value, device = self.graph.value_of[name], self._mover.device
+        if inputs is None:
+            dtype = getattr(torch, value.spec.dtype)
+            return torch.empty(0, dtype=dtype, device=device, requires_grad=value.requires_grad)
+        given = inputs[name].to(device)
+        return given if value.requires_grad else given.detach()
+
+    def _moved(self, each: Move, part: Tensor, add: Callable[[Tensor], None] | None) -> Tensor:
+        """A value in another placement; its gradient moves back, or is added to sums."""
+        mover, whole = self._mover, self.graph.value_of[each.value].shape
+        source, target, what = each.source, each.target, f"{each.source} -> {each.target}"
+        ends = target and target.dual, source and source.dual
 
         def there(tensor: Tensor) -> Tensor:
-            own = None if inputs is None else tensor
-            return mover.from_root(own, value.shape, _dtype(value), place, what)
-
-        def back(gradient: Tensor) -> Tensor | None:
-            found = mover.to_root(gradient, value.shape, place.dual, f"gradient of {what}")
-            return None if found is None else found.to(given.device)
-
-        return _moved(given, there, back)
-
-    def _converted(self, each: Conversion, part: Tensor, run: ProgramRun) -> Tensor:
-        value, source, target = self.graph.value_of[each.value], each.source, each.target
-        what, mover = f"{value.name} {source} -> {target}", self._mover
-
-        def back(gradient: Tensor) -> Tensor | None:
-            if bytes_in_bucket(self.program, each, self.graph):
-                run.sums.add(run.stored[each.value], gradient)
-                return None
-            purpose = f"gradient of {what}"
-            return mover.move(gradient, value.shape, target.dual, source.dual, purpose)
-
-        return _moved(part, lambda t: mover.move(t, value.shape, source, target, what), back)
-
-    def _returned(self, value: SpmdValue, place: Placement, part: Tensor) -> Tensor:
-        """A result on rank 0, an empty tensor elsewhere."""
-        mover, what = self._mover, f"result {value.name}, {place}"
-
-        def there(tensor: Tensor) -> Tensor:
-            found = mover.to_root(tensor, value.shape, place, what)
-            return tensor.new_empty(0) if found is None else found
+            return mover.move(tensor, whole, source, target, f"{each.value}, {what}")
 
         def back(gradient: Tensor) -> Tensor:
-            given = gradient if mover.rank == 0 else None
-            purpose = f"gradient of {what}"
-            return mover.from_root(given, value.shape, _dtype(value), place.dual, purpose)
+            return mover.move(gradient, whole, *ends, f"gradient of {each.value}, {what}")
 
-        return _moved(part, there, back)
-
-
-def _moved(
-    tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor | None]
-) -> Tensor:
-    """What a move makes of a tensor; its gradient takes the way back."""
-    found: Tensor = _Move.apply(tensor, there, back)  # type: ignore[no-untyped-call]
-    return found
+        moved: Tensor = _MoveNode.apply(part, there, add or back)  # type: ignore[no-untyped-call]
+        return moved
 
 
-class _Move(torch.autograd.Function):
+class _MoveNode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -261,21 +215,14 @@ class ProgramRun:
     """A forward that backwards may follow.
 
     Attributes:
-        graph: the model.
         stored: this device's parts of parameters and buffers.
         results: of the forward by name: on rank 0; elsewhere empty tensors.
         sums: of gradients.
     """
 
-    graph: SpmdGraph
     stored: Mapping[str, Tensor]
     results: dict[str, Tensor]
     sums: _GradientSums
-
-    @property
-    def roots(self) -> list[Tensor]:
-        """The results in the order of the graph."""
-        return [self.results[name] for name in self.graph.outputs]
 
     def backward(
         self, reached: Sequence[str], gradients: Mapping[str, Tensor], *, retain: bool = False
@@ -301,8 +248,3 @@ class ProgramRun:
                 if memory.data_ptr() in known or memory.nbytes() > part.grad.nbytes:
                     part.grad = part.grad.clone()
                 known.add(memory.data_ptr())
-
-
-def _dtype(value: SpmdValue) -> torch.dtype:
-    found: torch.dtype = getattr(torch, value.spec.dtype)
-    return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gpp.spmd.placement import PARTIAL, Placement, units_per_device
+from lightning_gpp.spmd.placement import PARTIAL, R_SUMMED, Placement, units_per_device
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 
 
@@ -115,18 +115,27 @@ class Mover:
         return self.group.rank
 
     def move(
-        self, tensor: Tensor, whole: Shape, source: Placement, target: Placement, purpose: str
+        self,
+        tensor: Tensor,
+        whole: Shape,
+        source: Placement | None,
+        target: Placement | None,
+        purpose: str,
     ) -> Tensor:
-        """This device's part of a tensor in another placement.
+        """This device's part of a tensor in another placement; None is rank 0, which has all of it.
 
         Args:
-            tensor: its part now.
+            tensor: its part now; of what rank 0 has, elsewhere an empty tensor of the same type.
             whole: sizes of the whole tensor.
             source: the placement it has.
             target: the one it is to have.
             purpose: what for, for errors.
         """
         rank, shards, group = self.rank, self.shards, self.group
+        if source is None:
+            return self._from_root(tensor, whole, target or R_SUMMED, purpose)
+        if target is None:
+            return self._to_root(tensor, whole, source, purpose)
         if source == target or (source.is_replicated and target.is_replicated):
             return tensor
         if source.is_replicated and target.is_shard:
@@ -149,42 +158,28 @@ class Mover:
             return _sum(group.all_to_all(parts, shapes, purpose=purpose))
         return group.begin_all_reduce(tensor.clone(), purpose=purpose)()
 
-    def from_root(
-        self,
-        tensor: Tensor | None,
-        whole: Shape,
-        dtype: torch.dtype,
-        target: Placement,
-        purpose: str,
-    ) -> Tensor:
-        """This device's part of a tensor that rank 0 gives whole.
-
-        Nothing moves for summands: rank 0's is all of it, the others' are zeros.
-        """
-        given = None if tensor is None else tensor.to(self.device)
+    def _from_root(self, tensor: Tensor, whole: Shape, target: Placement, purpose: str) -> Tensor:
+        """Nothing moves for summands: rank 0's is all of it, the others' are zeros."""
+        is_root, count = self.rank == 0, self.group.num_ranks
         if target == PARTIAL:
-            return torch.zeros(whole, dtype=dtype, device=self.device) if given is None else given
+            return tensor if is_root else tensor.new_zeros(whole)
         if not target.is_shard:
-            return self.group.broadcast(given, whole, dtype, purpose=purpose)
-        parts = [torch.empty(0, dtype=dtype, device=self.device)] * self.group.num_ranks
-        if given is not None:
-            parts = self.shards.cut_all(given, target)
-        nothing = [(0,)] * (self.group.num_ranks - 1)
-        shapes = [self.shards.shape(whole, target, self.rank), *nothing]
+            own = tensor if is_root else None
+            return self.group.broadcast(own, whole, tensor.dtype, purpose=purpose)
+        parts = self.shards.cut_all(tensor, target) if is_root else [tensor] * count
+        shapes = [self.shards.shape(whole, target, self.rank), *[(0,)] * (count - 1)]
         return self.group.all_to_all(parts, shapes, purpose=purpose)[0]
 
-    def to_root(
-        self, tensor: Tensor, whole: Shape, source: Placement, purpose: str
-    ) -> Tensor | None:
-        """On rank 0 the whole tensor, None elsewhere: its own, or parts or summands of all."""
+    def _to_root(self, tensor: Tensor, whole: Shape, source: Placement, purpose: str) -> Tensor:
+        """On rank 0 its own, or the parts or summands of all; nothing elsewhere."""
+        nothing, count = tensor.new_empty(0), self.group.num_ranks
         if source.is_replicated:
-            return tensor if self.rank == 0 else None
-        count = self.group.num_ranks
-        shapes = self.shards.shapes(whole, source) if self.rank == 0 else [(0,)] * count
-        parts = [tensor, *[tensor.new_empty(0)] * (count - 1)]
+            return nothing if self.rank else tensor
+        shapes = [(0,)] * count if self.rank else self.shards.shapes(whole, source)
+        parts = [tensor, *[nothing] * (count - 1)]
         found = self.group.all_to_all(parts, shapes, purpose=purpose)
         if self.rank:
-            return None
+            return nothing
         return self.shards.join(found, source) if source.is_shard else _sum(found)
 
 

@@ -22,10 +22,8 @@ from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSour
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Rule, Theory
@@ -149,7 +147,7 @@ class FactorGraph:
         placements = tuple(dict.fromkeys(placements))
         begun = [(placement, self.prices.stored(value, placement)) for placement in stored]
         if value.source is ValueSource.INPUT:
-            begun = [(p, self.prices.received(value, p)) for p in placements if p != PARTIAL]
+            begun = [(p, self.prices.move(value, None, p)) for p in placements if p != PARTIAL]
         return ValueTable(value, placements, self.prices, self._limited, begun, self._allowed)
 
     def _storages(self, value: SpmdValue) -> tuple[Placement, ...]:
@@ -205,7 +203,7 @@ class FactorGraph:
             prices = [self.prices.computation(step.operator, rule) for rule in step.rules]
         else:
             value = self.graph.value_of[step.reads[0]]
-            prices = [self.prices.given(value, rule.inputs[0]) for rule in step.rules]
+            prices = [self.prices.move(value, rule.inputs[0], None) for rule in step.rules]
 
         def costs() -> FactorCosts:
             memory = np.array([price.held_bytes(self._limited) for price in prices])
@@ -232,12 +230,12 @@ class FactorGraph:
                 first = way.path[0][0] if way.path else way.placements.bit_length() - 1
                 there[name] = {placements[first]}
                 if value.source is ValueSource.INPUT:
-                    instructions.append(ReceiveInput(name, placements[first]))
+                    instructions.append(Move(name, None, placements[first]))
                 else:
                     storage[name] = placements[first]
             for one, other in ((placements[i], placements[j]) for i, j in way.path):
                 if other not in there[name]:
-                    instructions.append(Conversion(name, one, other))
+                    instructions.append(Move(name, one, other))
                     there[name].add(other)
 
         pairs = zip(self.factors, paid, strict=True)
@@ -247,7 +245,7 @@ class FactorGraph:
                 obtain(factor.value, factor.costs.ways[way])
             step, rule = self.steps[number], self.steps[number].rules[which]
             if step.operator is None:
-                instructions.append(ReturnOutput(step.reads[0], rule.inputs[0]))
+                instructions.append(Move(step.reads[0], rule.inputs[0], None))
                 continue
             made = rule.inputs, rule.outputs, rule.option
             instructions.append(Computation(step.operator.name, *made))

@@ -81,7 +81,7 @@ class ValueTable:
             one, other = placements[i], placements[j]
             if not (can_convert(value, one, other) and allowed.conversion(value, one, other)):
                 continue
-            price = prices.conversion(value, one, other)
+            price = prices.move(value, one, other)
             seconds = price.seconds * (1.0 if is_summed_later(value, one, other) else 1 + TIE)
             way = Obtained(seconds, price.held_bytes(limited), 1 << i | 1 << j, ((i, j),))
             self._direct[i, j] = way

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -128,26 +129,17 @@ def measure_collectives(group: Collectives, device: torch.device) -> CollectiveT
     """
     count = group.num_ranks
     mover = Mover(group, Shards((1 / count,) * count), device)
-    rows, columns, why = shard(0, count), shard(1, count), "timing collectives"
+    rows, columns = shard(0, count), shard(1, count)
 
     def line(source: Placement | None, target: Placement | None) -> AlphaBeta:
         """A move; None is rank 0, which has all of it."""
 
         def seconds(size_bytes: int) -> float:
             whole = count, count * -(-size_bytes // (4 * count**2))
-            part = torch.zeros(
-                mover.shards.shape(whole, source or R_SUMMED, mover.rank), device=device
-            )
-
-            def work() -> object:
-                if source is None:
-                    given = part if mover.rank == 0 else None
-                    return mover.from_root(given, whole, part.dtype, target or R_SUMMED, why)
-                if target is None:
-                    return mover.to_root(part, whole, source, why)
-                return mover.move(part, whole, source, target, why)
-
-            return _collective_s(work, group, device)
+            shape = mover.shards.shape(whole, source or R_SUMMED, mover.rank)
+            part = torch.zeros(shape if source or mover.rank == 0 else 0, device=device)
+            move = partial(mover.move, part, whole, source, target, "timing collectives")
+            return _collective_s(move, group, device)
 
         return line_of(seconds)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +83,7 @@ class SpmdModel:
     def call(self, message: Forward, boundary: CallBoundary | None) -> RankCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
-        return RankCall(halves, _PartsStash(self.partition), _lifted)
+        return RankCall(halves, _PartsStash(self.partition), lambda *_: lifted())
 
     def forward(self, message: Forward, boundary: CallBoundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
@@ -109,13 +108,6 @@ class SpmdModel:
     def close(self) -> None:
         """All ranks: gives the process group back."""
         self.group.close()
-
-
-@contextmanager
-def _lifted(halves: _Halves, is_second: bool) -> Iterator[None]:
-    """What a half of a call runs in."""
-    with lifted():
-        yield
 
 
 class _PartsStash(GradientStash):

@@ -99,11 +99,6 @@ def test_no_baseline_is_faster(name: str) -> None:
     assert all(sharded) if name == "ZeRO" else not any(sharded)
 
 
-def test_an_unknown_baseline_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown baseline 'DDP'; known ones: DP-EV"):
-        plan_baseline(layers(4, 4), machine(1.0, 1.0), "DDP")
-
-
 @pytest.mark.parametrize("has_shares", [False, True])
 def test_memory_that_nothing_fits_is_an_error(has_shares: bool) -> None:
     text = r"needs \d+\.\d kB on device 1 .*, which has 1.0 kB; use more or larger devices"

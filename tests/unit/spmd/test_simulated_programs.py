@@ -17,8 +17,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, shard
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
-    ReceiveInput,
+    Move,
     SpmdProgram,
 )
 from lightning_gpp.spmd.search.find import find_program
@@ -60,8 +59,8 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
     graph = SpmdGraph(tuple(values), tuple(operators), ())
     part = shard(0, rows)
 
-    def summed(name: str) -> Conversion:
-        return Conversion(name, R_SAME, R_SUMMED)
+    def summed(name: str) -> Move:
+        return Move(name, R_SAME, R_SUMMED)
 
     def divided(operator: SpmdOperator) -> Computation:
         return Computation(operator.name, (part, R_SUMMED), (part,))
@@ -71,7 +70,7 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
         (0.5, 0.5),
         {"a": R_SAME, "b": R_SAME},
         (
-            ReceiveInput("x", part),
+            Move("x", None, part),
             *(summed("a"), divided(first), summed("b"), divided(second)),
         ),
     )

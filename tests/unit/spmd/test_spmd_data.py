@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, shard, units_per_device
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
     spmd_program_to_json,
 )
@@ -52,18 +50,18 @@ def test_a_program_as_a_document() -> None:
         (0.25, 0.75),
         {"w": R_SAME},
         (
-            ReceiveInput("x", rows),
-            Conversion("w", R_SAME, R_SUMMED),
+            Move("x", None, rows),
+            Move("w", R_SAME, R_SUMMED),
             Computation("view", (rows,), (rows,)),
-            ReturnOutput("y", rows),
+            Move("y", rows, None),
         ),
     )
     document = json.loads(spmd_program_to_json(program))
     assert document["shares"] == [0.25, 0.75]
     assert document["storage"].keys() == {"w"}
-    kinds = [name for entry in document["instructions"] for name in entry]
-    assert kinds == ["receive", "convert", "compute", "give"]
-    assert document["instructions"][2]["compute"]["operator"] == "view"
+    ends = [(entry["value"], entry["source"]) for entry in document["instructions"][:2]]
+    assert ends[0] == ("x", None) and ends[1][0] == "w"
+    assert document["instructions"][2]["operator"] == "view"
 
 
 def test_what_leaves_a_device_without_is_refused() -> None:

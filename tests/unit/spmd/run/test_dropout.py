@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement, shard
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
 )
 from lightning_gpp.spmd.run.export import export_forward
@@ -28,18 +26,18 @@ def dropped(placement: Placement, returned: Placement, seed: int) -> Tensor:
     (name,) = exported.graph.outputs
     given = operator.inputs[0]
     instructions: list[Instruction] = [
-        ReceiveInput(given, placement),
+        Move(given, None, placement),
         Computation(operator.name, (placement,), (placement,)),
     ]
     if returned != placement:
-        instructions.append(Conversion(name, placement, returned))
-    instructions.append(ReturnOutput(name, returned))
+        instructions.append(Move(name, placement, returned))
+    instructions.append(Move(name, returned, None))
     program = SpmdProgram((0.5, 0.5), {}, tuple(instructions))
 
     def run(group) -> Tensor:
         interpreter = Interpreter(exported.graph, program, group)
         inputs = {given: torch.ones(ROWS, 8)} if group.rank == 0 else None
-        return interpreter.run({}, inputs, seed=seed).roots[0]
+        return interpreter.run({}, inputs, seed=seed).results[name]
 
     return on_threads(2, run)[0]
 

@@ -19,10 +19,8 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSour
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
 from lightning_gpp.spmd.program import (
     Computation,
-    Conversion,
     Instruction,
-    ReceiveInput,
-    ReturnOutput,
+    Move,
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Rule, Theory
@@ -62,16 +60,16 @@ def program_of(graph: SpmdGraph, rule: Rule, shares: tuple[float, ...]) -> SpmdP
     there: set[tuple[str, Placement]] = set()
     instructions: list[Instruction] = []
     for value in graph.of_source(ValueSource.INPUT):
-        instructions.append(ReceiveInput(value.name, R_SAME))
+        instructions.append(Move(value.name, None, R_SAME))
         there.add((value.name, R_SAME))
     for name, placement in zip(operator.inputs, rule.inputs, strict=True):
         if (name, placement) not in there:
-            instructions.append(Conversion(name, R_SAME, placement))
+            instructions.append(Move(name, R_SAME, placement))
             there.add((name, placement))
     made = rule.inputs, rule.outputs, rule.option
     instructions.append(Computation(operator.name, *made))
     instructions += [
-        ReturnOutput(name, placement)
+        Move(name, placement, None)
         for name, placement in zip(operator.outputs, rule.outputs, strict=True)
     ]
     return SpmdProgram(shares, {}, tuple(instructions))
@@ -130,7 +128,7 @@ def check(
         reached = [name for name, result in run.results.items() if result.requires_grad]
         back = dict(zip(graph.outputs, gradients, strict=True)) if group.rank == 0 else {}
         run.backward(reached, back)
-        return [root.detach() for root in run.roots]
+        return [run.results[name].detach() for name in graph.outputs]
 
     found = on_threads(len(shares), run)[0]
     for one, other in zip(found, made, strict=True):
