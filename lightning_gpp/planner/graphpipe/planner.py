@@ -46,7 +46,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     Args:
         request: the question.
         budget: looks of the climb of stages that share devices, by default twice those of another
-            part, as there is more to choose.
+            part, as there is more to choose; on few devices it is doubled.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
@@ -141,10 +141,15 @@ def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
     shared = shared_by_all(request, name)
     for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
         judge.show(found)
-    judge.allow(BUDGET)
+    judge.allow(BUDGET * _patience(request))
     deals = best_deals(judge, may_share=False)
     climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
     return judge
+
+
+def _patience(request: PlanRequest) -> int:
+    """By what the looks of a climb are multiplied: on few devices they take less time."""
+    return 2 if request.num_devices <= FEW_DEVICES else 1
 
 
 def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
@@ -181,7 +186,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     name = request.named("graphpipe")
     judge = exclusive_plans(request, name)
     exclusive, shared = judge.found, shared_by_all(request, name)
-    judge.allow(budget)
+    judge.allow(budget * _patience(request))
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
         others.append(evaluate_plan(replace(balanced(request), planner=name), request))
