@@ -9,16 +9,12 @@ import pytest
 
 from lightning_gpp.runtime import executor, measured
 from lightning_gpp.schedule import Kind
-from lightning_gpp.simulate import program_work
-from lightning_gpp.simulate.timeline import predicted
 
 
 @pytest.mark.parametrize(
     ("reader", "handlers"),
     [
         ("the executor", executor.HANDLERS),
-        ("the simulator", program_work.HANDLERS),
-        ("pictures of simulated steps", predicted.HANDLERS),
         ("pictures of recorded steps", measured.SPANS),
     ],
 )

@@ -1,10 +1,23 @@
-"""Lightning's launcher of processes, without its ways to wait for ever; SIGTERM to any rank."""
+"""Lightning's launcher of processes, without its ways to wait for ever; SIGTERM to any rank.
+
+Lightning's launchers hand back weights, ``callback_metrics`` and the path of the best checkpoint.
+Here the starter's Trainer also knows how far training came and what it logged and kept, as after a
+run that the script itself was a rank of.
+"""
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
+from operator import attrgetter
 from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import (
@@ -25,9 +38,25 @@ class ProcessLauncher(MultiProcessingLauncher):
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a function on all ranks and returns what it returns on rank 0."""
         if self._start_method != "fork":  # each imports torch and Lightning, for seconds
-            show("Starting the processes ...")
+            show(f"Starting {self._our_strategy.num_processes} processes ...")
         with ended_after_error():
             return super().launch(*args, **kwargs)
+
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What rank 0 sends beside weights: how far training came, and the plan that was shown."""
+        shown = self._our_strategy.reports.shown_plan
+        own = {"handed_back": handed_back(trainer), "shown_plan": shown}
+        return super().get_extra_results(trainer) | own
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """Takes it over in the starting process, from which the next loop's ranks are started."""
+        super().update_main_process_results(trainer, extra)
+        take_back(trainer, extra["handed_back"])
+        self._our_strategy.reports.shown_plan = extra["shown_plan"]
+
+    @property
+    def _our_strategy(self) -> Any:
+        return self._strategy
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.
@@ -53,3 +82,38 @@ class ProcessLauncher(MultiProcessingLauncher):
                     "set trainer.should_stop = True"
                 ) from error
             raise
+
+
+LOOP_STATE = "state_dict"
+"""Last part of the keys under which a loop keeps what is no progress."""
+
+
+def handed_back(trainer: pl.Trainer) -> bytes:
+    """Steps and epochs done, logged metrics and kept checkpoints of a Trainer that has run."""
+    state = trainer.fit_loop.state_dict()
+    found = {
+        "progress": {key: each for key, each in state.items() if not key.endswith(LOOP_STATE)},
+        "epoch_loop": state[f"epoch_loop.{LOOP_STATE}"],
+        "logged_metrics": dict(trainer.logged_metrics),
+        "checkpoints": [
+            ModelCheckpoint.state_dict(callback) for callback in _checkpoint_callbacks(trainer)
+        ],
+    }
+    buffer = io.BytesIO()
+    torch.save(pytree.tree_map_only(Tensor, Tensor.cpu, found), buffer)
+    return buffer.getvalue()
+
+
+def take_back(trainer: pl.Trainer, data: bytes) -> None:
+    """Gives a Trainer what :func:`handed_back` made of the same one in another process."""
+    found = torch.load(io.BytesIO(data), weights_only=False)
+    for key, value in found["progress"].items():
+        attrgetter(key)(trainer.fit_loop).load_state_dict(value)
+    trainer.fit_loop.epoch_loop.on_load_checkpoint(found["epoch_loop"])
+    trainer.logged_metrics.update(found["logged_metrics"])
+    for callback, kept in zip(_checkpoint_callbacks(trainer), found["checkpoints"]):
+        vars(callback).update(kept)
+
+
+def _checkpoint_callbacks(trainer: pl.Trainer) -> list[ModelCheckpoint]:
+    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
