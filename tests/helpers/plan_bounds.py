@@ -11,4 +11,4 @@ def least_step_s(plan: Plan, request: PlanRequest) -> float:
     """Seconds that a step takes at least; 0 where a plan cuts what the climb keeps whole."""
     tables = UnitTables(request)
     draft = draft_of(plan, tables)
-    return 0.0 if draft is None else DraftBounds(tables).least_s(draft)
+    return 0.0 if draft is None else DraftBounds(tables, is_chain=plan.is_chain).least_s(draft)

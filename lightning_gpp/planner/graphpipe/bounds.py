@@ -48,10 +48,12 @@ class DraftBounds:
 
     Args:
         tables: of their units.
+        is_chain: whether every stage waits for the one before it, and holds as many micro-batches
+            as that takes: only the work of devices tells something then.
     """
 
-    def __init__(self, tables: UnitTables) -> None:
-        self._tables = tables
+    def __init__(self, tables: UnitTables, *, is_chain: bool = False) -> None:
+        self._tables, self._is_chain = tables, is_chain
         self._request = tables.request
         self._numbers: dict[tuple[End, int], int] = {}
         self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
@@ -90,7 +92,7 @@ class DraftBounds:
         edges = self._all_edges(ends, count)
         if edges is None:
             return math.inf
-        if any(stage.shares for stage in draft.stages):
+        if self._is_chain or any(stage.shares for stage in draft.stages):
             return self.busiest_s(draft)
         least_s = least_step_s(timed, edges, _residents(ends))
         return max(least_s, self.busiest_s(draft)) if self._has_kinds else least_s

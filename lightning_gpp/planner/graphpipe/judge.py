@@ -53,7 +53,7 @@ class DraftJudge:
         self.best: PlanEvaluation | None = None
         self.name = name
         self._budget: float = budget
-        self._bounds = DraftBounds(tables)
+        self._bounds = DraftBounds(tables, is_chain=is_chain)
         self._least_s: dict[Draft, float] = {}
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
