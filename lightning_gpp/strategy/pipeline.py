@@ -284,7 +284,9 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
 
 
 def pipelined_name(module: nn.Module, name: str | None) -> str | None:
-    """A module without a forward of its own names its one child with parameters, if none is named.
+    """The name of the sub-module to pipeline; None for the module itself.
+
+    Without a name, a module that defines no forward is pipelined at its only child with parameters.
 
     Raises:
         ValueError: there are several to choose from, or none.
@@ -307,7 +309,7 @@ def pipelined_name(module: nn.Module, name: str | None) -> str | None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether it can be called: it defines a forward, or was given one."""
+    """Whether the module defines a forward, or was given one."""
     inherited = (nn.Module.forward, pl.LightningModule.forward)
     return "forward" in vars(module) or type(module).forward not in inherited
 

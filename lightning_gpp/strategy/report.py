@@ -195,7 +195,7 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
 
 
 def warn_of_no_call(module: nn.Module, target: nn.Module) -> None:
-    """Says that a step pipelined nothing."""
+    """Warns that a training step did not call the pipelined forward."""
     rank_zero_warn(
         f"training_step of {type(module).__name__} did not call the forward of "
         f"{type(target).__name__}, so nothing was pipelined: the batch ran on one device. Call it "

@@ -48,8 +48,8 @@ class DraftBounds:
 
     Args:
         tables: of their units.
-        is_chain: whether every stage waits for the one before it, and holds as many micro-batches
-            as that takes: only the work of devices tells something then.
+        is_chain: whether every stage waits for the one before it. More micro-batches are in flight
+            then, so that only the work of the devices is a lower bound.
     """
 
     def __init__(self, tables: UnitTables, *, is_chain: bool = False) -> None:

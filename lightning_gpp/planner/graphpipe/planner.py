@@ -148,7 +148,7 @@ def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
 
 
 def _patience(request: PlanRequest) -> int:
-    """By what the looks of a climb are multiplied: on few devices they take less time."""
+    """The factor on a climb's budget: on few devices each candidate takes less time."""
     return 2 if request.num_devices <= FEW_DEVICES else 1
 
 

@@ -18,6 +18,7 @@ file.)
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -45,6 +46,8 @@ REST = "meta.pt"
 """File in the folder with what is neither the model nor an optimizer, as Lightning names it."""
 
 _MODEL, _OPTIMIZER = "model.", re.compile(r"optimizer_(\d+)")
+
+log = logging.getLogger(__name__)
 
 
 def is_sharded(path: str | os.PathLike[str]) -> bool:
@@ -268,7 +271,11 @@ def put_in_place(path: Path) -> None:
 def last_good(path: str | os.PathLike[str]) -> Path:
     """The path of a checkpoint, or what a job that was killed had just moved out of the way."""
     path = Path(path)
-    return path if path.exists() or not _before(path).exists() else _before(path)
+    before = _before(path)
+    if path.exists() or not before.exists():
+        return path
+    log.warning("%s was being replaced when its job ended; the one before is read", path)
+    return before
 
 
 def _before(path: Path) -> Path:
