@@ -66,6 +66,13 @@ def memory_of(tensor: Tensor) -> Hashable:
     return is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor)
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor: numbers that are equal may differ (a zero's sign), NaN may not."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A view of one number passes for contiguous with any stride; of bytes it may not have one.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
 def has_meta(module: nn.Module) -> bool:
     """Whether a module itself has a parameter or buffer without values."""
     return any(place.tensor.is_meta for place in own_places(module))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.tensor_places import bits_of
 from lightning_gpp.runtime.payload import Payload
 
 
@@ -108,16 +109,10 @@ class StayingInputs:
         alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
         if not alike or copy.is_meta:  # without numbers
             return torch.tensor(alike)
-        return (_bits(copy) == _bits(tensor)).all()
+        return (bits_of(copy) == bits_of(tensor)).all()
 
 
 def _copy(tensor: Tensor) -> Tensor:
     """A copy for later runs, whichever mode this one is in."""
     with torch.inference_mode(False), torch.no_grad():
         return tensor.detach().clone()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor: numbers that are equal may differ (a zero's sign), NaN may not."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8)

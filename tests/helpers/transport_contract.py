@@ -67,6 +67,7 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
         [torch.ones(5, dtype=torch.bfloat16).expand(3, 5).t()],
         [{"a": torch.ones(2), "n": 7}, (torch.zeros(1), None), "text"],
         [torch.tensor([1 + 2j])],
+        [torch.arange(6).reshape(2, 3)[:1, 1]],  # contiguous, of stride 3
         [torch.randn([1] * 9) for _ in range(12)],
         [torch.randn([1] * 9) for _ in range(2000)],
         [torch.ones(4096), torch.ones(1), "a large message"],
@@ -89,6 +90,7 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
     assert nested[0]["n"] == 7 and nested[0]["a"].tolist() == [1, 1]
     assert nested[1][1] is None and nested[2] == "text"
     assert unpack(receive(transport, tag))[0].item() == 1 + 2j
+    assert unpack(receive(transport, tag))[0].tolist() == [1]
     many = unpack(receive(transport, tag))
     assert [tensor.shape for tensor in many] == [torch.Size([1] * 9)] * 12
     assert len(unpack(receive(transport, tag))) == 2000

@@ -20,6 +20,7 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
+from lightning_gpp.common.tensor_places import bits_of
 
 NodeContents = tuple[tuple[str, str], ...]
 """The names of nodes, each with a hash of all that its value is computed from."""
@@ -45,7 +46,7 @@ def constant_text(value: Any) -> str:
     if isinstance(value, slice):
         return f"slice({constant_text([value.start, value.stop, value.step])})"
     if isinstance(value, Tensor):
-        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        content = bits_of(value.cpu()).numpy().tobytes()
         return f"{value.dtype}{tuple(value.shape)}{hashlib.sha256(content).hexdigest()}"
     if isinstance(value, Structure):
         return str(value)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gpp.common.tensor_places import bits_of
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.transport import Tag
 
@@ -92,7 +93,7 @@ def encode(payload: Payload, tag: Tag, *, on_cpu: bool) -> list[Tensor]:
             num_bytes, is_held = num_bytes + tensor.nbytes, is_held and is_here
     held = None
     if is_held and num_bytes <= _MOST_HELD_BYTES:
-        held = [bytearray(each.view(-1).view(torch.uint8).numpy()) for each in data]
+        held = [bytearray(bits_of(each).numpy()) for each in data]
         data = []
     told = tag, payload.structure, payload.requires_grad, heads, held
     head = pickle.dumps(told, pickle.HIGHEST_PROTOCOL)

@@ -8,20 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from helpers import launch_script
 from helpers.processes import is_running, wait_until_ended
 from helpers.reference import relative_error, weight_differences
-from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
-from lightning.pytorch.trainer.states import TrainerState
-
-from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
-from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 
 NUM_RANKS = launch_script.NUM_RANKS
 LIMIT_S = 280.0
@@ -91,20 +83,6 @@ def test_training_from_a_script(strategy: str, tmp_path: Path) -> None:
     assert set(got["logged"]) == set(want["logged"])
     assert relative_error(got["logged"]["val_loss"], want["logged"]["val_loss"]) < 1e-9
     assert len(list(tmp_path.glob("rank_*.pid"))) == NUM_RANKS
-
-
-@pytest.mark.parametrize(("rank", "is_kept"), [(0, True), (2, False)])
-def test_weights_come_back_on_the_host_of_rank_0_alone(
-    rank: int, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first rank of a second host has stages of its own, and nothing of the others."""
-    (tmp_path / "weights").touch()
-    output = _WorkerOutput("", str(tmp_path / "weights"), TrainerState(), None, {})
-    monkeypatch.setattr(MultiProcessingLauncher, "_collect_rank_zero_results", lambda *args: output)
-    strategy: Any = SimpleNamespace(global_rank=rank, checkpoint_io=TorchCheckpointIO())
-    trainer: Any = None
-    found = ProcessLauncher(strategy)._collect_rank_zero_results(trainer, None)
-    assert (found.weights_path is not None) == is_kept == (tmp_path / "weights").exists()
 
 
 @pytest.mark.parametrize(

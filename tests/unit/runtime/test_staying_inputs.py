@@ -58,6 +58,14 @@ def test_the_same_is_sent_once():
     assert pair.hand_over([edges[:, :1], x + 1]).num_bytes == 0
 
 
+def test_a_column_of_one_sample():
+    """Contiguous, and of another stride than 1."""
+    column = torch.arange(6).reshape(2, 3)[:1, 1]
+    pair = Pair(frozenset(("x",)))
+    assert sent(pair.hand_over([column], ("x",))) == [True]
+    assert sent(pair.hand_over([column.clone()], ("x",))) == [False]
+
+
 @pytest.mark.parametrize("change", [torch.nan, -0.0, 2.0])
 def test_a_change_in_place_is_seen(change: float):
     """Also one that neither version counters nor comparisons of numbers show."""
