@@ -9,10 +9,11 @@ the device: all forwards are merged before any backward, also those that could s
 Of several actions that can start at once, a device runs the backward first, then the lower
 micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
 unit after the other is to be done at some pace, the last unit of a micro-batch says when it is due,
-and the path that it has still to go (:class:`PathLengths`) how much earlier it has to start. Of two
-paces, one unit of time and what the busiest device needs, the one that ends earlier is taken: the
-first keeps later devices fed where stages take turns on them, the second lets a device with many
-stages finish what it has begun.
+and the path that it has still to go (:class:`PathLengths`) how much earlier it has to start. A plan
+says the pace as a part of what the busiest device needs for a unit: with 0 the longest path goes
+first, which keeps later devices fed where a chain goes round the devices several times; with 1 a
+device finishes what it has begun. Where a plan does not say it, that of one unit of time or of the
+busiest device is taken, whichever ends earlier.
 
 How far what a stage makes has still to go: who is first where one of several has to wait.
 
@@ -106,6 +107,7 @@ def merge_queues(
     *,
     num_devices: int,
     num_works: int,
+    pace: float | None = None,
 ) -> list[list[int]]:
     """The order of numbered work on every device.
 
@@ -115,6 +117,7 @@ def merge_queues(
         lengths: where all forwards come first, of the paths behind the stages; otherwise None.
         num_devices: how many devices there are.
         num_works: more than all numbers.
+        pace: of units, as a part of what the busiest device needs; None takes one that ends early.
 
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
@@ -139,8 +142,8 @@ def merge_queues(
             for is_back in (False, True)
         ]
     found: list[_ListSchedule] = []
-    for pace in _paces(queues) if lengths is not None else (1,):
-        urgency = _urgency(queues, lengths, num_works, pace)
+    for unit_pace in _paces(queues, pace) if lengths is not None else [1.0]:
+        urgency = _urgency(queues, lengths, num_works, unit_pace)
         merged = _ListSchedule(num_devices, units, urgency, missing.copy(), users)
         for half in halves:
             merged.add(half, devices)
@@ -149,7 +152,7 @@ def merge_queues(
 
 
 def _urgency(
-    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: int
+    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: float
 ) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
@@ -167,17 +170,18 @@ def _urgency(
             first = int(not is_back)
             if lengths is not None:
                 last = turn_of * queue.piece + queue.start + queue.units
-                first = last * pace - behind[is_back]
+                first = int(last * pace) - behind[is_back]
             found[number] = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place
     return found
 
 
-def _paces(queues: Sequence[StageQueue]) -> list[int]:
-    """Units of time after which one unit may follow the other: one, or what a device needs."""
+def _paces(queues: Sequence[StageQueue], pace: float | None) -> list[float]:
+    """Units of time after which one unit is due after the other: of each one order is made."""
     busy: dict[int, float] = {}
     for queue in queues[:-1]:
         busy[queue.device] = busy.get(queue.device, 0.0) + queue.units / queue.piece
-    return sorted({1, math.ceil(max(busy.values()))})
+    most = max(busy.values())
+    return sorted({1.0, float(math.ceil(most))}) if pace is None else [pace * most]
 
 
 class _ListSchedule:
