@@ -19,6 +19,7 @@ from torch.optim import LBFGS
 
 from lightning_gpp.common.checks import check_whole, is_number
 from lightning_gpp.planner import PLANNERS, Stage
+from lightning_gpp.planner.base import FASTEST
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.devices_at_hand import check_cluster
 from lightning_gpp.strategy.settings import Report, Settings
@@ -54,7 +55,7 @@ def check_settings(settings: Settings) -> None:
     """Raises ValueError where an option is unknown, makes no sense, or does not go with another."""
     schedule, weights = settings.schedule, settings.weights
     if schedule is not None:
-        check_name("schedule", schedule, [*SCHEDULES, ONE_F_ONE_B_ASYNC.name])
+        check_name("schedule", schedule, [*SCHEDULES, FASTEST, ONE_F_ONE_B_ASYNC.name])
     check_name("planner", settings.planner, PLANNERS)
     check_name("report", settings.report, get_args(Report))
     if weights is not None:

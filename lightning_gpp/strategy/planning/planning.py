@@ -118,10 +118,11 @@ def plan_pipeline(
         question = found.request(question)
         refit_notes = (f"Costs: {found.describe()}.",)
     notes = (*captured.kept_whole, *measured[1], *refit_notes)
-    schedule = settings.planned_schedule
+    schedule, compares = settings.planned_schedule, settings.report == "full"
     if plan is not None:  # its devices keep their numbers
         question = with_devices_of(plan, question)
-        found_plan = plan_to_run(PlanQuestion(question, schedule=schedule, plan=plan))
+        asked = PlanQuestion(question, schedule=schedule, plan=plan, compares=compares)
+        found_plan = plan_to_run(asked)
         notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
         return Planned(plan, found_plan.request, notes, found)
 
@@ -132,7 +133,7 @@ def plan_pipeline(
         plan = answer(part, planner)
         return plan_in_ways(on_all_devices(plan, part) if fills else plan, ways)
 
-    asked = PlanQuestion(question, settings.planner, schedule, fills)
+    asked = PlanQuestion(question, settings.planner, schedule, fills, compares=compares)
     found_plan = plan_to_run(asked, search)
     plan, request = found_plan.plan, found_plan.request
     notes += found_plan.notes
