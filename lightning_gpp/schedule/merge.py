@@ -36,7 +36,8 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED, StageEdge
@@ -131,24 +132,30 @@ def merge_queues(
     for user, needed in needs:
         missing[user] += 1
         users[needed] += (user,)
-    devices = [queue.device for queue in queues]
-    halves: list[list[Sequence[int]]] = [[queue.numbers for queue in queues]]
-    if lengths is not None:
-        halves = [
-            [
-                [number for step, number in zip(one.steps, one.numbers) if (step < 0) == is_back]
-                for one in queues
-            ]
-            for is_back in (False, True)
-        ]
-    found: list[_ListSchedule] = []
-    for unit_pace in _paces(queues, pace) if lengths is not None else [1.0]:
+    device_of = [0] * num_works
+    halves: list[list[int]] = [[], []]  # where all forwards come first: these, and the rest
+    for queue in queues:
+        parts: tuple[list[int], list[int]] = [], []
+        for step, number in zip(queue.steps, queue.numbers):
+            device_of[number] = queue.device
+            parts[lengths is not None and step < 0].append(number)
+        for part, half in zip(parts, halves):
+            half += part
+            for before, behind in pairwise(part):
+                missing[behind] += 1
+                users[before] += (behind,)
+    paces = [1.0] if lengths is None else _paces(queues, pace)
+    found = []
+    for unit_pace in paces:
         urgency = _urgency(queues, lengths, num_works, unit_pace)
-        merged = _ListSchedule(num_devices, units, urgency, missing.copy(), users)
+        lines: list[list[int]] = [[] for _ in range(num_devices)]
+        free = [0] * num_devices
+        waiting, ready = missing.copy(), [0] * num_works
         for half in halves:
-            merged.add(half, devices)
-        found.append(merged)
-    return min(found, key=lambda merged: max(merged.free)).lines
+            order = sorted(half, key=urgency.__getitem__)
+            _schedule(order, device_of, units, users, waiting, ready, free, lines)
+        found.append((max(free), lines))
+    return min(found, key=itemgetter(0))[1]
 
 
 def _urgency(
@@ -184,82 +191,56 @@ def _paces(queues: Sequence[StageQueue], pace: float | None) -> list[float]:
     return sorted({1.0, float(math.ceil(most))}) if pace is None else [pace * most]
 
 
-class _ListSchedule:
-    """The orders of devices, work in queues added to them.
+def _schedule(
+    order: Sequence[int],
+    device_of: Sequence[int],
+    units: Sequence[int],
+    users: Sequence[Sequence[int]],
+    missing: list[int],
+    ready: list[int],
+    free: list[int],
+    lines: list[list[int]],
+) -> None:
+    """Appends work to the orders of its devices: what can start first, then what is first.
 
     Everything is a whole number, so that a search can merge the stages of thousands of plans.
 
     Args:
-        num_devices: how many devices there are.
-        units: of every piece of work, how long it takes.
-        urgency: of several that can start at once the least goes first; all differ.
-        missing: how many others it waits for beside those in its queue; counted down.
+        order: the work; of what can start at once the first one goes first.
+        device_of: where work runs.
+        units: how long it takes.
         users: which others wait for it.
+        missing: how many others it waits for; counted down.
+        ready: when all of them are done; changed.
+        free: when every device is; changed.
+        lines: the work of every device in its order; changed.
 
-    Attributes:
-        lines: the work of every device in its order so far.
-        free: when every device is.
+    Raises:
+        ValueError: work waits for each other in a circle.
     """
-
-    def __init__(
-        self,
-        num_devices: int,
-        units: Sequence[int],
-        urgency: Sequence[int],
-        missing: list[int],
-        users: Sequence[Sequence[int]],
-    ) -> None:
-        self.lines: list[list[int]] = [[] for _ in range(num_devices)]
-        self.free = [0] * num_devices
-        self._ready = [0] * len(units)
-        self._units, self._urgency, self._missing, self._users = units, urgency, missing, users
-
-    def add(self, queues: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
-        """Appends the work of some queues to the orders of their devices.
-
-        Raises:
-            ValueError: queues wait for each other in a circle.
-        """
-        missing, users, ready, free = self._missing, self._users, self._ready, self.free
-        lines, units = self.lines, self._units
-        order = sorted(chain.from_iterable(queues), key=self._urgency.__getitem__)
-        num_works = left = len(order)
-        turn, device_of = [0] * len(missing), [0] * len(missing)
-        behind = [-1] * len(missing)  # what follows in the queue, if anything
-        for place, number in enumerate(order):
-            turn[number] = place
-        heap: list[int] = []  # a start, and the turn of what can start then, as one number
-        for numbers, device in zip(queues, devices):
-            for number in numbers:
-                device_of[number] = device
-            for number, user in pairwise(numbers):
-                behind[number] = user
-                missing[user] += 1
-            for number in numbers[:1]:
-                if not missing[number]:
-                    heap.append(ready[number] * num_works + turn[number])
-        heapq.heapify(heap)
-        while heap:
-            start, place = divmod(heap[0], num_works)
-            number = order[place]
-            device = device_of[number]
-            if free[device] > start:  # it got busy since
-                heapq.heapreplace(heap, free[device] * num_works + place)
-                continue
-            heapq.heappop(heap)
-            left -= 1
-            lines[device].append(number)
-            end = free[device] = start + units[number]
-            for user in users[number]:
-                missing[user] -= 1
-                if ready[user] < end:
-                    ready[user] = end
-                if not missing[user]:
-                    heapq.heappush(heap, ready[user] * num_works + turn[user])
-            user = behind[number]
-            if user >= 0:
-                missing[user] -= 1
-                if not missing[user]:
-                    heapq.heappush(heap, ready[user] * num_works + turn[user])
-        if left:
-            raise ValueError("the orders of the stages wait for each other in a circle")
+    left = num_works = len(order)
+    turn = [0] * len(missing)
+    for place, number in enumerate(order):
+        turn[number] = place
+    # a start, and the turn of what can start then, as one number
+    heap = [ready[n] * num_works + turn[n] for n in order if not missing[n]]
+    heapq.heapify(heap)
+    while heap:
+        start, place = divmod(heap[0], num_works)
+        number = order[place]
+        device = device_of[number]
+        if free[device] > start:  # it got busy since
+            heapq.heapreplace(heap, free[device] * num_works + place)
+            continue
+        heapq.heappop(heap)
+        left -= 1
+        lines[device].append(number)
+        end = free[device] = start + units[number]
+        for user in users[number]:
+            missing[user] -= 1
+            if ready[user] < end:
+                ready[user] = end
+            if not missing[user]:
+                heapq.heappush(heap, ready[user] * num_works + turn[user])
+    if left:
+        raise ValueError("the orders of the stages wait for each other in a circle")
