@@ -23,7 +23,7 @@ from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.pace import ActionRecord
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy import refusals
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
@@ -52,8 +52,7 @@ from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, p
 from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
-
-_ASYNC = ONE_F_ONE_B_ASYNC.name
+from lightning_gpp.weights.policies import find_policy
 
 
 class GraphPipeStrategy(SavingStrategy):
@@ -152,8 +151,10 @@ class GraphPipeStrategy(SavingStrategy):
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
         check_name("start_method", start_method, get_args(StartMethod))
         check_whole("pipelines", pipelines)
-        if schedule == _ASYNC and num_microbatches is None:
-            num_microbatches = 1
+        if schedule == ONE_F_ONE_B_ASYNC.name:
+            num_microbatches = 1 if num_microbatches is None else num_microbatches
+            if weights is not None and find_policy(weights).drains:
+                schedule, weights = ONE_F_ONE_B.name, None
         self.settings = Settings(
             num_microbatches=num_microbatches,
             schedule=schedule,
@@ -372,7 +373,7 @@ class GraphPipeStrategy(SavingStrategy):
     @property
     def clips_alone(self) -> bool:
         """Whether every rank clips the norm of its own gradients: others have no such yet."""
-        return self.settings.overlaps
+        return self.settings.is_asynchronous
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""

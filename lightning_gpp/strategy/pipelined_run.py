@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
@@ -52,7 +51,8 @@ class PipelinedRun:
         settings: what the user asked for.
         device: where this rank's stages run.
         peers: this rank in the other pipelines; None if there is one.
-        builder: builds the model; see :func:`lightning_gpp.strategy.build.build_pipeline`.
+        builder: builds the model on all ranks, given the run and, on rank 0, what it is built from;
+            see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
         model: what is built, however it is divided; None before.
@@ -76,7 +76,6 @@ class PipelinedRun:
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
         train_modes: training flags of the modules while training.
-        num_updates: steps of optimizers that are over.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
     """
@@ -90,7 +89,7 @@ class PipelinedRun:
         builder: Callable[[PipelinedRun, Any], None],
     ) -> None:
         self.settings = settings
-        self._builder = builder
+        self.builder = builder
         self.peers = peers
         self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.device = device
@@ -126,8 +125,6 @@ class PipelinedRun:
         self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
         self._is_end_agreed = False
-        self.num_updates = 0
-        self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -141,14 +138,10 @@ class PipelinedRun:
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
-        self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self.train_modes = modes_of(module)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early.enter_context(early_modules(module, self.target, self.device))
-
-    def _count_update(self, *_: Any) -> None:
-        self.num_updates += 1
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -161,14 +154,10 @@ class PipelinedRun:
         if self.is_alone:
             self.dropped.clear()
             return
+        # Garbage collection may append to it at any moment.
+        dropped = [self.dropped.pop() for _ in range(len(self.dropped))]
         changes, gradients = self.leader_state.take_changes(), self.own_gradients.take()
-        self.control.tell(Told(message, News(changes, self._take_dropped(), gradients)))
-
-    def _take_dropped(self) -> list[int]:
-        dropped, taken = self.dropped, list[int]()
-        while dropped:  # garbage collection may append to it at any moment
-            taken.append(dropped.pop())
-        return taken
+        self.control.tell(Told(message, News(changes, dropped, gradients)))
 
     def lead_end(self, calls: list[LogCall], loss: Tensor | None) -> None:
         """Rank 0: tells the others that a step has returned, what it logged and its loss."""
@@ -288,10 +277,6 @@ class PipelinedRun:
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 
-    def build(self, example: Any) -> None:
-        """All ranks: builds what runs the forward; rank 0 gives what it is built from."""
-        self._builder(self, example)
-
     def take(
         self,
         model: Pipeline | SpmdModel,
@@ -368,12 +353,6 @@ class PipelinedRun:
             for optimizer, state in zip(self.optimizers, states, strict=True):
                 groups = optimizer.state_dict()["param_groups"]
                 optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
-
-    def stop_watching(self) -> None:
-        """The run is over: user code and modules are what they were."""
-        self.stop_early_modules()
-        for counting in self._counting:
-            counting.remove()
 
     def reconnect(self) -> None:
         """All ranks, after a failure: messages of before may be on their way, so groups are new."""

@@ -160,7 +160,7 @@ class Session:
     def _end_after_failure(self) -> None:
         """All ranks that are left: the module is whole again, if all are."""
         run, model = self.run, self.run.model
-        state = {"is divided": model is not None, "updates": run.num_updates}
+        state = {"is divided": model is not None, "updates": run.module.trainer.global_step}
         self.lost = run.failures.meet(state)
         if self.lost is None and model is not None:
             try:
@@ -204,7 +204,7 @@ class Session:
             self.run.peers.leave()
         self._microbatch_steps.close()
         self._async_steps.close()
-        self.run.stop_watching()
+        self.run.stop_early_modules()
 
     def _make_whole(self) -> None:
         partition, on_all_ranks = self.run.partition, self.on_all_ranks

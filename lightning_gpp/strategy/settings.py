@@ -12,7 +12,7 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
-from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.simulate.refit import Refit, load_costs_or_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
@@ -98,27 +98,13 @@ class Settings:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the schedule is the asynchronous one."""
+        """Whether several mini-batches are in flight: the pipeline does not drain between them."""
         return self.schedule == ONE_F_ONE_B_ASYNC.name
 
     @property
     def prefix(self) -> str:
         """Of names in the LightningModule, before those in the module that is pipelined."""
         return f"{self.module}." if self.module else ""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether several mini-batches are in flight: the pipeline does not drain between them."""
-        return self.is_asynchronous and not self.policy.drains
-
-    @property
-    def planned_schedule(self) -> str | None:
-        """The schedule that is planned for.
-
-        Draining after every mini-batch is a synchronous schedule of one micro-batch.
-        """
-        drains = self.is_asynchronous and not self.overlaps
-        return ONE_F_ONE_B.name if drains else self.schedule
 
     @property
     def policy(self) -> Policy:
@@ -128,6 +114,6 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        if not self.overlaps:
+        if not self.is_asynchronous:
             return ONE_VERSION
         return HeldVersions(*self.policy.held_versions(self.per_update))

@@ -7,7 +7,7 @@ samples, and the outputs of the micro-batches are joined again along theirs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gpp.capture.checks.check import is_close
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.samples import GraphInputs
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import Structure, flatten
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.common.torch_device import widened
 from lightning_gpp.runtime.pieces import Slices
@@ -132,18 +132,24 @@ def at_rows(values: Values, dims: Dims, rows: Tensor, num_samples: int) -> Value
         index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
         return leaf.index_select(dim, index.flatten().to(leaf.device))
 
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves, structure = flatten(value)
-        pairs = zip(leaves, _dims_of(leaves, dims.get(name, ())), strict=True)
-        found[name] = structure.unflatten([selected(*pair) for pair in pairs])
-    return found
+    return {
+        name: structure.unflatten([selected(leaf, dim) for (leaf,), dim in columns])
+        for name, columns, (structure,) in _in_columns([values], dims)
+    }
 
 
-def _dims_of(leaves: Sequence[Any], dims: Sequence[int | None]) -> list[int | None]:
-    """The dimension of the samples of every leaf; what is no tensor has none."""
-    left = iter(dims)
-    return [next(left, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
+def _in_columns(
+    results: Sequence[Values], dims: Dims
+) -> Iterator[tuple[str, list[tuple[tuple[Any, ...], int | None]], tuple[Structure, ...]]]:
+    """Of every value in some results its name, its leaves and its structure in each of them.
+
+    With the leaves comes the dimension of their samples; what is no tensor has none.
+    """
+    for name in results[0]:
+        found, structures = zip(*[flatten(values[name]) for values in results], strict=True)
+        left = iter(dims.get(name, ()))
+        of_leaves = [next(left, None) if isinstance(leaf, Tensor) else None for leaf in found[0]]
+        yield name, list(zip(zip(*found), of_leaves)), structures
 
 
 def influence(
@@ -167,10 +173,8 @@ def influence(
         num_samples: of each call.
         num_first: samples that are the same in all three.
     """
-    for name in whole:
-        columns = list(zip(*(flatten(values[name])[0] for values in (whole, again, beside_others))))
-        of_leaves = _dims_of([first for first, _, _ in columns], dims.get(name, ()))
-        for column, dim in zip(columns, of_leaves, strict=True):
+    for name, columns, _ in _in_columns([whole, again, beside_others], dims):
+        for column, dim in columns:
             if dim is not None:
                 length = column[0].shape[dim] // num_samples * num_first
                 if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
@@ -206,19 +210,11 @@ def join_values(
     if len(outputs) == 1:
         return dict(outputs[0])
     joined: dict[str, Any] = {}
-    for name in outputs[0]:
-        found, structures = zip(*[flatten(values[name]) for values in outputs], strict=True)
-        leaves, structure = found[0], structures[0]
-        if structures.count(structure) < len(structures):
+    for name, columns, structures in _in_columns(outputs, dims):
+        if structures.count(structures[0]) < len(structures):
             raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
-        columns = zip(*found, strict=True)
-        of_leaves = _dims_of(leaves, dims.get(name, ()))
-        joined[name] = structure.unflatten(
-            [
-                _join_leaf(column, dim, sizes, name, averages)
-                for column, dim in zip(columns, of_leaves, strict=True)
-            ]
-        )
+        leaves = [_join_leaf(column, dim, sizes, name, averages) for column, dim in columns]
+        joined[name] = structures[0].unflatten(leaves)
     return joined
 
 
@@ -252,10 +248,8 @@ def _join_leaf(
 
 def difference(joined: Values, whole: Values) -> str | None:
     """In which output two results differ by more than rounding; None if in none."""
-    for name, expected in whole.items():
-        leaves, structure = flatten(expected)
-        got, got_structure = flatten(joined[name])
-        same = structure == got_structure and all(map(is_close, got, leaves))
-        if not same:
+    for name, columns, structures in _in_columns([whole, joined], {}):
+        is_same = structures[0] == structures[1]
+        if not is_same or not all(is_close(got, expected) for (expected, got), _ in columns):
             return _DEPENDS.format(name)
     return None

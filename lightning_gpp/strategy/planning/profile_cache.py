@@ -7,13 +7,11 @@ another key.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,6 @@ OF_EARLIER_RUN = "The profile is of an earlier run"
 BUSY = 1.5
 """Times as long as the measuring thread computed, which never sleeps: less than two thirds of a
 processor were left for it. Operators look slower then than they are, and nothing else shows it."""
-
-_ROOMS = ("capture", "cost", "graph")
 
 
 class ProfileCache:
@@ -104,15 +100,4 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
 def _versions() -> list[str]:
     toolkit = torch.version.cuda or torch.version.hip or torch.version.xpu or ""
     python = platform.python_version()
-    return [_version.__version__, _code_hash(), python, torch.__version__, toolkit]
-
-
-@cache
-def _code_hash() -> str:
-    """Hash of the package's own files: the version alone does not tell two checkouts apart."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for room in _ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
+    return [_version.__version__, python, torch.__version__, toolkit]

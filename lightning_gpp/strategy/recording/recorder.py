@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from lightning_gpp.common.torch_device import synchronize
-from lightning_gpp.runtime.executor import Executor, Run
+from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import Program
@@ -25,7 +25,7 @@ class StepRecorder:
 
     Attributes:
         is_on: whether it records.
-        on_record: the user's own, gets a record of every action, too.
+        on_record: gets a record of every action of training steps, too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,9 +41,7 @@ class StepRecorder:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
         self._runs, self._marks, self._open = [], [], None
-        if self._last_read is not None:
-            self._note_read(self._last_read)
-        self._last_read = None
+        self._note_read()
 
     def stop(self) -> RankRecord:
         """Ends the step and returns what was recorded."""
@@ -58,16 +56,16 @@ class StepRecorder:
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
-        mark = Mark(SpanKind.DATA, start_ns, end_ns)
-        if not self.is_on:
-            self._last_read = mark
-        elif self._open is None:  # else it is part of a validation
-            self._note_read(mark)
+        self._last_read = Mark(SpanKind.DATA, start_ns, end_ns)
+        if self.is_on and self._open is None:  # else it is part of a validation
+            self._note_read()
 
-    def _note_read(self, mark: Mark) -> None:
+    def _note_read(self) -> None:
         """What follows until a program runs prepares it."""
-        self._marks.append(mark)
-        self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns)
+        if (mark := self._last_read) is not None:
+            self._marks.append(mark)
+            self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns)
+        self._last_read = None
 
     def end_batch(self) -> None:
         """What was begun is over, and what was read so far does not belong to the next step."""
@@ -93,15 +91,6 @@ class StepRecorder:
         """Whether anybody gets records."""
         return self.is_on or self.on_record is not None
 
-    @contextlib.contextmanager
-    def heard(self, executor: Executor) -> Iterator[None]:
-        """Actions that run in the body are told to the user's own, and not recorded here."""
-        executor.on_record = self.on_record
-        try:
-            yield
-        finally:
-            executor.on_record = None
-
     def part(self, run: Run, *, is_second: bool) -> contextlib.AbstractContextManager[None]:
         """Records a run, or one of its two parts; between them is the user's step.
 
@@ -109,9 +98,7 @@ class StepRecorder:
             run: what runs in the body, or a part of it.
             is_second: whether it is over after this.
         """
-        if not self.is_on:
-            return self.heard(run.executor) if self.is_heard else contextlib.nullcontext()
-        return self._part(run, is_second)
+        return self._part(run, is_second) if self.is_heard else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -128,9 +115,13 @@ class StepRecorder:
             if also is not None:
                 also(record)
 
-        with self.heard(run.executor):
-            run.executor.on_record = on_record
+        run.executor.on_record = on_record
+        try:
             yield
+        finally:
+            run.executor.on_record = None
+        if not self.is_on:
+            return
         end_ns = time.monotonic_ns()
         same = (index for index, (other, _) in enumerate(self._runs) if other is run)
         if (place := next(same, len(self._runs))) == len(self._runs):

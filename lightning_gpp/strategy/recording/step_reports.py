@@ -26,32 +26,35 @@ class Question:
 
     Plan and request have as many micro-batches and samples as the step had.
 
+    Args:
+        pipeline: that ran it.
+        timeline: what was recorded of it.
+        known: the refit whose costs the plan was made with, if it was.
+
     Raises:
-        ValueError: a step had fewer samples than the stages take at a time, for which another
-            program was run than the plan's.
+        ValueError: it cannot be compared; the text says why.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        planned, sizes = pipeline.planned, pipeline.last_sizes
+    def __init__(self, pipeline: Pipeline, timeline: Timeline, known: Refit | None) -> None:
+        planned, program = pipeline.planned, pipeline.last_trained
         if planned is None:
             raise ValueError("its forward was called in another form than the one that was planned")
-        if len(sizes) % pipeline.placed.units_at_a_time:
+        if program is None or any(span.minibatch for span in timeline.spans):
+            raise ValueError("it ran several mini-batches or calls")
+        self.sizes, self.program = pipeline.last_sizes, program
+        if len(self.sizes) % pipeline.placed.units_at_a_time:
             raise ValueError("its mini-batch was too small for the plan")
-        if pipeline.last_trained is None:
-            raise ValueError("it called the forward in several forms")
-        self.program, self._pipeline = pipeline.last_trained, pipeline
-        self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
-        self.request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
+        check_program(timeline, program)
+        self._pipeline, self._known = pipeline, known
+        self.plan = replace(pipeline.plan, num_microbatches=len(self.sizes))
+        size = sum(self.sizes)
+        self.request = replace(planned.request, minibatch_size=size, num_microbatches=None)
 
     def predicted(self, found: Refit | None = None) -> Timeline:
         """The program as it is simulated: with the costs of the plan, or refitted."""
-        request, step, pipeline = self.request, StepCosts(), self._pipeline
-        assert pipeline.planned is not None
-        if (known := pipeline.planned.refit) is not None:
-            step = known.step_costs(self.plan)
-        if found is not None:
-            request = found.request(request)
-            step = found.step_costs(self.plan)
+        request = self.request if found is None else found.request(self.request)
+        known, pipeline = found or self._known, self._pipeline
+        step = StepCosts() if known is None else known.step_costs(self.plan)
         return predicted_timeline(
             simulate(self.program, program_costs(self.plan, request, step=step)),
             stages=timeline_stages(pipeline, self.program),
@@ -62,11 +65,15 @@ class Question:
         """What recorded steps of the same program say."""
         return refit(timelines, self.program, self.plan, self.request)
 
-    def check(self, timeline: Timeline) -> None:
-        """Raises ValueError where this is not what was recorded; the text says why."""
-        if any(span.minibatch for span in timeline.spans):
-            raise ValueError("it ran several mini-batches or calls")
-        check_program(timeline, self.program)
+    def source(self) -> tuple[str, str]:
+        """What the plan's own costs are, in a word and in a sentence."""
+        if self._known is not None:
+            return "known", f"known: costs {self._known.describe()}."
+        if self.request.is_estimated:
+            note = "estimate: operators were not measured, their costs are those of data sheets."
+            return "estimate", note
+        note = "profile: operators one by one; the user's step, data and optimizer are not in it."
+        return "profile", note
 
 
 def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
@@ -124,19 +131,15 @@ class StepReports:
     def __init__(self) -> None:
         self._recorded: list[tuple[Program, int, Timeline]] = []
 
-    def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
-        """The report on what was run last, or why there is none.
-
-        Args:
-            pipeline: that ran it.
-            timeline: of the step.
-        """
+    def report(
+        self, pipeline: Pipeline, timeline: Timeline, known: Refit | None
+    ) -> StepReport | str:
+        """The report on what was run last, or why there is none; see :class:`Question`."""
         try:
-            question = Question(pipeline)
-            question.check(timeline)
+            question = Question(pipeline, timeline, known)
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
-        name, note = _name(pipeline)
+        name, note = question.source()
         predicted, notes, last = {name: question.predicted()}, [note], None
         assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
@@ -144,8 +147,8 @@ class StepReports:
         if is_refitted and timeline.step < WARM_UP_STEPS:
             notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
         elif is_refitted:
-            key = question.program, question.request.minibatch_size
-            earlier = [t for *known, t in self._recorded if tuple(known) == key]
+            key = question.program, sum(question.sizes)
+            earlier = [t for *known_as, t in self._recorded if tuple(known_as) == key]
             self._recorded.append((*key, timeline))
             last = question.refit([*earlier, timeline])
             if earlier:
@@ -157,16 +160,3 @@ class StepReports:
                 notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         shown = "refit" if "refit" in predicted else name
         return StepReport(timeline, predicted, shown, tuple(notes), last)
-
-
-def _name(pipeline: Pipeline) -> tuple[str, str]:
-    """What the plan's own costs are, in a word and in a sentence."""
-    planned = pipeline.planned
-    assert planned is not None
-    if planned.refit is not None:
-        return "known", f"known: costs {planned.refit.describe()}."
-    if planned.request.is_estimated:
-        note = "estimate: operators were not measured, their costs are those of data sheets."
-        return "estimate", note
-    note = "profile: operators one by one; the user's step, data and optimizer are not in it."
-    return "profile", note

@@ -16,6 +16,7 @@ from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.measured import RankRecord, clock_lead_ns, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.recorder import StepRecorder
@@ -163,7 +164,9 @@ class TimelineCallback(pl.Callback):
     def _take(self, run: PipelinedRun, timeline: Timeline) -> None:
         """Rank 0: keeps the timeline of a step, and how it compares with its prediction."""
         self.timelines[self._step] = timeline
-        report = self._reports.report(run.built, timeline)
+        known = run.settings.costs
+        known = known if isinstance(known, Refit) else None
+        report = self._reports.report(run.built, timeline, known)
         if isinstance(report, StepReport):
             self.reports[self._step] = report
         self._recorded.append((timeline, report, sum(run.built.last_sizes)))

@@ -225,7 +225,7 @@ class SpmdCalls(ForwardCalls):
         package = ProgramPackage(graph, exported.constants, self._plan(graph))
         with run.control.together():
             run.lead(Build(Autocast.current(run.device)))
-            run.build(package)
+            self.build(package)
         run.leader_state.look_again()
         if number + 1 == MANY_EXPORTS:
             rank_zero_warn(

@@ -160,7 +160,7 @@ class AsyncSteps(SuspendedSteps):
         ):
             if needs := steps[self._number].needs:
                 raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
-            if is_epoch or run.settings.policy.drains:
+            if is_epoch:
                 self._since = 0
             message = AsyncMinibatch(self._since, len(ahead), is_epoch)
             run.lead(message)
@@ -171,8 +171,6 @@ class AsyncSteps(SuspendedSteps):
         """The batches that follow, as far as the pipeline is ahead and the Trainer will go."""
         run, trainer = self._run, self._run.module.trainer
         loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
-        if run.settings.policy.drains:
-            return []
         left = [
             most_ahead(run.built.placed.stages),
             trainer.num_training_batches - loop.batch_progress.current.ready,
@@ -212,8 +210,7 @@ class AsyncSteps(SuspendedSteps):
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
-        windowed = run.built.in_window(window, self._state, shift, boundary)
-        stash = run.built.window(windowed, window.number)
+        stash = run.built.window(window, self._state, shift, boundary)
         self._number += 1
         self._since = message.since + 1
         return stash

@@ -18,7 +18,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import OtherFormError
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import LEAF, Structure, flatten
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
@@ -263,7 +264,7 @@ class ForwardCalls:
             return boundary.take_outputs()
         self._num_calls += 1
         call = run.model.call(message, boundary)
-        return LedCall(run, message.call, call, boundary, tuple(inputs)).outputs(inputs)
+        return LedCall(run, message.call, call, boundary, tuple(inputs)).values(inputs)
 
 
 def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
@@ -286,66 +287,46 @@ def _check_size(captured: CapturedModel, inputs: Mapping[str, Tensor], chunks: C
         )
 
 
-_TENSOR = object()
-"""Stands for a tensor among the leaves of an output."""
-
-
+@dataclass(eq=False)
 class LedCall:
     """A differentiable call on rank 0, whose halves run on all ranks: a node of the user's graph.
 
     So whatever the user makes of the outputs is differentiated by autograd as on one device.
 
-    Args:
+    Attributes:
         run: of this rank.
         number: of the call.
         call: this rank's part of it.
         boundary: arguments and outputs.
         names: of the arguments, in the order in which autograd has them.
-
-    Attributes:
+        outputs: names of the outputs, with how many tensors each has.
+        structure: of the outputs.
+        is_over: whether nothing can go backward through it any more.
         anchor: stands for the parameters in the user's autograd graph.
     """
 
-    def __init__(
-        self,
-        run: PipelinedRun,
-        number: int,
-        call: RankCall,
-        boundary: CallBoundary,
-        names: tuple[str, ...],
-    ) -> None:
-        self._run, self._number, self._call, self._dropped = run, number, call, run.dropped
-        self._boundary, self._names = boundary, names
-        self._counts: dict[str, int] = {}
-        self._is_over = False
-        self.anchor = torch.zeros((), requires_grad=True)
+    run: PipelinedRun
+    number: int
+    call: RankCall
+    boundary: CallBoundary
+    names: tuple[str, ...]
+    outputs: dict[str, int] = field(default_factory=dict)
+    structure: Structure = LEAF
+    is_over: bool = False
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def __del__(self) -> None:
-        if not self._is_over:  # autograd has let go of it
-            self._dropped.append(self._number)
+        if not self.is_over:  # autograd has let go of it
+            self.run.dropped.append(self.number)
 
-    def outputs(self, inputs: Mapping[str, Tensor]) -> Values:
+    def values(self, inputs: Mapping[str, Tensor]) -> Values:
         """Runs the forward half; its outputs by name, for the arguments by name."""
-        arguments = [inputs[name] for name in self._names]
-        tensors = iter(_Node.apply(self, *arguments, self.anchor))  # type: ignore[no-untyped-call]
-        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self._leaves]
-        values: Values = self._structure.unflatten(leaves)
+        arguments = [inputs[name] for name in self.names]
+        found = _Node.apply(self, *arguments, self.anchor)  # type: ignore[no-untyped-call]
+        values: Values = self.structure.unflatten(found)
         return values
 
-    def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors of the outputs, and those that take no gradient."""
-        self._call.forward()
-        first = self._boundary.outputs[0]
-        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
-        with torch.no_grad():
-            values = self._boundary.take_outputs()
-        leaves, self._structure = flatten(values)
-        self._leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._counts = {name: len(tensors_in([value])) for name, value in values.items()}
-        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
-
-    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the backward half; the gradients of the arguments.
 
         Raises:
@@ -357,25 +338,48 @@ class LedCall:
                 "have: its backward runs on other ranks. Compute a gradient penalty on a module "
                 "that is not pipelined, or train it on one device."
             )
-        if self._is_over:
+        if self.is_over:
             raise RuntimeError(
                 "backward went through one call of the pipelined forward a second time, but its "
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
-        run, boundary, given = self._run, self._boundary, iter(gradients)
-        boundary.put_gradients({n: list(islice(given, count)) for n, count in self._counts.items()})
+        run, boundary, given = self.run, self.boundary, iter(gradients)
+        boundary.put_gradients({n: list(islice(given, count)) for n, count in self.outputs.items()})
         retain, hands_out = keeps_graph(), will_reach(self.anchor)
-        self._is_over, start_s = not retain, time.monotonic()
+        self.is_over, start_s = not retain, time.monotonic()
         with run.failures.guard():
-            run.lead(Backward(self._number, retain, hands_out))
+            run.lead(Backward(self.number, retain, hands_out))
             run.own_gradients.look()
-            self._call.backward(retain=retain, hands_out=hands_out)
+            self.call.backward(retain=retain, hands_out=hands_out)
             run.own_gradients.note()
         run.in_pipeline_s += time.monotonic() - start_s
         return [
             boundary.take_input_gradients(name) if boundary.pieces[0][name].requires_grad else None
-            for name in self._names
+            for name in self.names
         ]
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, led: LedCall, *inputs: Tensor) -> tuple[Any, ...]:
+        ctx.led = led
+        ctx.set_materialize_grads(False)
+        led.call.forward()
+        first = led.boundary.outputs[0]
+        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
+        with torch.no_grad():
+            values = led.boundary.take_outputs()
+        leaves, led.structure = flatten(values)
+        led.outputs = {name: len(tensors_in([value])) for name, value in values.items()}
+        ctx.are_tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        leaves = [each.detach() if isinstance(each, Tensor) else each for each in leaves]
+        tensors = compress(leaves, ctx.are_tensors)
+        ctx.mark_non_differentiable(*[t for t, flag in zip(tensors, flags) if not flag])
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.led.backward([*compress(gradients, ctx.are_tensors)]), None)
 
 
 def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
@@ -387,17 +391,3 @@ def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
         lambda _: when_backward_ends(lambda: run.lead(BackwardEnd()))
     )
     return led
-
-
-class _Node(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: LedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        tensors, constant = call.forward()
-        ctx.mark_non_differentiable(*constant)
-        return tuple(tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.call.backward(gradients), None)

@@ -11,7 +11,8 @@ comes from the same arithmetic: they differ by a few roundings only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ _COARSEST = 0.05
 _MOST_SHAPES = 16
 """Mini-batches that are looked at for their shapes alone; a run may have new ones for ever."""
 
-Gradients = dict[str, list[Tensor | None]]
+Gradients = Sequence[Tensor | None]
 
 
 class Cadence:
@@ -100,10 +101,18 @@ class OutputGradients:
         """The outputs that the losses were made of."""
         return frozenset(
             name
-            for gradients in self._gradients
-            for name, found in gradients.items()
-            if any(gradient is not None for gradient in found)
+            for found in self._gradients
+            for (name, _), gradient in zip(self._places(), found, strict=True)
+            if gradient is not None
         )
+
+    def _places(self) -> list[tuple[str, int | None]]:
+        """For every tensor of the outputs the name of its output, and the dimension of samples."""
+        return [
+            (name, dim)
+            for name, value in self._outputs[0].items()
+            for _, dim in zip(tensors_in([value]), chain(self._dims.get(name, ()), repeat(None)))
+        ]
 
     def is_off(self, loss_of: Callable[[Values], Tensor]) -> bool:
         """Whether they differ from those of the step on both by more than rounding.
@@ -125,23 +134,15 @@ class OutputGradients:
                 joined[name] = value  # no loss is made of it
         loss = loss_of(joined) * (sum(self._sizes) / self._total)
         theirs = [_gradients(loss, outputs) for outputs in self._outputs]
-        return any(_differ(*pair) for pair in self._pairs(theirs))
-
-    def _pairs(self, theirs: Sequence[Gradients]) -> Iterator[tuple[Tensor, Tensor, torch.dtype]]:
-        """What is to be alike, and its type; of an output that both have whole the sum."""
-        for name in self._outputs[0]:
-            values = [tensors_in([outputs[name]]) for outputs in self._outputs]
-            dims = iter(self._dims.get(name, ()))
-            for place, tensors in enumerate(zip(*values, strict=True)):
-                is_whole = next(dims, None) is None
-                mine, others = (
-                    [_flat(of[name][place], t) for of, t in zip(found, tensors, strict=True)]
-                    for found in (self._gradients, theirs)
-                )
-                if is_whole:
-                    yield mine[0] + mine[1], others[0] + others[1], tensors[0].dtype
-                else:
-                    yield torch.cat(mine), torch.cat(others), tensors[0].dtype
+        tensors = [tensors_in(list(outputs.values())) for outputs in self._outputs]
+        columns = [zip(*each, strict=True) for each in (tensors, self._gradients, theirs)]
+        for (_, dim), both, *gradients in zip(self._places(), *columns, strict=True):
+            flat = [list(map(_flat, found, both)) for found in gradients]
+            # Of an output that both have whole the sum counts.
+            mine, others = (each[0] + each[1] if dim is None else torch.cat(each) for each in flat)
+            if _differ(mine, others, both[0].dtype):
+                return True
+        return False
 
 
 def each_apart(outputs: Values) -> Values:
@@ -156,16 +157,13 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _gradients(loss: Tensor, outputs: Values) -> Gradients:
     """Of the loss at every tensor of some outputs; None where it has none."""
-    tensors = {name: tensors_in([value]) for name, value in outputs.items()}
-    wanted = [t for column in tensors.values() for t in column if t.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(wanted)
+    tensors = tensors_in(list(outputs.values()))
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    found: Gradients = [None] * len(wanted)
     if loss.requires_grad and wanted:
         found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
     left = iter(found)
-    return {
-        name: [next(left) if t.requires_grad else None for t in column]
-        for name, column in tensors.items()
-    }
+    return [next(left) if tensor.requires_grad else None for tensor in tensors]
 
 
 def _flat(gradient: Tensor | None, tensor: Tensor) -> Tensor:

@@ -81,12 +81,11 @@ def test_another_model_has_another_key(other: Callable[[], CapturedModel]):
     [
         lambda patch: patch.setattr("torch.__version__", "9.9"),
         lambda patch: patch.setattr("lightning_gpp._version.__version__", "9.9"),
-        lambda patch: patch.setattr(profile_cache, "_code_hash", lambda: "other"),
         lambda patch: patch.setattr(profile_cache, "device_name", lambda device: "other"),
         lambda patch: patch.setattr("platform.node", lambda: "other"),
         lambda patch: patch.setattr("torch.get_num_threads", lambda: 99),
     ],
-    ids=["torch", "package", "code", "device", "processor", "threads"],
+    ids=["torch", "package", "device", "processor", "threads"],
 )
 def test_another_place_has_another_key(change, monkeypatch: pytest.MonkeyPatch):
     model = captured()
