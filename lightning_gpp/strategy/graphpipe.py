@@ -212,10 +212,8 @@ class GraphPipeStrategy(SavingStrategy):
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
-        if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
-            session.optimize_by_hand(self._lightning_optimizers)
-        self._hooks = LedHooks(session)
-        self._scopes.callback(self._hooks.remove)
+        session.manual.wrapped = self._lightning_optimizers
+        self._hooks = self._scopes.enter_context(LedHooks(session))
         self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         terminate = session.run.failures.terminate
@@ -293,7 +291,8 @@ class GraphPipeStrategy(SavingStrategy):
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
         run, manual = self.session.run, self.session.manual
-        by_hand = nullcontext(closure_loss) if manual is None else manual.backward(closure_loss)
+        is_led = not run.is_everywhere
+        by_hand = manual.backward(closure_loss) if is_led else nullcontext(closure_loss)
         with run.failures.guard(), by_hand as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
@@ -315,10 +314,10 @@ class GraphPipeStrategy(SavingStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
-        self.session.run.take_saved_optimizers()
-        manual = self.session.manual
-        by_hand = nullcontext() if manual is None else manual.step(optimizer, closure, kwargs)
-        with by_hand:
+        run, manual = self.session.run, self.session.manual
+        run.take_saved_optimizers()
+        is_led = not run.is_everywhere
+        with manual.step(optimizer, closure, kwargs) if is_led else nullcontext():
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _show(self) -> None:

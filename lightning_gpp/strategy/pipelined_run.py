@@ -149,6 +149,11 @@ class PipelinedRun:
         with self.failures.guard(), self.control.alone(what):
             yield
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether the user code that runs now runs on all ranks."""
+        return self.is_alone or self.control.alone_in is None
+
     def lead(self, message: Any) -> None:
         """Rank 0: tells the others what to do, and what happened since the last message."""
         if self.is_alone:

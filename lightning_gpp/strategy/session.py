@@ -13,7 +13,6 @@ from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.strategy.lightning_private import (
     DataloaderIter,
-    LightningOptimizer,
     keep_results,
     tell_device,
 )
@@ -41,7 +40,7 @@ class Session:
     Attributes:
         run: likewise.
         forward: likewise.
-        manual: manual optimization, where the module does it.
+        manual: manual optimization.
         follower: what this rank does while rank 0 runs user code.
         asides: what it does while user code outside of steps needs the model.
         on_all_ranks: whether ranks other than 0 go on with the module, as they do when every rank
@@ -53,8 +52,8 @@ class Session:
     def __init__(self, run: PipelinedRun, forward: ForwardCalls | None = None) -> None:
         self.run, self.forward = run, forward or ForwardCalls(run)
         self.on_emulated: Callable[[EmulationReport], None] | None = None
-        self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
+        self.manual = ManualOptimization(run, self.follower)
         self.asides = Asides(run, self.follower, self.forward)
         self._microbatch_steps = MicrobatchSteps(run)
         self._async_steps = AsyncSteps(run, self.follower)
@@ -67,11 +66,6 @@ class Session:
         return type(None), ()
 
     # User code ------------------------------------------------------------------------------
-
-    def optimize_by_hand(self, wrapped: Sequence[LightningOptimizer]) -> None:
-        """Steps use these optimizers themselves."""
-        self.manual = ManualOptimization(self.run, self.follower, wrapped)
-        self.follower.manual = self.manual.follow
 
     def step(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step on rank 0; the others follow its calls, and log what it logs.
@@ -112,19 +106,6 @@ class Session:
             if is_training and run.model is None:
                 warn_of_no_call(run.module, run.target)
             return result
-
-    def hook(
-        self,
-        name: str,
-        hook: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Runs a hook of the user's on rank 0; all ranks return what it returns."""
-        if self.run.control.is_leader:
-            with self.asides.reading(name):
-                return self.forward.hook(name, hook, args, kwargs)
-        return self.follower.hook(name)
 
     # End -------------------------------------------------------------------------------------
 

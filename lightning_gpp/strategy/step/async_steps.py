@@ -30,7 +30,7 @@ from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
 from lightning_gpp.strategy.refusals import refuse_for_async
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
-from lightning_gpp.strategy.step.suspended_steps import OpenSteps, SuspendedSteps
+from lightning_gpp.strategy.step.suspended_steps import SuspendedSteps
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights
 
@@ -127,7 +127,6 @@ class AsyncSteps(SuspendedSteps):
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
         super().__init__(run)
         follower.window = lambda message: self._perform(message, None)
-        self._steps = OpenSteps(run)
         self._state = RunState()
         self._windows: Windows | None = None
         self._versions = WeightVersions()
@@ -138,7 +137,7 @@ class AsyncSteps(SuspendedSteps):
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns."""
-        run, steps = self._run, self._steps.steps
+        run, steps = self._run, self.steps
         is_epoch = run.train_batches is not self._batches
         if is_epoch:
             self._batches = run.train_batches
@@ -156,7 +155,7 @@ class AsyncSteps(SuspendedSteps):
         with (
             run.control.alone(name),
             run.leader_state.watching(name),
-            self._steps.intercepting(),
+            self.intercepting(),
         ):
             if needs := steps[self._number].needs:
                 raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
@@ -164,7 +163,7 @@ class AsyncSteps(SuspendedSteps):
                 self._since = 0
             message = AsyncMinibatch(self._since, len(ahead), is_epoch)
             run.lead(message)
-            stash = self._perform(message, self._steps)
+            stash = self._perform(message, self)
         return self._returned([steps.pop(self._number - 1)], batch, stash)
 
     def _ahead(self) -> list[Any]:
@@ -190,14 +189,13 @@ class AsyncSteps(SuspendedSteps):
     # All ranks -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the steps that wait; the optimizers are the user's again."""
+        """Likewise; the optimizers are the user's again."""
         for watched in self._run.last_steps:
             watched.close()
-        self._steps.abandon()
         super().close()
         self._batches = self._run.train_batches = None  # worker processes of a loader end
 
-    def _perform(self, message: AsyncMinibatch, boundary: OpenSteps | None) -> GradientStash:
+    def _perform(self, message: AsyncMinibatch, boundary: AsyncSteps | None) -> GradientStash:
         """This rank's part of a window; its gradients are in what is returned."""
         run = self._run
         if self._windows is None:

@@ -44,14 +44,14 @@ class Follower:
         window: runs a window of a pipeline that does not drain.
         read_all: makes the module whole for a while.
         end_reading: undoes that.
-        manual: does what manual optimization does on rank 0; None in automatic optimization.
+        manual: does what manual optimization does on rank 0.
     """
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._calls: dict[int, RankCall] = {}
         self._stash: GradientStash | None = None
-        self.manual: Callable[[Any], None] | None = None
+        self.manual: Callable[[Any], None]
         self.window: Callable[[AsyncMinibatch], GradientStash]
         self.read_all: Callable[[ReadAll], None]
         self.end_reading: Callable[[], None]
@@ -131,5 +131,4 @@ class Follower:
             case AsyncMinibatch():
                 self._stash = self.window(message)
             case _:
-                assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
                 self.manual(message)

@@ -32,7 +32,6 @@ from lightning_gpp.strategy.step.cut_checks import why_not_cut
 from lightning_gpp.strategy.step.loss_check import Cadence, OutputGradients
 from lightning_gpp.strategy.step.suspended_steps import (
     OpenStep,
-    OpenSteps,
     Step,
     SuspendedSteps,
     microbatch_loss,
@@ -84,28 +83,27 @@ class MicrobatchSteps(SuspendedSteps):
         sizes = run.built.step_sizes(units)
         parts = zip(cut_batch(batch, sizes), sizes, strict=True)
         steps = [self._open(step, part, size) for part, size in parts]
-        boundary = OpenSteps(run, dict(enumerate(steps)), num_samples)
-        boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
+        self.steps, self.total = dict(enumerate(steps)), num_samples
+        self.loss_scale = loss_scale(run.module.trainer.precision_plugin)
         # A step that runs once has no loss to compare; stages before it may take less at a time.
         is_once, pairs = len(sizes) == 1, list[int]()
         if min(sizes) > 0 and len(units) > 1:
             pairs = self._looked_at.pairs(batch, units if is_once else sizes)
-        if not is_once:
-            dims = run.built.captured.graph.batch_dims
-            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
-        with run.control.alone(name), run.leader_state.watching(name), boundary.intercepting():
+        dims = run.built.captured.graph.batch_dims
+        self.seen = [OutputGradients(dims, sizes, first) for first in pairs if not is_once]
+        with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
             try:
-                minibatch = Minibatch(units, steps[0].needs, boundary.loss_scale)
+                minibatch = Minibatch(units, steps[0].needs, self.loss_scale)
                 run.lead(minibatch)
-                stash = run.built.train(minibatch, boundary)
-                for seen in boundary.seen:
+                stash = run.built.train(minibatch, self)
+                for seen in self.seen:
                     if self._is_off(step, batch, [steps[each] for each in seen.pair], seen):
                         _refuse("its gradients at the outputs of the forward are others")
                     self._check_cut(steps, units, seen.used)
                 if pairs and is_once:
                     self._check_cut(steps, units, None)
             finally:
-                boundary.abandon()
+                self.abandon()
         return self._returned(steps, batch, stash)
 
     def _is_off(

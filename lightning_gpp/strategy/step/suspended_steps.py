@@ -111,11 +111,11 @@ class OpenStep(SuspendedCall):
         self.logged.append(call)
 
 
-class OpenSteps(Boundary):
-    """Rank 0: joins steps to the pipeline.
+class SuspendedSteps(Boundary):
+    """Rank 0: joins steps that run in the midst of a schedule to the pipeline.
 
     Args:
-        run: of this rank.
+        run: whose pipeline they run in.
 
     Attributes:
         steps: by the number of their micro-batch.
@@ -124,11 +124,10 @@ class OpenSteps(Boundary):
         seen: notes what the losses are differentiated to, where they are looked at.
     """
 
-    def __init__(
-        self, run: PipelinedRun, steps: dict[int, OpenStep] | None = None, total: int = 0
-    ) -> None:
-        self._run, self.steps, self.total = run, steps or {}, total
-        self.loss_scale = 1.0
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run, self._threads = run, StepThreads()
+        self.steps: dict[int, OpenStep] = {}
+        self.total, self.loss_scale = 0, 1.0
         self.seen: Sequence[OutputGradients] = ()
 
     @contextlib.contextmanager
@@ -180,18 +179,7 @@ class OpenSteps(Boundary):
         for step in self.steps.values():
             step.abandon()
         self.steps.clear()
-
-
-class SuspendedSteps:
-    """Rank 0: what all steps have in common that run in the midst of a schedule.
-
-    Args:
-        run: whose pipeline they run in.
-    """
-
-    def __init__(self, run: PipelinedRun) -> None:
-        self._run = run
-        self._threads = StepThreads()
+        self.seen = ()
 
     def _step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The user's step as a function of its batch alone."""
@@ -221,7 +209,7 @@ class SuspendedSteps:
             run.control.alone(name),
             run.leader_state.preserved(),
             rollback(run.module),
-            OpenSteps(run).intercepting(),
+            self.intercepting(),
         ):
             try:
                 arguments = first.arguments
@@ -247,7 +235,8 @@ class SuspendedSteps:
         return with_loss(result, stash.loss(value))
 
     def close(self) -> None:
-        """Ends the threads of the steps."""
+        """Ends the steps that wait, and their threads."""
+        self.abandon()
         self._threads.close()
 
 

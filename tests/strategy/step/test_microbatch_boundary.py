@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined_calls
-from lightning_gpp.strategy.step.suspended_steps import OpenStep, OpenSteps
+from lightning_gpp.strategy.step.suspended_steps import OpenStep, SuspendedSteps
 
 Step = Callable[[lp.LightningModule, Tensor], Any]
 
@@ -56,7 +56,7 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
     )
     parts = zip(batch.split(sizes), sizes, strict=True)
     steps = [OpenStep(of_rank, partial(step, module, part), size, threads) for part, size in parts]
-    boundary = OpenSteps(of_rank)
+    boundary = SuspendedSteps(of_rank)
     boundary.steps, boundary.total = dict(enumerate(steps)), sum(sizes)
     try:
         with boundary.intercepting():
