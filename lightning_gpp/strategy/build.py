@@ -72,7 +72,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
     with collecting, torch.inference_mode(False):  # what moves would be inference tensors
         run.stop_early_modules()
         if run.module.training:
-            run.train_modes = modes_of(run.module)
+            run.train_modes = modes_of(run.target)
         logged: list[str] = []
         note = recording(run.module, lambda name, *args, **kwargs: logged.append(name))
         with note, torch.enable_grad(), lifted():
@@ -115,7 +115,7 @@ class PipelineBuild:
             call = GraphCall.of(run.target, args, kwargs)
             with without_caches(run.target):
                 self.capture(call.args, call.kwargs, mixing_methods(run.target))
-            flags = self._train_modes()
+            flags = run.train_modes
             with waiting_for("Dividing the graph into chunks", run.module):
                 chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
             self.captured.take_graph(chunked.graph, chunked.in_ways.operators)
@@ -136,15 +136,6 @@ class PipelineBuild:
             codes = pipeline.executor.stages.values()
             self.chunked.keep_arguments({name for code in codes for name in code.inputs})
         return pipeline
-
-    def _train_modes(self) -> dict[str, bool]:
-        """Training flags of the modules in the one that is pipelined."""
-        prefix = self.settings.prefix
-        return {
-            f"{name}.".removeprefix(prefix).removesuffix("."): flag
-            for name, flag in self.run.train_modes.items()
-            if f"{name}.".startswith(prefix)
-        }
 
     def shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, on the device where this rank captures the model.
@@ -189,7 +180,7 @@ class PipelineBuild:
                 leaf_modules=settings.leaf_modules,
                 blocks=settings.blocks,
                 opened=opened,
-                train_modes=self._train_modes(),
+                train_modes=run.train_modes,
                 verified=verified,
             )
             if control.is_leader:

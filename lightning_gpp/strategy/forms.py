@@ -92,7 +92,7 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         finally:
             partition.make_partial()
         run.take_form(pipeline)
-        run.use_form(len(run.forms) - 1)
+        run.model = pipeline
     rank_zero_info(
         f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
         f"captured separately and runs on the same devices, in {plan.num_stages} stages."

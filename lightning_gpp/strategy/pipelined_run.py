@@ -75,7 +75,7 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
-        train_modes: training flags of the modules while training.
+        train_modes: training flags of the target and its sub-modules while training, by name.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
     """
@@ -138,7 +138,7 @@ class PipelinedRun:
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
-        self.train_modes = modes_of(module)
+        self.train_modes = modes_of(self.target)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early.enter_context(early_modules(module, self.target, self.device))
@@ -326,12 +326,8 @@ class PipelinedRun:
     def to_form(self, pipeline: Pipeline) -> None:
         """Rank 0: all ranks use the pipeline of a form of call."""
         if self.model is not pipeline:
-            self.lead(UseForm(number := self.forms.index(pipeline)))
-            self.use_form(number)
-
-    def use_form(self, number: int) -> None:
-        """All ranks: what follows is of this form of call."""
-        self.model = self.forms[number]
+            self.lead(UseForm(self.forms.index(pipeline)))
+            self.model = pipeline
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
@@ -374,6 +370,6 @@ class PipelinedRun:
         self._early.close()
 
 
-def modes_of(module: pl.LightningModule) -> dict[str, bool]:
+def modes_of(module: nn.Module) -> dict[str, bool]:
     """Training flags of the sub-modules, by name."""
     return {name: part.training for name, part in module.named_modules()}

@@ -26,7 +26,7 @@ from torchmetrics import Metric
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.strategy.cutting.results import mean_over_samples
+from lightning_gpp.strategy.cutting.cutting import mean_over_samples
 from lightning_gpp.strategy.state.held_elsewhere import LACKS_VALUES, lifted
 
 

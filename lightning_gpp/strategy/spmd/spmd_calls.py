@@ -206,7 +206,7 @@ class SpmdCalls(ForwardCalls):
         """How parameters are stored is for training, which may begin with a validation."""
         run = self._run
         modes = {part: part.training for part in run.target.modules()}
-        names = {part: name for name, part in run.module.named_modules()}
+        names = {part: name for name, part in run.target.named_modules()}
         try:
             for part in modes:
                 part.training = run.train_modes[names[part]]

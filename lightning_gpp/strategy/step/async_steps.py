@@ -61,14 +61,13 @@ class WeightVersions:
         ahead = version_differences(windows.window(most + 1, most))
         codes = dict(built.executor.stages)
         for stage, code in codes.items():
-            operators = [
-                built.captured.graph.operator[name] for name in built.plan.stages[stage].operators
-            ]
-            names = dict.fromkeys(name for each in operators for name in each.parameters)
-            own = {name: built.captured.module.get_parameter(name) for name in names}
-            weights = versions.stages[stage] = StageWeights(
-                run.settings.policy, own, run.last_steps
-            )
+            own = {
+                name: built.captured.module.get_parameter(name)
+                for name, readers in built.placed.stages.parameter_readers
+                if stage in readers
+            }
+            weights = StageWeights(run.settings.policy, own, run.last_steps)
+            versions.stages[stage] = weights
             function = versions.stage(code.function, weights, ahead[stage], most)
             codes[stage] = replace(code, function=function, keep_state=None)
         built.executor.stages = codes

@@ -22,14 +22,13 @@ from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
+from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
-from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast
-from lightning_gpp.strategy.step.loss_check import OutputGradients, each_apart
 
 Step = Callable[[Any], Any]
 
@@ -119,16 +118,11 @@ class SuspendedSteps(Boundary):
 
     Attributes:
         steps: by the number of their micro-batch.
-        total: samples by which losses are weighted; 0 where every step is a mini-batch of its own.
-        loss_scale: what losses are multiplied by before they go backward.
-        seen: notes what the losses are differentiated to, where they are looked at.
     """
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run, self._threads = run, StepThreads()
         self.steps: dict[int, OpenStep] = {}
-        self.total, self.loss_scale = 0, 1.0
-        self.seen: Sequence[OutputGradients] = ()
 
     @contextlib.contextmanager
     def intercepting(self) -> Iterator[None]:
@@ -163,23 +157,14 @@ class SuspendedSteps(Boundary):
         return self.steps[microbatch].inputs()
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
-        """Goes on with its step; returns its loss times the share of its samples, scaled."""
-        step = self.steps[microbatch]
-        if self.seen:
-            outputs = each_apart(outputs)
-        loss = step.finish(outputs)
-        if self.total:
-            loss = loss * (step.size / self.total)
-        for seen in self.seen:
-            seen.take(microbatch, outputs, loss)
-        return loss if self.loss_scale == 1 else loss * self.loss_scale
+        """Goes on with its step; returns its loss."""
+        return self.steps[microbatch].finish(outputs)
 
     def abandon(self) -> None:
         """Ends steps that wait for their outputs."""
         for step in self.steps.values():
             step.abandon()
         self.steps.clear()
-        self.seen = ()
 
     def _step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The user's step as a function of its batch alone."""
