@@ -217,16 +217,16 @@ class PipelinedRun:
         Not on a GPU, whose work is not over when a call returns, nor within the pipeline.
         """
         is_plain = self.device.type == "cpu" and not self.is_alone
-        return is_plain and not self.steps_per_microbatch and not self.settings.is_asynchronous
+        return is_plain and not self.suspends_steps
 
     # What is built -----------------------------------------------------------------------------
 
     @property
-    def steps_per_microbatch(self) -> bool:
-        """Whether the training step runs for every micro-batch, as the schedule asks for it."""
+    def suspends_steps(self) -> bool:
+        """Whether training steps run in the midst of the schedule, where they wait for outputs."""
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
         found = SCHEDULES.get(schedule or "")
-        return found is not None and not found.forwards_first
+        return self.settings.is_asynchronous or (found is not None and not found.forwards_first)
 
     @property
     def partition(self) -> Partition:

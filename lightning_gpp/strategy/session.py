@@ -55,8 +55,8 @@ class Session:
         self.follower = Follower(run)
         self.manual = ManualOptimization(run, self.follower)
         self.asides = Asides(run, self.follower, self.forward)
-        self._microbatch_steps = MicrobatchSteps(run)
-        self._async_steps = AsyncSteps(run, self.follower)
+        is_asynchronous = run.settings.is_asynchronous
+        self._steps = AsyncSteps(run, self.follower) if is_asynchronous else MicrobatchSteps(run)
         self.on_all_ranks = True
         self.is_closed = False
         self.lost: str | None = None
@@ -85,11 +85,7 @@ class Session:
                 f"{name} takes `dataloader_iter` and reads batches by itself, which other ranks "
                 "cannot follow; let it take `batch`"
             )
-        steps: AsyncSteps | MicrobatchSteps | ForwardCalls = self.forward
-        if is_training and run.settings.is_asynchronous:
-            steps = self._async_steps
-        elif is_training and run.steps_per_microbatch:
-            steps = self._microbatch_steps
+        steps = self._steps if is_training and run.suspends_steps else self.forward
         with run.failures.guard():
             if not run.control.is_leader:
                 return self.follower.step(name)
@@ -102,7 +98,8 @@ class Session:
             except BeginAnewError:
                 for put_back in before:
                     put_back()
-                return self._microbatch_steps.lead(name, batch, args, kwargs)
+                run.partition.make_partial()  # again
+                return self._steps.lead(name, batch, args, kwargs)
             if is_training and run.model is None:
                 warn_of_no_call(run.module, run.target)
             return result
@@ -183,8 +180,7 @@ class Session:
             self.run.transport.close()
         if self.run.peers is not None and sys.exc_info()[1] is not None:
             self.run.peers.leave()
-        self._microbatch_steps.close()
-        self._async_steps.close()
+        self._steps.close()
         self.run.stop_early_modules()
 
     def _make_whole(self) -> None:

@@ -143,11 +143,9 @@ class ForwardCalls:
         """The outputs by name."""
         pipeline = self._run.built
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if (chunked := pipeline.chunked) is not None:
-            _check_size(captured, inputs, chunked.chunks)
-            if is_trained and captured.module.training:
-                return self._in_chunks(captured, chunked, inputs)
         units = self._units(captured, inputs, is_trained)
+        if pipeline.chunked is not None and is_trained and captured.module.training:
+            return self._in_chunks(captured, pipeline.chunked, inputs)
         if (only := pipeline.only_stage(units)) is not None:
             call = StageCall(training=captured.module.training)
             flight = run_forward(only, inputs, call, has_backward=is_trained)
@@ -173,7 +171,7 @@ class ForwardCalls:
             )
         run.leader_state.look_again()
         is_first = pipeline is None and run.control.alone_in == "training_step"
-        if is_first and run.steps_per_microbatch:
+        if is_first and run.suspends_steps:
             raise BeginAnewError
         return run.built.captured.inputs(args, kwargs)
 
@@ -183,10 +181,17 @@ class ForwardCalls:
         """Samples of each of the smallest micro-batches; one where the call cannot be cut."""
         run = self._run
         num_samples = call_size(captured, inputs)
+        if (chunked := run.built.chunked) is not None:  # one graph in one piece
+            if num_samples != chunked.chunks.num_vertices:
+                found = "other inputs" if num_samples is None else num_samples
+                raise GraphTrainingError(
+                    f"the first call of forward had a graph of {chunked.chunks.num_vertices} "
+                    f"vertices, this one has {found}; full-graph training has one graph, use "
+                    'strategy="graphpipe" for several'
+                )
+            return [num_samples]
         if num_samples is None:
             return [1]
-        if run.built.chunked is not None:  # one graph in one piece
-            return [num_samples]
         if is_trained:
             run.full_batch = max(run.full_batch, num_samples)
         units = run.unit_sizes(num_samples, is_training=is_trained)
@@ -274,17 +279,6 @@ def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
     seed = torch.initial_seed() if asked.seed is None else asked.seed
     generator = torch.Generator().manual_seed((seed + step) % 2**63)
     return tuple(torch.randperm(len(chunks), generator=generator).tolist())
-
-
-def _check_size(captured: CapturedModel, inputs: Mapping[str, Tensor], chunks: Chunks) -> None:
-    """Raises GraphTrainingError where a call is not of a graph of the size that was divided."""
-    found = call_size(captured, inputs)
-    if found != chunks.num_vertices:
-        raise GraphTrainingError(
-            f"the first call of forward had a graph of {chunks.num_vertices} vertices, this one "
-            f"has {'other inputs' if found is None else found}; full-graph training has one graph, "
-            'use strategy="graphpipe" for several'
-        )
 
 
 @dataclass(eq=False)
