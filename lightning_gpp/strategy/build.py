@@ -48,8 +48,8 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache
-from lightning_gpp.strategy.refusals import fewest_per_update
 from lightning_gpp.strategy.report import waiting_for
+from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership

@@ -24,25 +24,25 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
-from lightning_gpp.strategy import refusals
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.ranks.pipelines import StartMethod
-from lightning_gpp.strategy.refusals import (
-    check_name,
-    check_settings,
-    compile_options,
-    refuse_callbacks,
-    refuse_for_async,
-)
 from lightning_gpp.strategy.report import PlanReports, show, width
 from lightning_gpp.strategy.settings import (
+    ON_ONE_RANK,
+    ON_STAGES,
+    SHARDED,
     CacheLike,
     CostsLike,
     PlanLike,
     Report,
     Settings,
+    check_name,
+    check_settings,
+    compile_options,
+    refuse_callbacks,
+    refuse_for_async,
     resolve_costs,
 )
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
@@ -198,9 +198,9 @@ class GraphPipeStrategy(SavingStrategy):
         give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
-            refuse_callbacks(trainer, refusals.SHARDED)
+            refuse_callbacks(trainer, SHARDED)
         alone = session.run.is_alone
-        refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
+        refuse_callbacks(trainer, ON_ONE_RANK if alone else ON_STAGES)
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)

@@ -27,8 +27,7 @@ from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
-from lightning_gpp.strategy.refusals import refuse_async_plan
-from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.settings import Settings, refuse_async_plan
 
 Measured = tuple[Costs, tuple[str, ...]]
 """Costs, and what the user should know of where they are from."""

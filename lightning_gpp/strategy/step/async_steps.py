@@ -27,7 +27,7 @@ from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
-from lightning_gpp.strategy.refusals import refuse_for_async
+from lightning_gpp.strategy.settings import refuse_for_async
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.suspended_steps import SuspendedSteps
