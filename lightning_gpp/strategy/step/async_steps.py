@@ -107,12 +107,9 @@ class WeightVersions:
         or filling with the weights of its first one.
         """
         next_backward = max(self.first, number - ahead)
-        difference = self._updates_before(number) - self._updates_before(next_backward)
-        return Place(difference, ahead, most_ahead)
-
-    def _updates_before(self, number: int) -> int:
-        """Updates of the epoch before the backward of a mini-batch."""
-        return (number - self.epoch) // self.per_update
+        # Updates of the epoch before the backward of each.
+        one, other = ((each - self.epoch) // self.per_update for each in (number, next_backward))
+        return Place(one - other, ahead, most_ahead)
 
 
 class AsyncSteps(SuspendedSteps):

@@ -73,33 +73,6 @@ _MOST_SHAPES = 16
 Gradients = Sequence[Tensor | None]
 
 
-class Cadence:
-    """Which mini-batches are looked at, and which two micro-batches of them."""
-
-    def __init__(self) -> None:
-        self._num_batches = self._num_looks = 0
-        self._shapes: set[tuple[torch.Size, ...]] = set()
-        self._counted = CountedEntries()
-
-    def pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
-        """Counts a mini-batch; the first of each two micro-batches of it that are looked at.
-
-        Args:
-            batch: the mini-batch.
-            sizes: samples of each micro-batch.
-        """
-        self._num_batches += 1
-        pairs = self._counted.new_pairs(batch, sizes)
-        shapes = tuple(tensor.shape for tensor in tensors_in([batch]))
-        is_new = shapes not in self._shapes and len(self._shapes) < _MOST_SHAPES
-        self._shapes |= {shapes} if is_new else set()
-        is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
-        if (is_power_of_two or is_new) and not pairs:
-            pairs = [self._num_looks % (len(sizes) - 1)]
-        self._num_looks += bool(pairs)
-        return pairs
-
-
 class OutputGradients:
     """The gradients of two neighbouring micro-batches' losses at the outputs of the forward.
 
@@ -227,7 +200,9 @@ class MicrobatchSteps(SuspendedSteps):
 
     def __init__(self, run: PipelinedRun) -> None:
         super().__init__(run)
-        self._looked_at = Cadence()
+        self._num_batches = self._num_looks = 0
+        self._shapes: set[tuple[torch.Size, ...]] = set()
+        self._counted = CountedEntries()
         self._has_drawn = False
         self._form: Pipeline | None = None
         self._total, self._loss_scale = 0, 1.0
@@ -263,7 +238,7 @@ class MicrobatchSteps(SuspendedSteps):
         # A step that runs once has no loss to compare; stages before it may take less at a time.
         is_once, pairs = len(sizes) == 1, list[int]()
         if min(sizes) > 0 and len(units) > 1:
-            pairs = self._looked_at.pairs(batch, units if is_once else sizes)
+            pairs = self._pairs(batch, units if is_once else sizes)
         dims = run.built.captured.graph.batch_dims
         self._seen = [OutputGradients(dims, sizes, first) for first in pairs if not is_once]
         with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
@@ -281,6 +256,24 @@ class MicrobatchSteps(SuspendedSteps):
                 self.abandon()
                 self._seen = ()
         return self._returned(steps, batch, stash)
+
+    def _pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
+        """Counts a mini-batch; the first of each two micro-batches of it that are looked at.
+
+        Args:
+            batch: the mini-batch.
+            sizes: samples of each micro-batch.
+        """
+        self._num_batches += 1
+        pairs = self._counted.new_pairs(batch, sizes)
+        shapes = tuple(tensor.shape for tensor in tensors_in([batch]))
+        is_new = shapes not in self._shapes and len(self._shapes) < _MOST_SHAPES
+        self._shapes |= {shapes} if is_new else set()
+        is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
+        if (is_power_of_two or is_new) and not pairs:
+            pairs = [self._num_looks % (len(sizes) - 1)]
+        self._num_looks += bool(pairs)
+        return pairs
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with its step; returns its loss times the share of its samples, scaled."""
@@ -304,8 +297,10 @@ class MicrobatchSteps(SuspendedSteps):
         def loss_of_both(outputs: Values) -> Tensor:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 # Of graphs the numbers of vertices are counted anew.
-                if not captured.takes_graphs and not _are_equal(
-                    captured.inputs(args, kwargs), self._inputs(pair)
+                inputs = captured.inputs(args, kwargs)
+                theirs = inputs if captured.takes_graphs else self._inputs(pair) or {}
+                if inputs.keys() != theirs.keys() or not all(
+                    map(torch.equal, inputs.values(), map(theirs.__getitem__, inputs))
                 ):
                     raise CannotCompareError
                 return captured.output(outputs)
@@ -351,14 +346,6 @@ class MicrobatchSteps(SuspendedSteps):
 
 class CannotCompareError(BaseException):
     """Raised through the step on both micro-batches: it does not call the forward as they did."""
-
-
-def _are_equal(inputs: Mapping[str, Tensor], others: Values | None) -> bool:
-    return (
-        others is not None
-        and inputs.keys() == others.keys()
-        and all(torch.equal(tensor, others[name]) for name, tensor in inputs.items())
-    )
 
 
 def _refuse(why_not: str | None) -> None:
