@@ -32,7 +32,7 @@ class StepRecorder:
         self._device = device
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.is_on = False
-        self._runs: list[tuple[Run, RunRecord]] = []
+        self._runs: dict[int, tuple[Run, RunRecord]] = {}
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
@@ -40,19 +40,19 @@ class StepRecorder:
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
-        self._runs, self._marks, self._open = [], [], None
+        self._runs, self._marks, self._open = {}, [], None
         self._note_read()
 
     def stop(self) -> RankRecord:
         """Ends the step and returns what was recorded."""
         self.end()
         self.is_on = False
-        return RankRecord(tuple(found for _, found in self._runs), tuple(self._marks))
+        return RankRecord(tuple(found for _, found in self._runs.values()), tuple(self._marks))
 
     @property
     def programs(self) -> list[Program]:
         """Of every mini-batch that was recorded; one too small for all replicas has another."""
-        return [run.program for run, _ in self._runs]
+        return [run.program for run, _ in self._runs.values()]
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
@@ -123,11 +123,9 @@ class StepRecorder:
         if not self.is_on:
             return
         end_ns = time.monotonic_ns()
-        same = (index for index, (other, _) in enumerate(self._runs) if other is run)
-        if (place := next(same, len(self._runs))) == len(self._runs):
-            self._runs.append((run, RunRecord((), end_ns)))
-        actions = *self._runs[place][1].actions, *records
+        _, before = self._runs.get(id(run), (run, RunRecord((), end_ns)))
         over_ns = records[-1].end_ns if records and pace is not None else end_ns
-        self._runs[place] = run, RunRecord(actions, over_ns)
+        self._runs[id(run)] = run, RunRecord((*before.actions, *records), over_ns)
+        place = list(self._runs).index(id(run))
         turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
         self._open = Mark(SpanKind.FINISH if is_second else turn, end_ns, end_ns, place)

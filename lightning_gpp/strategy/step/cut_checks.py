@@ -45,8 +45,8 @@ class CutChecks:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._can_cut: dict[tuple[bool, ...], bool] = {}
-        self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
+        self._can_cut: dict[tuple[int, ...], bool] = {}
+        self._kinds: dict[tuple[int, ...], CountedEntries] = defaultdict(CountedEntries)
         self._said: set[str] = set()
 
     def can_cut(
@@ -65,6 +65,7 @@ class CutChecks:
         pipeline = self._run.built
         at_a_time = pipeline.placed.units_at_a_time
         key = (
+            id(pipeline),
             pipeline.captured.module.training,
             is_trained and not len(units) % at_a_time,
             _num_apart(units, at_a_time) > 0,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -75,7 +74,7 @@ class ForwardCalls:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._checks: dict[int, CutChecks] = defaultdict(lambda: CutChecks(run))
+        self._checks = CutChecks(run)
         self._num_calls = 0
         self.before: Callable[[], None] = lambda: None
 
@@ -198,7 +197,7 @@ class ForwardCalls:
         if len(units) > 1:
             if input_slices(captured, inputs, units) is None:
                 return [num_samples]
-            if not self._checks[id(run.model)].can_cut(inputs, units, is_trained=is_trained):
+            if not self._checks.can_cut(inputs, units, is_trained=is_trained):
                 units = [num_samples]
         if captured.module.training:
             run.show_state(len(units))
