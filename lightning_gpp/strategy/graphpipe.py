@@ -22,7 +22,6 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
-from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
@@ -111,7 +110,6 @@ class GraphPipeStrategy(SavingStrategy):
     plan: Plan | None = None
     stage_graph: StageGraph | None = None
     emulation_report: EmulationReport | None = None
-    on_record: Callable[[ActionRecord], None] | None = None
     _optimized: pl.LightningModule | None = None
 
     def __init__(
@@ -277,7 +275,6 @@ class GraphPipeStrategy(SavingStrategy):
             return self._step("predict_step", *args, **kwargs)
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.session.run.recorder.on_record = self.on_record
         return self.session.step(name, batch, args, kwargs)
 
     def backward(

@@ -179,7 +179,7 @@ class Pipeline:
         num_ranks = self.executor.transport.num_ranks
         has_one = num_ranks == self.placed.stages.num_stages == len(units) == 1
         is_plain = self.time.time_scale is None and self.chunked is None
-        is_free = has_one and is_plain and not self.recorder.is_heard
+        is_free = has_one and is_plain and not self.recorder.is_on
         return self.executor.stages[0] if is_free else None
 
     def _begin(

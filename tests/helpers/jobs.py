@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from helpers import modules
 from helpers.models import DataSpec, ExportableModel
+from helpers.records import heard
 from helpers.training import (
     Recording,
     Result,
@@ -125,7 +126,6 @@ def actions_of_fit(strategy: dict[str, Any], num_ranks: int) -> list[str]:
     seen: list[str] = []
     with quiet():
         trainer = make_trainer(strategy, num_ranks, max_steps=1)
-        chosen: Any = trainer.strategy
-        chosen.on_record = lambda record: seen.append(str(record.action))
-        trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
+        with heard(lambda record: seen.append(str(record.action))):
+            trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
     return seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -25,12 +25,10 @@ class StepRecorder:
 
     Attributes:
         is_on: whether it records.
-        on_record: gets a record of every action of training steps, too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.on_record: Callable[[ActionRecord], None] | None = None
         self.is_on = False
         self._runs: dict[int, tuple[Run, RunRecord]] = {}
         self._marks: list[Mark] = []
@@ -86,11 +84,6 @@ class StepRecorder:
             self._marks.append(replace(self._open, end_ns=time.monotonic_ns()))
             self._open = None
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether anybody gets records."""
-        return self.is_on or self.on_record is not None
-
     def part(self, run: Run, *, is_second: bool) -> contextlib.AbstractContextManager[None]:
         """Records a run, or one of its two parts; between them is the user's step.
 
@@ -98,7 +91,7 @@ class StepRecorder:
             run: what runs in the body, or a part of it.
             is_second: whether it is over after this.
         """
-        return self._part(run, is_second) if self.is_heard else contextlib.nullcontext()
+        return self._part(run, is_second) if self.is_on else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -107,21 +100,17 @@ class StepRecorder:
         What a rank really does beside them takes no emulated time.
         """
         records: list[ActionRecord] = []
-        also, pace = self.on_record, run.executor.pace
+        pace = run.executor.pace
         self.end()
 
         def on_record(record: ActionRecord) -> None:
             records.append(record if pace is None else pace.timed(record))
-            if also is not None:
-                also(record)
 
         run.executor.on_record = on_record
         try:
             yield
         finally:
             run.executor.on_record = None
-        if not self.is_on:
-            return
         end_ns = time.monotonic_ns()
         _, before = self._runs.get(id(run), (run, RunRecord((), end_ns)))
         over_ns = records[-1].end_ns if records and pace is not None else end_ns
