@@ -20,7 +20,6 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
-from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
@@ -108,8 +107,6 @@ class GraphPipeStrategy(SavingStrategy):
     """
 
     plan: Plan | None = None
-    stage_graph: StageGraph | None = None
-    emulation_report: EmulationReport | None = None
     _optimized: pl.LightningModule | None = None
 
     def __init__(
@@ -320,7 +317,7 @@ class GraphPipeStrategy(SavingStrategy):
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""
         run = self.session.run
-        self.plan, self.stage_graph = run.built.plan, run.built.placed.stages
+        self.plan = run.built.plan
         if run.built.planned is not None:
             can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
             self.reports.built(run.built.planned, self.settings, can_time=can_time)
@@ -332,7 +329,6 @@ class GraphPipeStrategy(SavingStrategy):
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""
-        self.emulation_report = report
         show(report.text(width()))
         metrics = {name: torch.tensor(value) for name, value in report.metrics().items()}
         self._module().trainer.callback_metrics.update(metrics)

@@ -40,7 +40,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.planning import most_replicas
 from lightning_gpp.strategy.planning.profile_cache import ProfileCache
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.settings import resolve_costs
@@ -86,7 +85,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
         costs=costs,
         num_microbatches=asked,
         may_recompute=as_flag("recompute", config.recompute),
-        max_replicas=most_replicas(asked),
+        max_replicas=1 if asked == 1 else None,
     )
     sizes = sorted(profile.microbatch_size for profile in costs.profiles)
     source = (

@@ -147,21 +147,14 @@ def _request(
     if settings.is_asynchronous:
         num_microbatches = None
     size = captured.graph.microbatch_size * example.num_microbatches
+    # One micro-batch is asked for where the samples of a batch must stay together, be it in the
+    # forward, of which replicas would see a part each.
     return plan_request(
         captured.graph,
         cluster,
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        max_replicas=most_replicas(num_microbatches) if settings.full_graph is None else 1,
+        max_replicas=1 if num_microbatches == 1 or settings.full_graph is not None else None,
         held_versions=settings.held_versions,
     )
-
-
-def most_replicas(num_microbatches: int | None) -> int | None:
-    """Most replicas of a stage that a planner may use, given the micro-batches that there are.
-
-    One micro-batch is asked for where the samples of a batch must stay together, be it in the
-    forward, of which replicas would see a part each.
-    """
-    return 1 if num_microbatches == 1 else None
