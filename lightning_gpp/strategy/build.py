@@ -37,10 +37,7 @@ from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.schedule.lower import reduce_groups
 from lightning_gpp.schedule.program_parts import ReduceGroup
-from lightning_gpp.strategy.devices.devices_at_hand import (
-    DeviceAtHand,
-    cluster_at_hand,
-)
+from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline

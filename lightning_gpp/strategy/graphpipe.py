@@ -301,11 +301,7 @@ class GraphPipeStrategy(SavingStrategy):
             yield
 
     def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: Any = None,
-        **kwargs: Any,
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
         run, manual = self.session.run, self.session.manual

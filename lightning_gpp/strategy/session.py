@@ -11,11 +11,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
-from lightning_gpp.strategy.lightning_private import (
-    DataloaderIter,
-    keep_results,
-    tell_device,
-)
+from lightning_gpp.strategy.lightning_private import DataloaderIter, keep_results, tell_device
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.report import warn_of_no_call
 from lightning_gpp.strategy.state.without_values import note_lost_weights

@@ -20,11 +20,7 @@ from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.recording.step_reports import (
-    StepReport,
-    StepReports,
-    timeline_stages,
-)
+from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports, timeline_stages
 from lightning_gpp.strategy.report import show, width
 
 TYPICAL_OF = (3, 6, 9, 12, 15)

@@ -134,9 +134,8 @@ class AsyncSteps(SuspendedSteps):
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns."""
         run, steps = self._run, self.steps
-        is_epoch = run.train_batches is not self._batches
-        if is_epoch:
-            self._batches = run.train_batches
+        if run.train_batches is not self._batches:  # an epoch begins
+            self._batches, self._since = run.train_batches, 0
             if steps:
                 raise NotImplementedError(_CUT_SHORT.format(len(steps)))
         if run.pipeline is None:
@@ -148,16 +147,10 @@ class AsyncSteps(SuspendedSteps):
                 later = [args[0] + number - self._number, *args[1:]] if args else args
                 size = batch_size(other)
                 steps[number] = self._open(self._step(name, later, kwargs), other, size)
-        with (
-            run.control.alone(name),
-            run.leader_state.watching(name),
-            self.intercepting(),
-        ):
+        with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
             if needs := steps[self._number].needs:
                 raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
-            if is_epoch:
-                self._since = 0
-            message = AsyncMinibatch(self._since, len(ahead), is_epoch)
+            message = AsyncMinibatch(self._since, len(ahead))
             run.lead(message)
             stash = self._perform(message, self)
         return self._returned([steps.pop(self._number - 1)], batch, stash)
@@ -200,8 +193,8 @@ class AsyncSteps(SuspendedSteps):
                 partial(placed.program, schedule=ONE_F_ONE_B_ASYNC.name), most_ahead(placed.stages)
             )
             self._versions = WeightVersions.of(run, self._windows)
-        if message.since == 0:
-            self._fill_anew(is_epoch=message.is_epoch)
+        if message.since == 0:  # nothing is in flight
+            self._fill_anew()
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         stash = run.built.window(window, self._state, shift, boundary)
@@ -209,14 +202,13 @@ class AsyncSteps(SuspendedSteps):
         self._since = message.since + 1
         return stash
 
-    def _fill_anew(self, *, is_epoch: bool) -> None:
+    def _fill_anew(self) -> None:
         """Nothing is in flight. Callbacks may accumulate another number of batches in an epoch."""
         run, versions = self._run, self._versions
-        if is_epoch:
-            trainer = run.module.trainer
-            refuse_for_async(trainer, run.settings, most_ahead(run.built.placed.stages))
-            versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
-            versions.per_update = trainer.accumulate_grad_batches
+        trainer = run.module.trainer
+        refuse_for_async(trainer, run.settings, most_ahead(run.built.placed.stages))
+        versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
+        versions.per_update = trainer.accumulate_grad_batches
         versions.begin(self._number)
         for watched in run.last_steps:
             watched.forget()

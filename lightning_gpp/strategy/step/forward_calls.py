@@ -33,21 +33,11 @@ from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
 from lightning_gpp.strategy.forms import use_form_of
-from lightning_gpp.strategy.lightning_private import (
-    keeps_graph,
-    when_backward_ends,
-    will_reach,
-)
+from lightning_gpp.strategy.lightning_private import keeps_graph, when_backward_ends, will_reach
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
-from lightning_gpp.strategy.ranks.messages import (
-    Autocast,
-    Backward,
-    BackwardEnd,
-    Forward,
-    HookEnd,
-)
+from lightning_gpp.strategy.ranks.messages import Autocast, Backward, BackwardEnd, Forward, HookEnd
 from lightning_gpp.strategy.settings import FullGraph
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.cut_checks import CutChecks
@@ -97,11 +87,7 @@ class ForwardCalls:
         return with_loss(result, led_backward(loss, run))
 
     def hook(
-        self,
-        name: str,
-        hook: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, name: str, hook: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Runs a hook of the user's; returns what it returns."""
         log = LedLog(self._run.module)

@@ -146,10 +146,7 @@ class SuspendedSteps(Boundary):
             assert isinstance(step, OpenStep), "user code runs in steps alone"
             step.log(*args, **kwargs)
 
-        with (
-            instance_attribute(target, "forward", pause),
-            recording(self._run.module, log),
-        ):
+        with instance_attribute(target, "forward", pause), recording(self._run.module, log):
             yield
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
