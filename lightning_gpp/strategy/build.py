@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +45,7 @@ from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache
+from lightning_gpp.strategy.planning.profile_cache import profiled
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
@@ -232,9 +233,9 @@ class PipelineBuild:
                 costs = chunk_costs(self.chunked, captured.inputs(args, kwargs))
                 own = costs, (self.chunked.chunks.describe(),)
             else:
-                own = ProfileCache(self.settings.cache).costs(
-                    captured, run.device, lambda: profile_costs(captured, args, kwargs)
-                )
+                cache = self.settings.cache
+                measure = functools.partial(profile_costs, captured, args, kwargs)
+                own = profiled(cache, captured, run.device, measure)
         gathered = control.gather(own, "measuring the model on every kind of device")
         if not gathered:
             return None

@@ -40,7 +40,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache
+from lightning_gpp.strategy.planning.profile_cache import profiled
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.settings import resolve_costs
 
@@ -101,12 +101,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     return problem if given is None else problem.refitted(given)
 
 
-def _cache(config: DictConfig) -> ProfileCache:
-    """Where profiles and refits are kept."""
-    cache = strategy_option(config, "cache")
-    return ProfileCache(True if cache is None else cache)
-
-
 @contextlib.contextmanager
 def threads_of_one_of(cluster: Cluster) -> Iterator[None]:
     """Gives torch the cores that one of the cluster's processes would have on this machine."""
@@ -146,9 +140,9 @@ def look_at(config: DictConfig, num_microbatches: int) -> Look:
         tensors = captured.inputs(args, kwargs).values()
         device = next((tensor.device for tensor in tensors), torch.device(CPU))
         with doing("Measuring the model", show):
-            costs, notes = _cache(config).costs(
-                captured, device, lambda: profile_costs(captured, args, kwargs)
-            )
+            cache = strategy_option(config, "cache")
+            measure = functools.partial(profile_costs, captured, args, kwargs)
+            costs, notes = profiled(cache is None or cache, captured, device, measure)
         return Look(captured, size, costs, notes)
 
     return until_first_call(config, watch, first_microbatch)

@@ -35,43 +35,40 @@ BUSY = 1.5
 processor were left for it. Operators look slower then than they are, and nothing else shows it."""
 
 
-class ProfileCache:
-    """Makes profiles, or finds those of an earlier run.
+def profiled(
+    given: CacheLike, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
+) -> tuple[Costs, tuple[str, ...]]:
+    """The costs of a model on a device, with notes: of an earlier run, or of a busy machine.
 
     Args:
         given: True for the default folder, False to make everything anew and keep nothing, or a
             folder.
+        captured: the model.
+        device: where it was captured.
+        measure: makes a profile.
     """
-
-    def __init__(self, given: CacheLike) -> None:
-        folder = default_folder() if given is True else Path(given) if given else None
-        self._documents = DocumentCache(folder)
-
-    def costs(
-        self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
-    ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine."""
-        key = {} if self._documents.folder is None else profile_key(captured, device)
-        if (found := self._documents.read("profile", key, costs_from_json)) is not None:
-            note = (
-                f"{OF_EARLIER_RUN}: {found[1]}; delete the file, or use "
-                "GraphPipeStrategy(cache=False), to make it anew."
-            )
-            log.debug("%s", note)
-            return found[0], (note,)
-        start_s, computed_s = time.perf_counter(), time.thread_time()
-        costs = measure()
-        took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
-        slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
-        if slowness <= BUSY:
-            self._documents.write("profile", key, costs_to_json(costs))
-            return costs, ()
+    folder = default_folder() if given is True else Path(given) if given else None
+    documents, key = DocumentCache(folder), {} if folder is None else profile_key(captured, device)
+    if (found := documents.read("profile", key, costs_from_json)) is not None:
         note = (
-            "This machine was busy: measuring the model took "
-            f"{number_text(round(slowness, 1))} times as long as it computed, so "
-            "predictions may be too long. A later run measures again."
+            f"{OF_EARLIER_RUN}: {found[1]}; delete the file, or use "
+            "GraphPipeStrategy(cache=False), to make it anew."
         )
-        return costs, (note,)
+        log.debug("%s", note)
+        return found[0], (note,)
+    start_s, computed_s = time.perf_counter(), time.thread_time()
+    costs = measure()
+    took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
+    slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
+    if slowness <= BUSY:
+        documents.write("profile", key, costs_to_json(costs))
+        return costs, ()
+    note = (
+        "This machine was busy: measuring the model took "
+        f"{number_text(round(slowness, 1))} times as long as it computed, so "
+        "predictions may be too long. A later run measures again."
+    )
+    return costs, (note,)
 
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:

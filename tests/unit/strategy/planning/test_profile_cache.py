@@ -14,7 +14,7 @@ from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.common.document_cache import DocumentCache
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.strategy.planning import profile_cache
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache, profile_key
+from lightning_gpp.strategy.planning.profile_cache import profile_key, profiled
 
 CPU = torch.device("cpu")
 
@@ -121,7 +121,7 @@ class Machine:
             perf_counter=lambda: self.clock_s,
             thread_time=lambda: self.thread_s,
         ):
-            found, notes = ProfileCache(cache).costs(captured(), device, self.measure)
+            found, notes = profiled(cache, captured(), device, self.measure)
         return found.profiles[0].operators["op"].forward_s, notes
 
 
