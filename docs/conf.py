@@ -9,6 +9,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_js_files = ["keyboard.js"]
 
 myst_heading_anchors = 3
 autodoc_typehints = "description"

@@ -22,6 +22,7 @@ from lightning_gpp.jobs.search import search
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS, check_spmd, program_within
 from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows
 from lightning_gpp.planner import PLANNERS, PlanRequest
+from lightning_gpp.planner.graphpipe.bounds import least_plan_s
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.planner.step_time.evaluate import message_bytes
 from lightning_gpp.reports.plan.describe import describe_source, does_not_fit
@@ -29,7 +30,10 @@ from lightning_gpp.reports.plan.describe import describe_source, does_not_fit
 SPMD = "spmd"
 """What stands in the place of a schedule where all devices work on every operator."""
 
-NUMBERS = ("step_s", "samples_per_s", "num_stages", "depth", "peak_memory_bytes", "message_bytes")
+NUMBERS = (
+    *("step_s", "work_s", "least_step_s", "samples_per_s", "num_stages", "depth"),
+    *("peak_memory_bytes", "message_bytes"),
+)
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
@@ -104,6 +108,9 @@ def compared(question: PlanQuestion, limit_s: float | None) -> Row:
         found.planner,
         found.request.schedule,
         **found.metrics,
+        work_s=sum(device.busy_s for device in evaluation.devices)
+        / (found.request.num_devices * evaluation.num_minibatches),
+        least_step_s=least_plan_s(evaluation.plan, found.request) / evaluation.num_minibatches,
         message_bytes=message_bytes(evaluation.plan, found.request),
         error="" if evaluation.is_feasible else does_not_fit(evaluation),
         note="; ".join(found.answer.notes).rstrip("."),
@@ -150,6 +157,8 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
         "schedule": cell("schedule"),
         "step": cell("step_s", seconds_text),
         "than\nbest": cell("step_s", lambda s: f"{round(100 * (s / best_s - 1)):+d} %"),
+        "work": cell("work_s", seconds_text),
+        "at\nleast": cell("least_step_s", seconds_text),
         "samples/s": cell("samples_per_s", number_text),
         "memory": cell("peak_memory_bytes", bytes_text),
         "messages": cell("message_bytes", bytes_text),
@@ -171,6 +180,8 @@ def legend_of(source: str, schedules: Collection[str]) -> list[str]:
     how = f"costs: {source}; schedule: {' or '.join(sorted(schedules)) or 'none'}"
     lines = [
         f"Step: predicted for one mini-batch ({how}).",
+        "Work: if all devices computed all the time. At least: a lower bound of the plan's step in "
+        "any order.",
         "Memory: of the fullest device. Messages: bytes that all devices send.",
     ]
     if SPMD in schedules:

@@ -34,6 +34,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     check_planner(planner)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=width)}\n", flush=True)
+    problem = replace(problem, question=replace(problem.question, compares=True))
     found = chosen_plan(config, problem)
     evaluation = found.evaluation
     save_plan(evaluation.plan, folder / "plan.json")

@@ -263,6 +263,9 @@ HOLDS_ALL = GPIPE.name
 HOLDS_FEW = ONE_F_ONE_B.name
 """The schedule whose stages hold as few micro-batches as a full pipeline needs."""
 
+FASTEST = "fastest"
+"""In the place of a schedule: whichever of these two is faster, if by more than 5 %."""
+
 MEAN_OVER_SAMPLES = "it runs the step once per micro-batch: the loss must be a mean over samples"
 """What :data:`HOLDS_FEW` asks of the user."""
 

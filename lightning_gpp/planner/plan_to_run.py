@@ -8,9 +8,10 @@ on fewer of them.
 Which schedule runs a plan where the user named none: ``gpipe`` if it fits, else ``1f1b``.
 
 Stages that hold the activations of all micro-batches let the user's step run once on the whole
-mini-batch, so any loss is exact, and take as long (GPipe, arXiv 1811.06965). What they need is
-memory. So ``1f1b`` is chosen only where there is no plan otherwise, and never because it would be
-faster: a plan of ``gpipe`` with smaller micro-batches or fewer replicas is one.
+mini-batch, so any loss is exact (GPipe, arXiv 1811.06965). What they need is memory, and where that
+asks for smaller micro-batches or more devices a plan of ``1f1b`` may be faster. That asks something
+of the user's step, so ``1f1b`` is chosen by itself only where there is no plan otherwise; that it
+would be faster is told, or taken by who asks for ``fastest``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.common.units_of_measure import bytes_text, percent_text, seconds_text
 from lightning_gpp.planner.base import (
+    FASTEST,
     HOLDS_ALL,
     HOLDS_FEW,
     MEAN_OVER_SAMPLES,
@@ -35,6 +37,9 @@ from lightning_gpp.planner.plan.plan_graph import validate_plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
 from lightning_gpp.planner.units import num_separable
 
+WORTH_TELLING = 0.95
+"""Of a step: schedules that are not faster by more are not told of, predictions are not closer."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
@@ -43,9 +48,11 @@ class PlanQuestion:
     Attributes:
         request: the question to a planner; its own schedule plays no part.
         planner: its name.
-        schedule: of the plan; None leaves it to what fits into memory.
+        schedule: of the plan; None leaves it to what fits into memory, :data:`~.base.FASTEST` to
+            what is faster.
         uses_all_devices: whether no device may stay idle.
         plan: made by hand; None leaves it to the planner.
+        compares: whether to search for a faster plan of ``1f1b`` too, and to tell of it.
     """
 
     request: PlanRequest
@@ -53,6 +60,7 @@ class PlanQuestion:
     schedule: str | None = None
     uses_all_devices: bool = False
     plan: Plan | None = None
+    compares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +103,20 @@ def num_devices_used(plan: Plan) -> int:
 
 
 def choose_schedule(
-    request: PlanRequest, schedule: str | None, search: Callable[[PlanRequest], Plan]
+    request: PlanRequest,
+    schedule: str | None,
+    search: Callable[[PlanRequest], Plan],
+    *,
+    compares: bool = False,
 ) -> tuple[Plan, PlanRequest, tuple[str, ...]]:
     """The answer of a search, its question with the schedule that runs it, and why not the first.
 
     Args:
         request: the question; its own schedule plays no part.
-        schedule: the schedule that the user asked for; None chooses.
+        schedule: the schedule that the user asked for; None chooses, as :data:`~.base.FASTEST`.
         search: answers the question for a schedule. It may raise :class:`DoesNotFitError`, or
             answer with a plan that does not fit.
+        compares: whether to look for a faster plan of ``1f1b`` where ``gpipe`` fits.
 
     Returns:
         Where nothing fits with either schedule but the search has an answer, that with ``gpipe``.
@@ -111,7 +124,7 @@ def choose_schedule(
     Raises:
         ValueError: of the search; where neither schedule fits that of ``1f1b``, which needs less.
     """
-    if schedule is not None:
+    if schedule not in (None, FASTEST):
         asked = request.scheduled(schedule)
         return search(asked), asked, ()
     with_all, with_few = (replace(request, schedule=name) for name in (HOLDS_ALL, HOLDS_FEW))
@@ -119,13 +132,35 @@ def choose_schedule(
     with suppress(DoesNotFitError):
         first = search(with_all)
         if _fits(first, with_all):
-            return first, with_all, ()
+            found = first, with_all, ()
+            takes = schedule == FASTEST
+            return _or_faster(first, with_all, search, takes) if takes or compares else found
     second = search(with_few)
     if first is not None and not _fits(second, with_few):
         return first, with_all, ()
     if _fits(second, with_all):  # the first search has missed it
         return second, with_all, ()
     return second, with_few, (_why_few(second, with_all),)
+
+
+def _or_faster(
+    plan: Plan, with_all: PlanRequest, search: Callable[[PlanRequest], Plan], takes: bool
+) -> tuple[Plan, PlanRequest, tuple[str, ...]]:
+    """A plan, or whether one of ``1f1b`` is faster, which is told, or taken."""
+    with_few, few = replace(with_all, schedule=HOLDS_FEW), None
+    with suppress(DoesNotFitError):
+        few = search(with_few)
+    step_s = evaluate_plan(plan, with_all).step_s
+    few_s = evaluate_plan(few, with_few).step_s if few and _fits(few, with_few) else step_s
+    if few is None or few_s >= WORTH_TELLING * step_s:
+        return plan, with_all, ()
+    gain = percent_text(step_s - few_s, step_s)
+    gain += f" faster ({seconds_text(few_s)} instead of {seconds_text(step_s)} a step"
+    if takes:
+        text = f"Schedule: {HOLDS_FEW}, predicted to be {gain} with {HOLDS_ALL})"
+        return few, with_few, (f"{text}; {MEAN_OVER_SAMPLES}.",)
+    text = f'Schedule: schedule="{HOLDS_FEW}" would be {gain})'
+    return plan, with_all, (f'{text}, and schedule="{FASTEST}" takes it; {MEAN_OVER_SAMPLES}.',)
 
 
 def _fits(plan: Plan, request: PlanRequest) -> bool:
@@ -159,10 +194,15 @@ def plan_to_run(
     request, made = question.request, question.plan
     if made is not None:
         validate_plan(made, request.graph, request.num_devices)
-        plan, request, notes = choose_schedule(request, question.schedule, lambda _: made)
+        plan, request, notes = choose_schedule(
+            request, question.schedule, lambda _: made, compares=question.compares
+        )
         return PlanToRun(plan, request, notes)
     plan, request, notes = choose_schedule(
-        request, question.schedule, lambda asked: search(asked, question.planner)
+        request,
+        question.schedule,
+        lambda asked: search(asked, question.planner),
+        compares=question.compares,
     )
     if question.uses_all_devices and (full := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, full, request),)

@@ -115,4 +115,4 @@ def plan_in_ways(plan: Plan, model: WaysGraph) -> Plan:
     if joins:
         last = plan.stages[-1].devices[0] * num_ways
         stages.append(Stage(len(stages), tuple(joins), (last,)))
-    return Plan(tuple(stages), plan.planner, plan.num_microbatches)
+    return replace(plan, stages=tuple(stages), is_chain=False)

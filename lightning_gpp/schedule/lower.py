@@ -35,6 +35,7 @@ def build_program(
     schedule: str | Schedule = ONE_F_ONE_B,
     shares: Sequence[Sequence[int]] | None = None,
     holders: Sequence[Sequence[int]] | None = None,
+    order_pace: float | None = None,
     check: bool = True,
 ) -> Program:
     """The program of one mini-batch, or of mini-batches of one micro-batch that overlap.
@@ -48,6 +49,7 @@ def build_program(
         schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
         shares: micro-batch size of every replica, in units of the smallest; one by default.
         holders: devices that hold the parameters of every stage, where more do than run it here.
+        order_pace: which of several works a shared device does first; that of a plan.
         check: look whether it runs to its end; a search that only compares can do without.
 
     Raises:
@@ -67,7 +69,7 @@ def build_program(
     _check(num_microbatches, sizes)
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
     steps = found.steps(stages, num_microbatches, sizes)
-    numbering = Numbering(stages, homes, units, num_microbatches, steps, found)
+    numbering = Numbering(stages, homes, units, num_microbatches, steps, found, order_pace)
     skeleton = Program(
         schedule=found,
         num_microbatches=num_microbatches,

@@ -9,10 +9,11 @@ the device: all forwards are merged before any backward, also those that could s
 Of several actions that can start at once, a device runs the backward first, then the lower
 micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
 unit after the other is to be done at some pace, the last unit of a micro-batch says when it is due,
-and the path that it has still to go (:class:`PathLengths`) how much earlier it has to start. Of two
-paces, one unit of time and what the busiest device needs, the one that ends earlier is taken: the
-first keeps later devices fed where stages take turns on them, the second lets a device with many
-stages finish what it has begun.
+and the path that it has still to go (:class:`PathLengths`) how much earlier it has to start. A plan
+says the pace as a part of what the busiest device needs for a unit: with 0 the longest path goes
+first, which keeps later devices fed where a chain goes round the devices several times; with 1 a
+device finishes what it has begun. Where a plan does not say it, that of one unit of time or of the
+busiest device is taken, whichever ends earlier.
 
 How far what a stage makes has still to go: who is first where one of several has to wait.
 
@@ -35,7 +36,8 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED, StageEdge
@@ -106,6 +108,7 @@ def merge_queues(
     *,
     num_devices: int,
     num_works: int,
+    pace: float | None = None,
 ) -> list[list[int]]:
     """The order of numbered work on every device.
 
@@ -115,6 +118,7 @@ def merge_queues(
         lengths: where all forwards come first, of the paths behind the stages; otherwise None.
         num_devices: how many devices there are.
         num_works: more than all numbers.
+        pace: of units, as a part of what the busiest device needs; None takes one that ends early.
 
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
@@ -128,28 +132,34 @@ def merge_queues(
     for user, needed in needs:
         missing[user] += 1
         users[needed] += (user,)
-    devices = [queue.device for queue in queues]
-    halves: list[list[Sequence[int]]] = [[queue.numbers for queue in queues]]
-    if lengths is not None:
-        halves = [
-            [
-                [number for step, number in zip(one.steps, one.numbers) if (step < 0) == is_back]
-                for one in queues
-            ]
-            for is_back in (False, True)
-        ]
-    found: list[_ListSchedule] = []
-    for pace in _paces(queues) if lengths is not None else (1,):
-        urgency = _urgency(queues, lengths, num_works, pace)
-        merged = _ListSchedule(num_devices, units, urgency, missing.copy(), users)
+    device_of = [0] * num_works
+    halves: list[list[int]] = [[], []]  # where all forwards come first: these, and the rest
+    for queue in queues:
+        parts: tuple[list[int], list[int]] = [], []
+        for step, number in zip(queue.steps, queue.numbers):
+            device_of[number] = queue.device
+            parts[lengths is not None and step < 0].append(number)
+        for part, half in zip(parts, halves):
+            half += part
+            for before, behind in pairwise(part):
+                missing[behind] += 1
+                users[before] += (behind,)
+    paces = [1.0] if lengths is None else _paces(queues, pace)
+    found = []
+    for unit_pace in paces:
+        urgency = _urgency(queues, lengths, num_works, unit_pace)
+        lines: list[list[int]] = [[] for _ in range(num_devices)]
+        free = [0] * num_devices
+        waiting, ready = missing.copy(), [0] * num_works
         for half in halves:
-            merged.add(half, devices)
-        found.append(merged)
-    return min(found, key=lambda merged: max(merged.free)).lines
+            order = sorted(half, key=urgency.__getitem__)
+            _schedule(order, device_of, units, users, waiting, ready, free, lines)
+        found.append((max(free), lines))
+    return min(found, key=itemgetter(0))[1]
 
 
 def _urgency(
-    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: int
+    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: float
 ) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
@@ -167,95 +177,70 @@ def _urgency(
             first = int(not is_back)
             if lengths is not None:
                 last = turn_of * queue.piece + queue.start + queue.units
-                first = last * pace - behind[is_back]
+                first = int(last * pace) - behind[is_back]
             found[number] = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place
     return found
 
 
-def _paces(queues: Sequence[StageQueue]) -> list[int]:
-    """Units of time after which one unit may follow the other: one, or what a device needs."""
+def _paces(queues: Sequence[StageQueue], pace: float | None) -> list[float]:
+    """Units of time after which one unit is due after the other: of each one order is made."""
     busy: dict[int, float] = {}
     for queue in queues[:-1]:
         busy[queue.device] = busy.get(queue.device, 0.0) + queue.units / queue.piece
-    return sorted({1, math.ceil(max(busy.values()))})
+    most = max(busy.values())
+    return sorted({1.0, float(math.ceil(most))}) if pace is None else [pace * most]
 
 
-class _ListSchedule:
-    """The orders of devices, work in queues added to them.
+def _schedule(
+    order: Sequence[int],
+    device_of: Sequence[int],
+    units: Sequence[int],
+    users: Sequence[Sequence[int]],
+    missing: list[int],
+    ready: list[int],
+    free: list[int],
+    lines: list[list[int]],
+) -> None:
+    """Appends work to the orders of its devices: what can start first, then what is first.
 
     Everything is a whole number, so that a search can merge the stages of thousands of plans.
 
     Args:
-        num_devices: how many devices there are.
-        units: of every piece of work, how long it takes.
-        urgency: of several that can start at once the least goes first; all differ.
-        missing: how many others it waits for beside those in its queue; counted down.
+        order: the work; of what can start at once the first one goes first.
+        device_of: where work runs.
+        units: how long it takes.
         users: which others wait for it.
+        missing: how many others it waits for; counted down.
+        ready: when all of them are done; changed.
+        free: when every device is; changed.
+        lines: the work of every device in its order; changed.
 
-    Attributes:
-        lines: the work of every device in its order so far.
-        free: when every device is.
+    Raises:
+        ValueError: work waits for each other in a circle.
     """
-
-    def __init__(
-        self,
-        num_devices: int,
-        units: Sequence[int],
-        urgency: Sequence[int],
-        missing: list[int],
-        users: Sequence[Sequence[int]],
-    ) -> None:
-        self.lines: list[list[int]] = [[] for _ in range(num_devices)]
-        self.free = [0] * num_devices
-        self._ready = [0] * len(units)
-        self._units, self._urgency, self._missing, self._users = units, urgency, missing, users
-
-    def add(self, queues: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
-        """Appends the work of some queues to the orders of their devices.
-
-        Raises:
-            ValueError: queues wait for each other in a circle.
-        """
-        missing, users, ready, free = self._missing, self._users, self._ready, self.free
-        lines, units = self.lines, self._units
-        order = sorted(chain.from_iterable(queues), key=self._urgency.__getitem__)
-        num_works = left = len(order)
-        turn, device_of = [0] * len(missing), [0] * len(missing)
-        behind = [-1] * len(missing)  # what follows in the queue, if anything
-        for place, number in enumerate(order):
-            turn[number] = place
-        heap: list[int] = []  # a start, and the turn of what can start then, as one number
-        for numbers, device in zip(queues, devices):
-            for number in numbers:
-                device_of[number] = device
-            for number, user in pairwise(numbers):
-                behind[number] = user
-                missing[user] += 1
-            for number in numbers[:1]:
-                if not missing[number]:
-                    heap.append(ready[number] * num_works + turn[number])
-        heapq.heapify(heap)
-        while heap:
-            start, place = divmod(heap[0], num_works)
-            number = order[place]
-            device = device_of[number]
-            if free[device] > start:  # it got busy since
-                heapq.heapreplace(heap, free[device] * num_works + place)
-                continue
-            heapq.heappop(heap)
-            left -= 1
-            lines[device].append(number)
-            end = free[device] = start + units[number]
-            for user in users[number]:
-                missing[user] -= 1
-                if ready[user] < end:
-                    ready[user] = end
-                if not missing[user]:
-                    heapq.heappush(heap, ready[user] * num_works + turn[user])
-            user = behind[number]
-            if user >= 0:
-                missing[user] -= 1
-                if not missing[user]:
-                    heapq.heappush(heap, ready[user] * num_works + turn[user])
-        if left:
-            raise ValueError("the orders of the stages wait for each other in a circle")
+    left = num_works = len(order)
+    turn = [0] * len(missing)
+    for place, number in enumerate(order):
+        turn[number] = place
+    # a start, and the turn of what can start then, as one number
+    heap = [ready[n] * num_works + turn[n] for n in order if not missing[n]]
+    heapq.heapify(heap)
+    while heap:
+        start, place = divmod(heap[0], num_works)
+        number = order[place]
+        device = device_of[number]
+        if free[device] > start:  # it got busy since
+            heapq.heapreplace(heap, free[device] * num_works + place)
+            continue
+        heapq.heappop(heap)
+        left -= 1
+        lines[device].append(number)
+        end = free[device] = start + units[number]
+        for user in users[number]:
+            missing[user] -= 1
+            if ready[user] < end:
+                ready[user] = end
+            if not missing[user]:
+                heapq.heappush(heap, ready[user] * num_works + turn[user])
+    if left:
+        raise ValueError("the orders of the stages wait for each other in a circle")

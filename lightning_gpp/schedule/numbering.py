@@ -34,6 +34,7 @@ class Numbering:
         num_microbatches: smallest micro-batches of the mini-batch.
         steps: forwards and backwards of every stage in order.
         order: of the schedule.
+        order_pace: which of several works a shared device does first; see :mod:`.merge`.
 
     Attributes:
         shares: how the replicas of every stage take the mini-batch.
@@ -51,10 +52,11 @@ class Numbering:
         num_microbatches: int,
         steps: Mapping[int, Steps],
         order: Schedule,
+        order_pace: float | None = None,
     ) -> None:
         self.stages, self.devices = stages, devices
         self.num_microbatches, self.steps, self.order = num_microbatches, steps, order
-        self.has_halves = order.forwards_first
+        self.has_halves, self.order_pace = order.forwards_first, order_pace
         self.shares = [Share(own, num_microbatches // sum(own)) for own in units]
         self.first = [0]
         for share in self.shares:
@@ -153,6 +155,7 @@ class Numbering:
             self.replica_paths if self.has_halves else None,
             num_devices=self.num_devices,
             num_works=self.first_feed,
+            pace=self.order_pace,
         )
 
     def _endless(self) -> list[list[int]]:

@@ -62,7 +62,8 @@ class GraphPipeStrategy(SavingStrategy):
         schedule: ``"gpipe"``, which holds the activations of all micro-batches and is exact for
             every loss, or ``"1f1b"``, which holds few of them and runs the step once per
             micro-batch, so that the loss has to be a mean over samples. By default ``"gpipe"``
-            where a plan fits into memory with it, else ``"1f1b"``, and the report says so.
+            where a plan fits into memory with it, else ``"1f1b"``, and the report says so;
+            ``"fastest"`` takes ``"1f1b"`` also where that is predicted to be more than 5 % faster.
             ``"1f1b-async"`` keeps the pipeline full across steps: batches in flight meet weights
             that change meanwhile, as ``weights`` says.
         planner: name of the planner that makes the plan; by default ``"graphpipe"``.
@@ -91,7 +92,7 @@ class GraphPipeStrategy(SavingStrategy):
             everything, or ``"sharded"``, a folder into which every rank writes what it holds. Both
             are read, whatever is written.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
-            with the stages as a table and as a picture.
+            with the stages as a table and as a picture, and whether ``"1f1b"`` would be faster.
         compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
             or its options (``{"mode": "max-autotune"}``). Plans are made with the costs of stages
             that are not.

@@ -19,7 +19,7 @@ from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.plan_to_run import PlanToRun
-from lightning_gpp.reports.plan.describe import describe_plan, describe_what
+from lightning_gpp.reports.plan.describe import describe_outputs, describe_plan, describe_what
 from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
 from lightning_gpp.strategy.planning.profile_cache import OF_EARLIER_RUN
 from lightning_gpp.strategy.settings import Settings
@@ -60,6 +60,7 @@ def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = Fa
         f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
         f"({devices_text(devices)}), by {evaluation.pacemaker.bound}. Peak memory: "
         f"{bytes_text(fullest.memory_bytes)}{limit} on device {fullest.device}.",
+        *(f"{text}." for text in describe_outputs(evaluation, planned.request)),
         *notes[:1],
         'For more: report="full" of the strategy, or `graphpipe job=plan`.',
     )

@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
+from lightning_gpp.planner.base import FASTEST
 from lightning_gpp.strategy.lightning_private import DataloaderIter, keep_results, tell_device
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.report import warn_of_no_call
@@ -87,7 +88,8 @@ class Session:
                 return self.follower.step(name)
             # Which schedule runs may be known only once the step has called its forward.
             before: list[Callable[[], None]] = []
-            if is_training and run.model is None and run.settings.schedule is None:
+            is_open = run.settings.schedule in (None, FASTEST)
+            if is_training and run.model is None and is_open:
                 before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
                 result = steps.lead(name, batch, args, kwargs)

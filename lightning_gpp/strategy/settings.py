@@ -23,7 +23,7 @@ from lightning_gpp.common.checks import check_whole, is_number
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import PLANNERS, Plan, Stage
-from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
+from lightning_gpp.planner.base import FASTEST, ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.simulate.refit import Refit, load_costs_or_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
@@ -164,7 +164,7 @@ def check_settings(settings: Settings) -> None:
     """Raises ValueError where an option is unknown, makes no sense, or does not go with another."""
     schedule, weights = settings.schedule, settings.weights
     if schedule is not None:
-        check_name("schedule", schedule, [*SCHEDULES, ONE_F_ONE_B_ASYNC.name])
+        check_name("schedule", schedule, [*SCHEDULES, FASTEST, ONE_F_ONE_B_ASYNC.name])
     check_name("planner", settings.planner, PLANNERS)
     check_name("report", settings.report, get_args(Report))
     if weights is not None:

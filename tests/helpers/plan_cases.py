@@ -12,6 +12,7 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_request, validate_plan
 
+ORDER_PACES = st.sampled_from([None, 0.0, 0.25, 1.0])
 SLOW = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-4)
 
 
@@ -38,6 +39,7 @@ def plans(draw: st.DrawFn, graph: ModelGraph, *, is_chain: bool) -> Plan:
         ),
         num_microbatches=draw(st.sampled_from([4, 8])),
         is_chain=is_chain,
+        order_pace=draw(ORDER_PACES),
     )
 
 

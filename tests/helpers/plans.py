@@ -110,7 +110,8 @@ def _with_replicas(
         recompute = not state and choose.random() < 0.3
         stages.append(Stage(stage.id, stage.operators, tuple(devices), multiple, recompute))
     is_chain = choose.random() < 0.3
-    return Plan(tuple(stages), num_microbatches=num_microbatches, is_chain=is_chain)
+    pace = choose.choice([None, 0.0, 0.25, 1.0])
+    return Plan(tuple(stages), "manual", num_microbatches, is_chain, pace)
 
 
 def _topological_order(graph: ModelGraph, choose: random.Random) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import model_graphs
-from helpers.plan_cases import is_valid
+from helpers.plan_cases import ORDER_PACES, is_valid
 from helpers.threads.emulate import emulate_plan
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -39,7 +39,8 @@ def shared_plans(draw: st.DrawFn, graph: ModelGraph) -> Plan:
         stages.append(Stage(number, operators, tuple(devices), microbatch_multiple=multiple))
     used = sorted({device for stage in stages for device in stage.devices})
     renamed = [replace(s, devices=tuple(map(used.index, s.devices))) for s in stages]
-    return Plan(tuple(renamed), num_microbatches=num_microbatches)
+    pace = draw(ORDER_PACES)
+    return Plan(tuple(renamed), num_microbatches=num_microbatches, order_pace=pace)
 
 
 @st.composite

@@ -6,6 +6,7 @@ import itertools
 from itertools import accumulate
 
 import torch
+from helpers.plan_cases import ORDER_PACES
 from helpers.stage_dags import (
     ToyStages,
     comparing_loss,
@@ -76,6 +77,7 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
         num_microbatches=num_microbatches,
         schedule=schedule,
         shares=shares,
+        order_pace=data.draw(ORDER_PACES),
     )
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
 
@@ -118,6 +120,7 @@ def test_programs_with_replicas_complete(stages, data, schedule, num_microbatche
         num_microbatches=num_microbatches,
         schedule=schedule,
         shares=shares,
+        order_pace=data.draw(ORDER_PACES),
     )
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
     for stage in range(program.num_stages):

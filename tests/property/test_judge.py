@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import model_graphs, profiles
-from helpers.plan_bounds import least_step_s
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from lightning_gpp.planner import (
     plan_graph,
     plan_request,
 )
+from lightning_gpp.planner.graphpipe.bounds import least_plan_s
 from lightning_gpp.schedule import GPIPE_REVERSED, ONE_F_ONE_B_ASYNC, SCHEDULES, find_schedule
 from lightning_gpp.simulate import simulate_plan
 
@@ -80,4 +80,4 @@ def test_the_judge_finds_the_step_of_the_simulator(planner, schedule, data):
     found, simulation = evaluate_plan(plan, request), simulate_plan(plan, request)
     assert found.step_s == pytest.approx(simulation.step_s, rel=ROUNDING)
     assert found.minibatch_s == pytest.approx(simulation.minibatch_s, rel=ROUNDING)
-    assert least_step_s(plan, request) <= found.step_s * (1 + ROUNDING)
+    assert least_plan_s(plan, request) <= found.step_s * (1 + ROUNDING)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import literal_graph, model_graphs, profiles
-from helpers.plan_bounds import least_step_s
 from helpers.plan_cases import is_valid
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
+from lightning_gpp.planner.graphpipe.bounds import least_plan_s
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.simulate import simulate_plan
 
@@ -75,7 +75,7 @@ def test_every_replica_goes_at_its_own_pace(schedule, data):
     plan, request = data.draw(cases(schedule))
     found, simulation = evaluate_plan(plan, request), simulate_plan(plan, request)
     assert found.step_s == pytest.approx(simulation.step_s, rel=WITHIN)
-    assert least_step_s(plan, request) <= found.step_s * (1 + 1e-9)
+    assert least_plan_s(plan, request) <= found.step_s * (1 + 1e-9)
     for device in found.devices:
         peak_bytes = max(size for _, size in simulation.device_memory[device.device])
         assert peak_bytes <= device.memory_bytes + 1
@@ -93,7 +93,7 @@ def test_bounds_hold_for_equal_shares_on_unequal_devices(schedule, data):
     assume(is_valid(plan, request.graph))
     found, simulation = evaluate_plan(plan, request), simulate_plan(plan, request)
     assert found.step_s == pytest.approx(simulation.step_s, rel=WITHIN)
-    assert least_step_s(plan, request) <= found.step_s * (1 + 1e-9)
+    assert least_plan_s(plan, request) <= found.step_s * (1 + 1e-9)
 
 
 def test_inputs_that_arrive_one_after_the_other():

@@ -15,7 +15,7 @@ from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import count_text
 from lightning_gpp.jobs.options import as_text
 from lightning_gpp.planner import GRAPHPIPE, PlanRequest
-from lightning_gpp.planner.base import HeldVersions
+from lightning_gpp.planner.base import FASTEST, HeldVersions
 from lightning_gpp.planner.plan_to_run import PlanQuestion
 from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
@@ -97,13 +97,13 @@ def cluster_of(config: DictConfig) -> Cluster:
 
 
 def schedule_of(config: DictConfig) -> str | None:
-    """The schedule that is asked for; None leaves it to what fits into memory.
+    """The schedule that is asked for, or ``fastest``; None leaves it to what fits into memory.
 
     Raises:
         ValueError: there is none of this name.
     """
     schedule = as_text("schedule", config.schedule)
-    return None if schedule is None else find_schedule(schedule).name
+    return schedule if schedule in (None, FASTEST) else find_schedule(schedule).name
 
 
 def policy_of(config: DictConfig) -> Policy | None:
@@ -113,7 +113,7 @@ def policy_of(config: DictConfig) -> Policy | None:
         ValueError: there is none of this name.
     """
     schedule = schedule_of(config)
-    if schedule is None or find_schedule(schedule).flushes:
+    if schedule in (None, FASTEST) or find_schedule(schedule).flushes:
         return None
     return find_policy(strategy_option(config, "weights") or PIPEOPTIM.name)
 

@@ -11,8 +11,15 @@ from typing import NamedTuple
 from lightning_gpp.common.cached_method import cached_method
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.draft import Crossing, Draft, DraftStage, Units, UnitTables
-from lightning_gpp.planner.plan.plan import Stage
+from lightning_gpp.planner.graphpipe.draft import (
+    Crossing,
+    Draft,
+    DraftStage,
+    Units,
+    UnitTables,
+    draft_of,
+)
+from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
@@ -229,3 +236,10 @@ def _edge_seconds(
 def _share(end: End) -> int:
     """Smallest micro-batches in one of a replica."""
     return end[2] // len(end[1])
+
+
+def least_plan_s(plan: Plan, request: PlanRequest) -> float:
+    """Seconds that a step takes at least; 0 where a plan cuts what the search keeps whole."""
+    tables = UnitTables(request)
+    draft = draft_of(plan, tables)
+    return 0.0 if draft is None else DraftBounds(tables, is_chain=plan.is_chain).least_s(draft)

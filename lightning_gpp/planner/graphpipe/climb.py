@@ -20,7 +20,7 @@ from lightning_gpp.planner.graphpipe.deals import deals
 from lightning_gpp.planner.graphpipe.draft import Draft, draft_of
 from lightning_gpp.planner.graphpipe.homes import Homes
 from lightning_gpp.planner.graphpipe.judge import DraftJudge
-from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, joined
+from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, joined, paced
 from lightning_gpp.planner.levelled import levelled, mixed_homes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
@@ -30,6 +30,9 @@ BUDGET = 20_000
 FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
 as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
+
+NEAR_ENOUGH = 1.02
+"""Another order with a step so many times the best one may get ahead of it in a climb."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -187,6 +190,23 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float
             insort(some, one, key=itemgetter(0))
             del some[FIRST_PATIENCE:]
     return sorted(chain.from_iterable(found.values()), key=itemgetter(0))
+
+
+def climb_by_pace(judge: DraftJudge) -> None:
+    """Climbs on from the best plans in other orders on shared devices, a part of its own.
+
+    Args:
+        judge: keeps what is found.
+    """
+    if not judge.tables.request.order.forwards_first:
+        return
+    judge.allow(BUDGET // 4)
+    best = [draft for draft, _ in judge.drafts(judge.found[:FIRST_PATIENCE])]
+    others = (one for draft in best for one in paced(draft, Homes(draft, judge.tables)))
+    limit_s = NEAR_ENOUGH * judge.best_s
+    some = ((draft, judge.step_s(draft, limit_s)) for _, draft in judge.promising(others, limit_s))
+    for draft, step_s in sorted((one for one in some if one[1] < math.inf), key=itemgetter(1)):
+        Climber(draft, step_s, judge, Homes).run(FIRST_PATIENCE)
 
 
 def share_by_speed(

@@ -48,10 +48,12 @@ class Draft(NamedTuple):
     Attributes:
         stages: the stages; the last one computes the loss.
         num_microbatches: smallest micro-batches of a mini-batch.
+        order_pace: as that of a :class:`~lightning_gpp.planner.plan.plan.Plan`.
     """
 
     stages: tuple[DraftStage, ...]
     num_microbatches: int
+    order_pace: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -68,7 +70,8 @@ class Draft(NamedTuple):
 
         >>> Draft((DraftStage(1, (0,), 4), DraftStage(2, (0, 1), 8)), 16).reduced()
         Draft(stages=(DraftStage(units=1, devices=(0,), multiple=1, recompute=False, shares=()), \
-DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), num_microbatches=4)
+DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), num_microbatches=4, \
+order_pace=None)
         """
         spare = (math.gcd(*one.shares) or one.multiple // len(one.devices) for one in self.stages)
         most = math.gcd(self.num_microbatches, *spare)
@@ -84,7 +87,8 @@ DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), nu
             one._replace(multiple=changed(one.multiple), shares=tuple(map(changed, one.shares)))
             for one in self.stages
         ]
-        return Draft(tuple(stages), changed(self.num_microbatches))
+        count = changed(self.num_microbatches)
+        return self._replace(stages=tuple(stages), num_microbatches=count)
 
 
 def draft_of(plan: Plan, tables: UnitTables) -> Draft | None:
@@ -97,7 +101,7 @@ def draft_of(plan: Plan, tables: UnitTables) -> Draft | None:
     if sum(stage.units for stage in stages) != tables.everything:
         return None
     assert plan.num_microbatches is not None  # planners say so
-    return Draft(tuple(stages), plan.num_microbatches).reduced()
+    return Draft(tuple(stages), plan.num_microbatches, plan.order_pace).reduced()
 
 
 def plan_of(draft: Draft, tables: UnitTables, name: str, *, is_chain: bool = False) -> Plan:
@@ -113,7 +117,7 @@ def plan_of(draft: Draft, tables: UnitTables, name: str, *, is_chain: bool = Fal
         Stage(number, tables.operators(stage.units), *stage[1:])
         for number, stage in enumerate(draft.stages)
     )
-    return Plan(stages, name, draft.num_microbatches, is_chain)
+    return Plan(stages, name, draft.num_microbatches, is_chain, draft.order_pace)
 
 
 def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftStage, ...] | None:

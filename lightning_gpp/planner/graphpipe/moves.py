@@ -179,6 +179,18 @@ def reordered(draft: Draft, homes: Homes) -> Iterator[Draft]:
             yield draft.with_stage(first + 1).with_stage(first, other, stage)
 
 
+ORDER_PACES = (None, 0.0, 0.25, 1.0)
+"""Those that plans try: between these hardly any is better than all of them."""
+
+
+def paced(draft: Draft, homes: Homes) -> Iterator[Draft]:
+    """The same stages in another order on the devices that they share."""
+    if homes.tables.request.order.forwards_first:
+        for pace in ORDER_PACES:
+            if pace != draft.order_pace:
+                yield draft._replace(order_pace=pace)
+
+
 FAMILIES: tuple[Family, ...] = (
     redealt,
     dealt,

@@ -20,6 +20,7 @@ from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.climb import (
     BUDGET,
     best_deals,
+    climb_by_pace,
     climb_from,
     merge_stages,
     share_by_speed,
@@ -54,6 +55,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     if not request.order.flushes:
         return graphpipe_exclusive(request)
     judge, others_s = climbed(request, budget)
+    climb_by_pace(judge)
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return _best(judge)

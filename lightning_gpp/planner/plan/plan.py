@@ -91,6 +91,10 @@ class Plan:
             count; None leaves the number to whoever runs the plan.
         is_chain: whether every stage also waits for the one before it, as in pipelines that know
             no branches; an empty message orders stages that share no data.
+        order_pace: what a device with several stages does first, where all forwards come before
+            all backwards: what is due first if micro-batches follow one another at this part of
+            what the busiest device needs for one, so with 0 what has the longest path to go. None
+            takes a pace that ends early if all forwards take alike.
 
     Raises:
         ValueError: stage ids are not 0, 1, 2, …
@@ -100,6 +104,7 @@ class Plan:
     planner: str = "manual"
     num_microbatches: int | None = None
     is_chain: bool = False
+    order_pace: float | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -108,6 +113,8 @@ class Plan:
             raise ValueError(
                 f"stage ids must count up from 0, got {[stage.id for stage in self.stages]}"
             )
+        if self.order_pace is not None and not 0 <= self.order_pace <= 1:
+            raise ValueError(f"order_pace must be a number from 0 to 1, got {self.order_pace}")
         for stage in self.stages:
             if self.num_microbatches and self.num_microbatches % stage.microbatch_multiple:
                 raise ValueError(
@@ -131,7 +138,7 @@ class Plan:
         return [stage.operators for stage in self.stages]
 
 
-FORMAT = JsonFormat("lightning_gpp.plan", version=1)
+FORMAT = JsonFormat("lightning_gpp.plan", version=2, older=(1,))
 plan_to_json = FORMAT.dumps
 plan_from_json = partial(FORMAT.loads, Plan)
 

@@ -28,11 +28,13 @@ class PlanGraph:
         stages: the stage graph, the stage of the loss included.
         devices: devices of every stage.
         shares: smallest micro-batches that each replica of every stage takes at a time.
+        order_pace: that of the plan.
     """
 
     stages: StageGraph
     devices: tuple[tuple[int, ...], ...]
     shares: tuple[tuple[int, ...], ...]
+    order_pace: float | None = None
 
     @cached_property
     def multiples(self) -> tuple[int, ...]:
@@ -102,6 +104,7 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=found,
             shares=self.shares,
+            order_pace=self.order_pace,
             check=check,
         )
 
@@ -130,6 +133,7 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=schedule,
             holders=self.devices,
+            order_pace=self.order_pace,
         )
 
     def forward_program(self, num_microbatches: int) -> Program:
@@ -144,7 +148,11 @@ class PlanGraph:
         goes_round = not self.is_uneven and num_microbatches % self.replicas_at_a_time == 0
         homes = self.devices if goes_round else [home[:1] for home in self.devices]
         return build_program(
-            self.stages, devices=homes, num_microbatches=num_microbatches, schedule=FORWARD_ONLY
+            self.stages,
+            devices=homes,
+            num_microbatches=num_microbatches,
+            schedule=FORWARD_ONLY,
+            order_pace=self.order_pace,
         )
 
     def trial_program(self, num_microbatches: int) -> Program:
@@ -159,6 +167,7 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=FORWARD_ONLY,
             shares=self.shares,
+            order_pace=self.order_pace,
         )
 
 
@@ -186,7 +195,7 @@ def plan_graph(plan: Plan, graph: ModelGraph, loss_device: int | None = None) ->
     stages = relayed(stage_graph(graph, operators), graph, homes)
     if plan.is_chain:
         stages = chained(stages)
-    return PlanGraph(stages, tuple(devices), tuple(shares))
+    return PlanGraph(stages, tuple(devices), tuple(shares), plan.order_pace)
 
 
 def chained(stages: StageGraph) -> StageGraph:

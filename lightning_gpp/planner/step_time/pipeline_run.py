@@ -52,7 +52,7 @@ class PipelineRun(Numbering):
         if request.num_minibatches > 1:
             graph = graph.with_needs(frozenset())
         steps = request.order.steps(graph.stages, count, graph.multiples)
-        how = count, steps, request.order
+        how = count, steps, request.order, plan.order_pace
         super().__init__(graph.stages, graph.devices, graph.shares, *how)
         self.plan, self.request, self.graph = plan, request, graph
         self.unit_size = request.minibatch_size / count

@@ -22,7 +22,7 @@ from lightning_gpp.common.units_of_measure import (
     stages_text,
 )
 from lightning_gpp.cost import ANY_DEVICE
-from lightning_gpp.graph import FEED, StageGraph
+from lightning_gpp.graph import FEED, ModelGraph, StageGraph, Value
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan
@@ -47,7 +47,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     parts = (
         describe_head(evaluation, request, max_width=max_width),
         describe_stages(evaluation, request, max_width=max_width),
-        describe_bounds(evaluation, max_width=max_width),
+        describe_bounds(evaluation, request, max_width=max_width),
         wrapped(_columns(request), max_width),
     )
     return "\n\n".join(parts)
@@ -140,8 +140,10 @@ def shares_text(found: StageEvaluation) -> str:
     return " + ".join(sizes)
 
 
-def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
-    """The bottleneck, what filling and draining add, and the peak of memory."""
+def describe_bounds(
+    evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
+) -> str:
+    """The bottleneck, what filling, draining and large outputs add, and the peak of memory."""
     step_s, found = evaluation.step_s, [one.stage for one in evaluation.bottlenecks]
     devices = sorted({device for stage in found for device in stage.devices})
     pace = (
@@ -161,7 +163,47 @@ def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
         share = percent_text(most.memory_bytes, limit_bytes)
         memory += f" of {bytes_text(limit_bytes)} ({share})"
     memory += f" on device {most.device}{'' if most.fits else ': the plan does not fit'}"
-    return wrapped([f"{text}." for text in (pace, step, memory)], max_width)
+    texts = (pace, step, *describe_outputs(evaluation, request), memory)
+    return wrapped([f"{text}." for text in texts], max_width)
+
+
+LARGE_OUTPUTS = 0.05
+"""Of a step: outputs whose way to the user's step takes less are not worth a line."""
+
+
+def describe_outputs(evaluation: PlanEvaluation, request: PlanRequest) -> list[str]:
+    """What it costs that the user's step gets large outputs, and the remedy; else nothing."""
+    graph, step_s = request.graph, evaluation.step_s
+    if not request.holds_all or evaluation.plan.num_stages == 1:
+        return []
+    small = replace(request, graph=_with_small_outputs(graph))
+    cost_s = step_s - evaluate_plan(evaluation.plan, small).step_s
+    if cost_s < LARGE_OUTPUTS * step_s:
+        return []
+    size_bytes = edge_bytes(graph, graph.outputs).forward(1)
+    return [
+        f"Outputs: {bytes_text(round(size_bytes))} a sample go to your step and gradients back, "
+        f"{percent_text(cost_s, step_s)} of the step; a forward that returns less (a head or the "
+        "loss inside of it) saves that"
+    ]
+
+
+def _with_small_outputs(graph: ModelGraph) -> ModelGraph:
+    """The model where outputs that no operator reads have one element a sample."""
+
+    def small(value: Value) -> Value:
+        if value.name not in ends:
+            return value
+        shapes = [
+            tuple(n if at == one.batch_dim else 1 for at, n in enumerate(one.shape))
+            for one in value.tensors
+        ]
+        tensors = (replace(one, shape=shape) for one, shape in zip(value.tensors, shapes))
+        return replace(value, tensors=tuple(tensors))
+
+    ends = {*graph.outputs} - {name for name, *_ in graph.reads}
+    operators = (replace(one, outputs=tuple(map(small, one.outputs))) for one in graph)
+    return replace(graph, operators=tuple(operators))
 
 
 def _columns(request: PlanRequest) -> list[str]:

@@ -107,7 +107,8 @@ def plan_pipeline(
         plan = answer(part, planner)
         return plan_in_ways(on_all_devices(plan, part) if fills else plan, ways)
 
-    asked = PlanQuestion(question, settings.planner, settings.schedule, fills, plan)
+    compares = settings.report == "full"
+    asked = PlanQuestion(question, settings.planner, settings.schedule, fills, plan, compares)
     found = plan_to_run(asked, search)
     notes += found.notes
     if plan is None:

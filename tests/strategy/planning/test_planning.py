@@ -17,7 +17,7 @@ from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_to_json
-from lightning_gpp.planner import num_devices_used
+from lightning_gpp.planner import Plan, Stage, num_devices_used
 from lightning_gpp.planner.plan_to_run import PlanToRun, plan_to_run
 from lightning_gpp.strategy import GraphPipeStrategy
 from lightning_gpp.strategy.planning import planning
@@ -41,6 +41,22 @@ def test_by_default_every_device_is_used_and_the_planner_chooses_the_microbatche
 def test_what_the_planner_chooses_trains_as_one_device(pool: WorkerPool, batch_size: int) -> None:
     data = DataSpec(dtype="float64", batch_size=batch_size)
     assert_equal_training(pool, Training(ChainModel, data), num_ranks=2)
+
+
+@pytest.mark.parametrize("order_pace", [0.0, 1.0])
+def test_a_chain_that_goes_round_the_ranks_trains_as_one_device_in_any_order(
+    pool: WorkerPool, order_pace: float
+) -> None:
+    names = ["layers_0", "layers_1", "layers_2", "layers_3", "layers_4", "layers_5"]
+    stages = tuple(Stage(i, (name,), (i % 2,)) for i, name in enumerate(names))
+    plan = Plan(stages, num_microbatches=4, order_pace=order_pace)
+    training = Training(ChainModel, DataSpec(dtype="float64"))
+    assert_equal_training(pool, training, num_ranks=2, plan=plan)
+
+
+def test_the_fastest_schedule_trains_as_one_device(pool: WorkerPool) -> None:
+    training = Training(ChainModel, DataSpec(dtype="float64"))
+    assert_equal_training(pool, training, num_ranks=2, schedule="fastest", report="full")
 
 
 def test_devices_may_stay_idle_where_that_is_asked_for(pool: WorkerPool) -> None:

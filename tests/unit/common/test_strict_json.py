@@ -33,6 +33,14 @@ def test_a_plan_is_readable():
     assert plan_from_json(plan_to_json(PLAN)) == PLAN
 
 
+def test_plans_of_an_older_version_are_read():
+    data = json.loads(plan_to_json(PLAN)) | {"version": 1}
+    assert data.pop("order_pace") is None
+    assert plan_from_json(json.dumps(data)) == PLAN
+    with pytest.raises(ValueError, match="order_pace must be a number from 0 to 1, got 2"):
+        plan_from_json(json.dumps(data | {"version": 2, "order_pace": 2}))
+
+
 def test_fields_with_a_default_may_be_left_out():
     assert plan_from_json(changed(microbatch_multiple=None)) == PLAN
 
@@ -53,7 +61,7 @@ def test_fields_with_a_default_may_be_left_out():
         ("[1, 2]", r"my.json: expected an object, got \[1, 2\]"),
         ("{", "my.json: not JSON: "),
         ("{}", '"format": "lightning_gpp.plan" and "version": 1, got None and None'),
-        (plan_to_json(PLAN).replace('"version": 1', '"version": 2'), "'lightning_gpp.plan' and 2"),
+        (plan_to_json(PLAN).replace('"version": 2', '"version": 3'), "'lightning_gpp.plan' and 3"),
     ],
 )
 def test_errors_name_the_file_the_place_and_what_is_expected(text, match):

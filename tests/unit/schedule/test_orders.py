@@ -106,6 +106,25 @@ def test_several_stages_on_one_device_run_what_can_start_first():
     ]
 
 
+@pytest.mark.parametrize(
+    ("order_pace", "row"),
+    [
+        (0.0, "0F0 0F1 0F2 0F3 2F0 2F1 2F2 2F3"),
+        (1.0, "0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3"),
+    ],
+)
+def test_a_chain_twice_around_two_devices(order_pace, row):
+    """Longest path first, or a micro-batch to its end as early as the busiest device can."""
+    program = build_program(
+        graph(4, (0, 1), (1, 2), (2, 3)),
+        devices=[0, 1, 0, 1],
+        num_microbatches=4,
+        schedule="gpipe",
+        order_pace=order_pace,
+    )
+    assert compute_rows(program)[0].split(" 2B0")[0] == row
+
+
 def test_1f1b_on_a_balanced_chain_takes_the_closed_form_time():
     for num_microbatches in (1, 4, 8):
         program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=num_microbatches)

@@ -78,3 +78,24 @@ def test_the_whole_text():
         Memory: parameters, gradients, optimizer state (2 values per parameter) and activations in
           flight, on each device. r: activations are recomputed.
     """)
+
+
+def test_large_outputs_are_told_with_a_remedy():
+    """Two towers; the outputs of one go to the device of the other."""
+    graph = literal_graph({"a": "x", "b": "x"}, outputs=("a", "b"))
+    plan = resolve_plan([["a"], ["b"]], graph)
+    for bandwidth, expected in ((1e5, True), (1e12, False)):
+        request = plan_request(
+            graph,
+            uniform_cluster(2, Link(bandwidth)),
+            costs=profile_of(graph),
+            minibatch_size=16,
+            num_microbatches=4,
+            schedule="gpipe",
+        )
+        text = " ".join(describe_plan(evaluate_plan(plan, request), request).split())
+        told = (
+            "Outputs: 128 B a sample go to your step and gradients back, 22 % of the step; a "
+            "forward that returns less (a head or the loss inside of it) saves that."
+        )
+        assert (told in text) == expected, text
