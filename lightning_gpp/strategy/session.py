@@ -96,7 +96,7 @@ class Session:
             except BeginAnewError:
                 for put_back in before:
                     put_back()
-                run.partition.make_partial()  # again
+                run.partition.make_partial()  # what was put back is the whole module
                 return self._steps.lead(name, batch, args, kwargs)
             if is_training and run.model is None:
                 warn_of_no_call(run.module, run.target)
