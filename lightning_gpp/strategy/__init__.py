@@ -1,13 +1,14 @@
 """The Lightning glue: the strategy and its registration.
 
 From the Trainer to the stages: ``graphpipe`` is the strategy (``gnnpipe`` the one for one full
-graph), ``session`` leads or follows the user's code, ``pipelined_run`` has what a rank has while a
-run lasts, ``build`` makes the ``pipeline``, which runs what there is to run on it.
+graph, ``hap`` the one for SPMD programs), ``settings`` what the user asked, ``session`` leads or
+follows the user's code, ``pipelined_run`` has what a rank has while a run lasts, ``build`` makes
+the ``pipeline``, which runs what there is to run on it.
 
 Folders: ``step`` is the life of a step, ``cutting`` cuts batches and joins results, ``state`` knows
 who holds which parameters, ``logging`` carries what user code logs, ``ranks`` what ranks tell each
-other, ``devices`` has the accelerators, ``emulation`` emulated devices, ``planning`` finds the
-plan, ``recording`` lays recorded steps beside their prediction.
+other, ``devices`` has the accelerators, ``planning`` finds the plan, ``recording`` lays recorded
+steps beside their prediction, ``spmd`` divides a model by an SPMD program.
 """
 
 from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator, PoolAccelerator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.planner.plan.by_rank import rank_of_device
+from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode, StageFunction
@@ -36,19 +38,16 @@ from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.schedule.lower import reduce_groups
 from lightning_gpp.schedule.program_parts import ReduceGroup
-from lightning_gpp.strategy.devices.devices_at_hand import (
-    DeviceAtHand,
-    cluster_at_hand,
-)
+from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
-from lightning_gpp.strategy.planning.planning import Example, Measured, Planned, plan_pipeline
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache
-from lightning_gpp.strategy.refusals import fewest_per_update
+from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
+from lightning_gpp.strategy.planning.profile_cache import profiled
 from lightning_gpp.strategy.report import waiting_for
+from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.partition import Partition, ownership
@@ -71,7 +70,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
     with collecting, torch.inference_mode(False):  # what moves would be inference tensors
         run.stop_early_modules()
         if run.module.training:
-            run.train_modes = modes_of(run.module)
+            run.train_modes = modes_of(run.target)
         logged: list[str] = []
         note = recording(run.module, lambda name, *args, **kwargs: logged.append(name))
         with note, torch.enable_grad(), lifted():
@@ -102,7 +101,7 @@ class PipelineBuild:
         self.run, self.example = run, example
         self.settings, self.control = run.settings, run.control
         self.chunked: ChunkedModel | None = None
-        self.planned: Planned | None = None
+        self.planned: PlanToRun | None = None
 
     def pipeline(self) -> Pipeline:
         """This rank's part of the pipeline."""
@@ -114,7 +113,7 @@ class PipelineBuild:
             call = GraphCall.of(run.target, args, kwargs)
             with without_caches(run.target):
                 self.capture(call.args, call.kwargs, mixing_methods(run.target))
-            flags = self._train_modes()
+            flags = run.train_modes
             with waiting_for("Dividing the graph into chunks", run.module):
                 chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
             self.captured.take_graph(chunked.graph, chunked.in_ways.operators)
@@ -135,15 +134,6 @@ class PipelineBuild:
             codes = pipeline.executor.stages.values()
             self.chunked.keep_arguments({name for code in codes for name in code.inputs})
         return pipeline
-
-    def _train_modes(self) -> dict[str, bool]:
-        """Training flags of the modules in the one that is pipelined."""
-        prefix = self.settings.prefix
-        return {
-            f"{name}.".removeprefix(prefix).removesuffix("."): flag
-            for name, flag in self.run.train_modes.items()
-            if f"{name}.".startswith(prefix)
-        }
 
     def shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, on the device where this rank captures the model.
@@ -188,7 +178,7 @@ class PipelineBuild:
                 leaf_modules=settings.leaf_modules,
                 blocks=settings.blocks,
                 opened=opened,
-                train_modes=self._train_modes(),
+                train_modes=run.train_modes,
                 verified=verified,
             )
             if control.is_leader:
@@ -203,13 +193,12 @@ class PipelineBuild:
                     "the same path through its forward"
                 )
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned | None:
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlanToRun | None:
         """All ranks measure what is not known; on rank 0 the plan."""
         run, settings, chunked = self.run, self.settings, self.chunked
         measured, ways, example = None, None, self.example
-        found = self.control.gather(
-            DeviceAtHand.of(run.device), "collecting what devices there are"
-        )
+        own = DeviceAtHand.of(run.device)
+        found = self.control.gather(own, "collecting what devices there are")
         if not isinstance(settings.costs, Costs):
             with waiting_for("Measuring the model", run.module):
                 measured = self._measured(args, kwargs, found)
@@ -218,11 +207,9 @@ class PipelineBuild:
         if settings.is_asynchronous:
             settings = replace(settings, per_update=fewest_per_update(run.module.trainer))
         if chunked is not None:  # to a planner vertices are samples, chunks micro-batches
-            chunks = chunked.chunks
-            settings = replace(settings, num_microbatches=len(chunks))
-            example = replace(
-                example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks)
-            )
+            chunks, count = chunked.chunks, len(chunked.chunks)
+            settings = replace(settings, num_microbatches=count)
+            example = replace(example, minibatch_size=chunks.num_vertices, num_microbatches=count)
             ways = chunked.in_ways if chunks.num_ways > 1 else None
         with waiting_for("Planning", run.module):
             at_hand = cluster_at_hand(found)
@@ -240,23 +227,21 @@ class PipelineBuild:
         own: Measured | None = None
         measuring = [kinds.index(kind) for kind in {*kinds}]
         if control.rank in control.share(measuring, "hearing which ranks measure"):
-            inputs = captured.inputs(args, kwargs)
-            if all(tensor.device != run.device for tensor in inputs.values()):
+            if all(each.device != run.device for each in captured.inputs(args, kwargs).values()):
                 args, kwargs = placed((args, kwargs), run.device)
             if self.chunked is not None:
                 costs = chunk_costs(self.chunked, captured.inputs(args, kwargs))
                 own = costs, (self.chunked.chunks.describe(),)
             else:
-                own = ProfileCache(self.settings.cache).costs(
-                    captured, run.device, lambda: profile_costs(captured, args, kwargs)
-                )
+                cache = self.settings.cache
+                measure = functools.partial(profile_costs, captured, args, kwargs)
+                own = profiled(cache, captured, run.device, measure)
         gathered = control.gather(own, "measuring the model on every kind of device")
         if not gathered:
             return None
-        measured = [each for each in gathered if each is not None]
-        profiles = tuple(profile for costs, _ in measured for profile in costs.profiles)
-        notes = dict.fromkeys(note for _, notes in measured for note in notes)
-        return Costs(profiles), tuple(notes)
+        measured, notes = zip(*[each for each in gathered if each is not None], strict=True)
+        profiles = tuple(profile for each in measured for profile in each.profiles)
+        return Costs(profiles), tuple(dict.fromkeys(itertools.chain(*notes)))
 
     def joined(self, plan: Plan, schedule: str, first: Pipeline | None = None) -> Pipeline:
         """This rank's part of the pipeline of a plan.
@@ -292,9 +277,8 @@ class PipelineBuild:
         )
         if settings.is_emulated:
             asked = None if self.planned is None else (self.planned.plan, self.planned.request)
-            pipeline.time = Emulation(
-                asked, settings.time_scale, pipeline.executor, control, run.waits
-            )
+            executor, scale = pipeline.executor, settings.time_scale
+            pipeline.time = Emulation(asked, scale, executor, control, run.waits)
         return pipeline
 
     def _executor(
@@ -305,13 +289,13 @@ class PipelineBuild:
         groups = reduce_groups(stages.stages, stages.devices)
         run.transport.connect(_pairs(stages, ranks, groups))
         summed = {
-            tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
-            for group in groups
-            if group.stage is not None
+            tuple(sorted(ranks[d] for d in each.devices))
+            for each in groups
+            if each.stage is not None
         }
         variations = {name: value.variation for name, value in graph.values.items()}
-        timeout_s, pipelines = self.settings.timeout_s, run.num_pipelines
-        sums = ProcessSums(summed, timeout_s, run.device, run.waits, pipelines)
+        timeout_s = self.settings.timeout_s
+        sums = ProcessSums(summed, timeout_s, run.device, run.waits, run.num_pipelines)
         return Executor(
             transport=run.transport,
             rank_of_device=ranks,
@@ -336,16 +320,10 @@ class PipelineBuild:
             is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
             operators = () if is_loss else plan.stages[stage].operators
             inputs, outputs = _values(captured, placed.stages, stage, operators)
-            code: StageModule | ChunkStage
-            function: StageFunction
-            if self.chunked is not None:
-                code = self.chunked.stage(operators, inputs, outputs)
-                function = _of_chunks(code)
-            else:
-                code = captured.stage(operators, inputs, outputs)
-                function = _of_modules(code)
-                if self.settings.compile is not None and operators:
-                    code.compile(self.settings.compile)
+            stage_of = captured.stage if self.chunked is None else self.chunked.stage
+            code: StageModule | ChunkStage = stage_of(operators, inputs, outputs)
+            if self.settings.compile is not None and operators and isinstance(code, StageModule):
+                code.compile(self.settings.compile)
             for name in code.parameter_names:
                 readers.setdefault(prefix + name, set()).update(homes)
             for name in code.buffer_names:
@@ -355,7 +333,7 @@ class PipelineBuild:
             if rank in homes:
                 recompute = not is_loss and plan.stages[stage].recompute
                 keep_state = captured.keeper(operators)
-                codes[stage] = StageCode(function, inputs, outputs, recompute, keep_state)
+                codes[stage] = StageCode(_called(code), inputs, outputs, recompute, keep_state)
         return codes, readers
 
 
@@ -373,14 +351,11 @@ def _pairs(
     return {pair for a, b in found if a != b for pair in ((a, b), (b, a))}
 
 
-def _of_modules(stage: StageModule) -> StageFunction:
-    """A stage of the user's modules as the runtime calls it."""
+def _called(stage: StageModule | ChunkStage) -> StageFunction:
+    """A stage as the runtime calls it; one of chunks drains, so it has its own weights."""
+    if isinstance(stage, ChunkStage):
+        return lambda values, call: stage(values, call.chunk, training=call.training)
     return lambda values, call: stage(values, training=call.training, weights=call.weights)
-
-
-def _of_chunks(stage: ChunkStage) -> StageFunction:
-    """A stage that runs on chunks of one graph; its pipeline drains, so it has its own weights."""
-    return lambda values, call: stage(values, call.chunk, training=call.training)
 
 
 def _values(

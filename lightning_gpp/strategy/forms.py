@@ -27,17 +27,6 @@ MOST_FORMS = 8
 """Forms of call of one forward; an argument with more values than that is no form."""
 
 
-def why_no_other_form(run: PipelinedRun) -> str | None:
-    """Why a forward has to be called in one form; None where it does not."""
-    if len(run.forms) >= MOST_FORMS:
-        return f"forward has been called in {MOST_FORMS} forms already"
-    settings = run.settings
-    is_fixed = run.peers is not None or settings.is_emulated or settings.is_asynchronous
-    if is_fixed or settings.full_graph is not None:
-        return "pipelines side by side run one form, as do asynchronous, emulated and full-graph"
-    return None
-
-
 def use_form_of(
     run: PipelinedRun,
     args: Sequence[Any],
@@ -64,7 +53,12 @@ def use_form_of(
             continue
         run.to_form(pipeline)
         return
-    if found is not None and (why_not := why_no_other_form(run)) is not None:
+    settings, why_not = run.settings, ""
+    if len(run.forms) >= MOST_FORMS:
+        why_not = f"forward has been called in {MOST_FORMS} forms already"
+    elif run.peers or settings.is_emulated or settings.is_asynchronous or settings.full_graph:
+        why_not = "pipelines side by side run one form, as do asynchronous, emulated and full-graph"
+    if found is not None and why_not:
         raise ValueError(f"{found} ({why_not})") from None
     autocast = Autocast.current(run.device)
     run.lead(Build(autocast))
@@ -85,7 +79,7 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         ValueError: the operators of the form do not fit where the first one put the parameters.
     """
     if not run.forms:
-        run.build(None if example is None else example())
+        run.builder(run, None if example is None else example())
         return
     first, partition = run.forms[0], run.partition
     with torch.inference_mode(False), torch.enable_grad(), lifted():
@@ -98,7 +92,7 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         finally:
             partition.make_partial()
         run.take_form(pipeline)
-        run.use_form(len(run.forms) - 1)
+        run.model = pipeline
     rank_zero_info(
         f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
         f"captured separately and runs on the same devices, in {plan.num_stages} stages."

@@ -11,8 +11,7 @@ from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.planner import BALANCED
 from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-from lightning_gpp.strategy.refusals import check_name
-from lightning_gpp.strategy.settings import FullGraph
+from lightning_gpp.strategy.settings import FullGraph, check_name
 
 MODES = ("historical", "exact")
 BEGINNINGS = ("zeros", "exact")

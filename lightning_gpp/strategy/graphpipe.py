@@ -20,29 +20,27 @@ from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
-from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
-from lightning_gpp.runtime.pace import ActionRecord
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.strategy import refusals
+from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.ranks.pipelines import StartMethod
-from lightning_gpp.strategy.refusals import (
-    check_name,
-    check_settings,
-    compile_options,
-    refuse_callbacks,
-    refuse_for_async,
-)
 from lightning_gpp.strategy.report import PlanReports, show, width
 from lightning_gpp.strategy.settings import (
+    ON_ONE_RANK,
+    ON_STAGES,
+    SHARDED,
     CacheLike,
     CostsLike,
     PlanLike,
     Report,
     Settings,
+    check_name,
+    check_settings,
+    compile_options,
+    refuse_callbacks,
+    refuse_for_async,
     resolve_costs,
 )
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
@@ -52,8 +50,7 @@ from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, p
 from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
-
-_ASYNC = ONE_F_ONE_B_ASYNC.name
+from lightning_gpp.weights.policies import find_policy
 
 
 class GraphPipeStrategy(SavingStrategy):
@@ -111,9 +108,6 @@ class GraphPipeStrategy(SavingStrategy):
     """
 
     plan: Plan | None = None
-    stage_graph: StageGraph | None = None
-    emulation_report: EmulationReport | None = None
-    on_record: Callable[[ActionRecord], None] | None = None
     _optimized: pl.LightningModule | None = None
 
     def __init__(
@@ -153,8 +147,10 @@ class GraphPipeStrategy(SavingStrategy):
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
         check_name("start_method", start_method, get_args(StartMethod))
         check_whole("pipelines", pipelines)
-        if schedule == _ASYNC and num_microbatches is None:
-            num_microbatches = 1
+        if schedule == ONE_F_ONE_B_ASYNC.name:
+            num_microbatches = 1 if num_microbatches is None else num_microbatches
+            if weights is not None and find_policy(weights).drains:
+                schedule, weights = ONE_F_ONE_B.name, None
         self.settings = Settings(
             num_microbatches=num_microbatches,
             schedule=schedule,
@@ -198,9 +194,9 @@ class GraphPipeStrategy(SavingStrategy):
         give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
-            refuse_callbacks(trainer, refusals.SHARDED)
+            refuse_callbacks(trainer, SHARDED)
         alone = session.run.is_alone
-        refuse_callbacks(trainer, refusals.ON_ONE_RANK if alone else refusals.ON_STAGES)
+        refuse_callbacks(trainer, ON_ONE_RANK if alone else ON_STAGES)
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -212,10 +208,8 @@ class GraphPipeStrategy(SavingStrategy):
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
-        if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
-            session.optimize_by_hand(self._lightning_optimizers)
-        self._hooks = LedHooks(session)
-        self._scopes.callback(self._hooks.remove)
+        session.manual.wrapped = self._lightning_optimizers
+        self._hooks = self._scopes.enter_context(LedHooks(session))
         self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         terminate = session.run.failures.terminate
@@ -279,7 +273,6 @@ class GraphPipeStrategy(SavingStrategy):
             return self._step("predict_step", *args, **kwargs)
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.session.run.recorder.on_record = self.on_record
         return self.session.step(name, batch, args, kwargs)
 
     def backward(
@@ -293,7 +286,8 @@ class GraphPipeStrategy(SavingStrategy):
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
         run, manual = self.session.run, self.session.manual
-        by_hand = nullcontext(closure_loss) if manual is None else manual.backward(closure_loss)
+        is_led = not run.is_everywhere
+        by_hand = manual.backward(closure_loss) if is_led else nullcontext(closure_loss)
         with run.failures.guard(), by_hand as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
@@ -308,23 +302,19 @@ class GraphPipeStrategy(SavingStrategy):
             yield
 
     def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: Any = None,
-        **kwargs: Any,
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
-        self.session.run.take_saved_optimizers()
-        manual = self.session.manual
-        by_hand = nullcontext() if manual is None else manual.step(optimizer, closure, kwargs)
-        with by_hand:
+        run, manual = self.session.run, self.session.manual
+        run.take_saved_optimizers()
+        is_led = not run.is_everywhere
+        with manual.step(optimizer, closure, kwargs) if is_led else nullcontext():
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""
         run = self.session.run
-        self.plan, self.stage_graph = run.built.plan, run.built.placed.stages
+        self.plan = run.built.plan
         if run.built.planned is not None:
             can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
             self.reports.built(run.built.planned, self.settings, can_time=can_time)
@@ -336,7 +326,6 @@ class GraphPipeStrategy(SavingStrategy):
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""
-        self.emulation_report = report
         show(report.text(width()))
         metrics = {name: torch.tensor(value) for name, value in report.metrics().items()}
         self._module().trainer.callback_metrics.update(metrics)
@@ -373,7 +362,7 @@ class GraphPipeStrategy(SavingStrategy):
     @property
     def clips_alone(self) -> bool:
         """Whether every rank clips the norm of its own gradients: others have no such yet."""
-        return self.settings.overlaps
+        return self.settings.is_asynchronous
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""

@@ -18,8 +18,8 @@ from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
-from lightning_gpp.strategy.refusals import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.settings import Refused, check_name, refuse_callbacks
 from lightning_gpp.strategy.spmd.planners import ProgramPlanner
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdModel

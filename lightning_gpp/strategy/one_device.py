@@ -45,11 +45,10 @@ def single_device(
         **inspect.signature(GraphPipeStrategy).parameters,
         **inspect.signature(GNNPipeStrategy).parameters,
     }
-    unknown = [name for name in pipeline_options if name not in known]
-    if unknown:
+    if unknown := pipeline_options.keys() - known:
         raise TypeError(
-            f"single_device got {', '.join(unknown)}, which is no option of GraphPipeStrategy or "
-            f"GNNPipeStrategy either; they have {', '.join(known)}"
+            f"single_device got {', '.join(sorted(unknown))}, which is no option of "
+            f"GraphPipeStrategy or GNNPipeStrategy either; they have {', '.join(known)}"
         )
     return SingleDeviceStrategy(
         device, accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin

@@ -15,6 +15,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
+from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary, RunState
@@ -22,7 +23,6 @@ from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
-from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.state.callbacks import clear_old_gradients
@@ -58,7 +58,7 @@ class Pipeline:
     plan: Plan
     schedule: str
     placed: PlanGraph
-    planned: Planned | None
+    planned: PlanToRun | None
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
@@ -108,7 +108,6 @@ class Pipeline:
         with (
             torch.no_grad(),
             message.autocast.on(self.executor.device),
-            self.recorder.heard(self.executor),
             lifted(),
             nullcontext() if chunked is None else chunked.filling(),
         ):
@@ -127,10 +126,10 @@ class Pipeline:
             run.whole()
         return stash
 
-    def in_window(
+    def window(
         self, window: Window, state: RunState, shift: int, boundary: Boundary | None
-    ) -> Run:
-        """A run of a window of an asynchronous schedule, of which nothing is done yet.
+    ) -> GradientStash:
+        """Runs a window of an asynchronous schedule; its gradients are in what is returned.
 
         Args:
             window: of the schedule.
@@ -138,21 +137,11 @@ class Pipeline:
             shift: of its numbers.
             boundary: the user's steps, on rank 0.
         """
-        program, training = window.program, self.module.training
-        units = [1] * program.num_microbatches
-        return Run(self.executor, program, units, training, boundary, state=state, shift=shift)
-
-    def window(self, run: Run, number: int) -> GradientStash:
-        """Runs the window of a mini-batch; its gradients are in what is returned.
-
-        Args:
-            run: made by :meth:`in_window`.
-            number: of the mini-batch.
-        """
-        stash = self._stash()
-        self.last_trained = run.program
-        with stash, self._both_ways(), self.recorder.heard(self.executor):
-            run.window(number)
+        program, stash = window.program, self._stash()
+        units, training = [1] * program.num_microbatches, self.module.training
+        run = Run(self.executor, program, units, training, boundary, state=state, shift=shift)
+        with stash, self._both_ways():
+            run.window(window.number)
         return stash
 
     def run_forward(
@@ -190,7 +179,7 @@ class Pipeline:
         num_ranks = self.executor.transport.num_ranks
         has_one = num_ranks == self.placed.stages.num_stages == len(units) == 1
         is_plain = self.time.time_scale is None and self.chunked is None
-        is_free = has_one and is_plain and not self.recorder.is_heard
+        is_free = has_one and is_plain and not self.recorder.is_on
         return self.executor.stages[0] if is_free else None
 
     def _begin(
@@ -272,15 +261,7 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
     Raises:
         ValueError: there is no sub-module of that name, or there are several to choose from.
     """
-    name = pipelined_name(module, name)
-    try:
-        return module if name is None else module.get_submodule(name)
-    except AttributeError:
-        known = ", ".join(child for child, _ in module.named_children())
-        raise ValueError(
-            f"GraphPipeStrategy(module={name!r}): {type(module).__name__} has no such sub-module; "
-            f"its children are: {known}"
-        ) from None
+    return module.get_submodule(pipelined_name(module, name) or "")
 
 
 def pipelined_name(module: nn.Module, name: str | None) -> str | None:
@@ -291,14 +272,16 @@ def pipelined_name(module: nn.Module, name: str | None) -> str | None:
     Raises:
         ValueError: there are several to choose from, or none.
     """
+    children = dict(module.named_children())
+    if name is not None and name not in dict(module.named_modules(remove_duplicate=False)):
+        raise ValueError(
+            f"GraphPipeStrategy(module={name!r}): {type(module).__name__} has no such sub-module; "
+            f"its children are: {', '.join(children)}"
+        )
     if name is not None or has_forward(module):
         return name
-    trained = [
-        child
-        for child, part in module.named_children()
-        if next(part.parameters(), None) is not None
-    ]
-    callable_ones = [child for child in trained if has_forward(module.get_submodule(child))]
+    trained = [child for child, part in children.items() if any(True for _ in part.parameters())]
+    callable_ones = [child for child in trained if has_forward(children[child])]
     if len(trained) == len(callable_ones) == 1:
         return trained[0]
     raise ValueError(
@@ -314,10 +297,10 @@ def has_forward(module: nn.Module) -> bool:
     return "forward" in vars(module) or type(module).forward not in inherited
 
 
-def sparse_parameters(module: nn.Module) -> Iterator[str]:
+def sparse_parameters(module: nn.Module) -> list[str]:
     """Canonical names of the parameters whose gradients are sparse, by what their modules say.
 
-    >>> list(sparse_parameters(nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True)})))
+    >>> sparse_parameters(nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True)}))
     ['table.weight']
     """
     sparse = {
@@ -325,6 +308,4 @@ def sparse_parameters(module: nn.Module) -> Iterator[str]:
         for part in module.modules()
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
     }
-    for name, parameter in module.named_parameters():
-        if id(parameter) in sparse:
-            yield name
+    return [name for name, each in module.named_parameters() if id(each) in sparse]

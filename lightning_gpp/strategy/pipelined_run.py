@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.common.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
@@ -52,7 +51,8 @@ class PipelinedRun:
         settings: what the user asked for.
         device: where this rank's stages run.
         peers: this rank in the other pipelines; None if there is one.
-        builder: builds the model; see :func:`lightning_gpp.strategy.build.build_pipeline`.
+        builder: builds the model on all ranks, given the run and, on rank 0, what it is built from;
+            see :func:`lightning_gpp.strategy.build.build_pipeline`.
 
     Attributes:
         model: what is built, however it is divided; None before.
@@ -75,8 +75,7 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
-        train_modes: training flags of the modules while training.
-        num_updates: steps of optimizers that are over.
+        train_modes: training flags of the target and its sub-modules while training, by name.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
     """
@@ -90,7 +89,7 @@ class PipelinedRun:
         builder: Callable[[PipelinedRun, Any], None],
     ) -> None:
         self.settings = settings
-        self._builder = builder
+        self.builder = builder
         self.peers = peers
         self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.device = device
@@ -126,8 +125,6 @@ class PipelinedRun:
         self.train_modes: dict[str, bool] = {}
         self._has_shown_state = False
         self._is_end_agreed = False
-        self.num_updates = 0
-        self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -141,14 +138,10 @@ class PipelinedRun:
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
-        self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
-        self.train_modes = modes_of(module)
+        self.train_modes = modes_of(self.target)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         self._early.enter_context(early_modules(module, self.target, self.device))
-
-    def _count_update(self, *_: Any) -> None:
-        self.num_updates += 1
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -156,19 +149,20 @@ class PipelinedRun:
         with self.failures.guard(), self.control.alone(what):
             yield
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether the user code that runs now runs on all ranks."""
+        return self.is_alone or self.control.alone_in is None
+
     def lead(self, message: Any) -> None:
         """Rank 0: tells the others what to do, and what happened since the last message."""
         if self.is_alone:
             self.dropped.clear()
             return
+        # Garbage collection may append to it at any moment.
+        dropped = [self.dropped.pop() for _ in range(len(self.dropped))]
         changes, gradients = self.leader_state.take_changes(), self.own_gradients.take()
-        self.control.tell(Told(message, News(changes, self._take_dropped(), gradients)))
-
-    def _take_dropped(self) -> list[int]:
-        dropped, taken = self.dropped, list[int]()
-        while dropped:  # garbage collection may append to it at any moment
-            taken.append(dropped.pop())
-        return taken
+        self.control.tell(Told(message, News(changes, dropped, gradients)))
 
     def lead_end(self, calls: list[LogCall], loss: Tensor | None) -> None:
         """Rank 0: tells the others that a step has returned, what it logged and its loss."""
@@ -223,16 +217,16 @@ class PipelinedRun:
         Not on a GPU, whose work is not over when a call returns, nor within the pipeline.
         """
         is_plain = self.device.type == "cpu" and not self.is_alone
-        return is_plain and not self.steps_per_microbatch and not self.settings.is_asynchronous
+        return is_plain and not self.suspends_steps
 
     # What is built -----------------------------------------------------------------------------
 
     @property
-    def steps_per_microbatch(self) -> bool:
-        """Whether the training step runs for every micro-batch, as the schedule asks for it."""
+    def suspends_steps(self) -> bool:
+        """Whether training steps run in the midst of the schedule, where they wait for outputs."""
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
         found = SCHEDULES.get(schedule or "")
-        return found is not None and not found.forwards_first
+        return self.settings.is_asynchronous or (found is not None and not found.forwards_first)
 
     @property
     def partition(self) -> Partition:
@@ -288,10 +282,6 @@ class PipelinedRun:
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
 
-    def build(self, example: Any) -> None:
-        """All ranks: builds what runs the forward; rank 0 gives what it is built from."""
-        self._builder(self, example)
-
     def take(
         self,
         model: Pipeline | SpmdModel,
@@ -336,12 +326,8 @@ class PipelinedRun:
     def to_form(self, pipeline: Pipeline) -> None:
         """Rank 0: all ranks use the pipeline of a form of call."""
         if self.model is not pipeline:
-            self.lead(UseForm(number := self.forms.index(pipeline)))
-            self.use_form(number)
-
-    def use_form(self, number: int) -> None:
-        """All ranks: what follows is of this form of call."""
-        self.model = self.forms[number]
+            self.lead(UseForm(self.forms.index(pipeline)))
+            self.model = pipeline
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
@@ -369,12 +355,6 @@ class PipelinedRun:
                 groups = optimizer.state_dict()["param_groups"]
                 optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
-    def stop_watching(self) -> None:
-        """The run is over: user code and modules are what they were."""
-        self.stop_early_modules()
-        for counting in self._counting:
-            counting.remove()
-
     def reconnect(self) -> None:
         """All ranks, after a failure: messages of before may be on their way, so groups are new."""
         self.transport.hang_up()
@@ -390,6 +370,6 @@ class PipelinedRun:
         self._early.close()
 
 
-def modes_of(module: pl.LightningModule) -> dict[str, bool]:
+def modes_of(module: nn.Module) -> dict[str, bool]:
     """Training flags of the sub-modules, by name."""
     return {name: part.training for name, part in module.named_modules()}

@@ -18,9 +18,9 @@ from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, devices_text, stages_text
 from lightning_gpp.planner import evaluate_plan
+from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.reports.plan.describe import describe_outputs, describe_plan, describe_what
 from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
-from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.planning.profile_cache import OF_EARLIER_RUN
 from lightning_gpp.strategy.settings import Settings
 
@@ -33,7 +33,7 @@ def width() -> int:
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
-def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
+def verdict_on(planned: PlanToRun, settings: Settings) -> PlanVerdict:
     """The verdict on a plan, which runs on the cores of this host unless others are meant."""
     evaluation = evaluate_plan(planned.plan, planned.request)
     cores = num_cores() if settings.cluster is None and not settings.is_emulated else None
@@ -44,7 +44,7 @@ WITHHELD = "Verdict: follows when the first batches have been timed."
 """Instead of a predicted one: what short steps spend beside operators only batches tell."""
 
 
-def describe_planned(planned: Planned, settings: Settings, *, waits: bool = False) -> str:
+def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = False) -> str:
     """The verdict on a plan, unless it ``waits`` for batches; then a few lines about it, or all."""
     evaluation = evaluate_plan(planned.plan, planned.request)
     verdict = WITHHELD if waits else verdict_on(planned, settings).text(width())
@@ -79,69 +79,28 @@ FEWEST_COUNTED = 3
 """However long they are."""
 
 
-class BatchClock:
-    """Notes when batches begin, until there are enough of them; then costs a comparison per batch.
-
-    Attributes:
-        found: what they took, once there are enough of them.
-    """
-
-    def __init__(self) -> None:
-        self.found: BatchTimes | None = None
-        self._num_begun = 0
-        self._last: tuple[float, float] | None = None
-        self._took: list[tuple[float, float]] = []
-        self._counted_s = 0.0
-
-    def begin(self, *, is_recorded: bool = False, in_pipeline_s: float | None = None) -> bool:
-        """A batch begins; whether that was the last that counts.
-
-        Args:
-            is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
-                and the picture of the record, so it does not count.
-            in_pipeline_s: seconds that batches spent in the pipeline so far; None where these
-                cannot be told from the user's step.
-        """
-        if self.found is not None:
-            return False
-        now = time.monotonic(), in_pipeline_s or 0.0
-        if self._last is not None:
-            batch_s, pipeline_s = (end - start for end, start in zip(now, self._last, strict=True))
-            self._took.append((batch_s, batch_s - pipeline_s))
-            self._counted_s += batch_s
-        self._num_begun += 1
-        self._last = None if is_recorded or self._num_begun <= NUM_WARM_UP else now
-        return self._is_enough() and self.end()
-
-    def end(self) -> bool:
-        """No more batches will count; whether they were enough to tell what one takes."""
-        if self.found is not None or len(self._took) < FEWEST_COUNTED:
-            return False
-        batch_s, own_s = (statistics.median(times) for times in zip(*self._took, strict=True))
-        self.found = BatchTimes(batch_s, len(self._took), own_s if own_s < batch_s else None)
-        return True
-
-    def _is_enough(self) -> bool:
-        if self._counted_s < ENOUGH_S:  # not even with a validation among them
-            return False
-        typical_s = statistics.median(batch_s for batch_s, _ in self._took)
-        return typical_s * len(self._took) >= ENOUGH_S
-
-
 class PlanReports:
     """Prints a plan once per Trainer, with what batches by it take once that is known; on rank 0.
 
     Attributes:
         shown_plan: the plan that a person has seen last.
+        batch_times: what batches took, once enough of them have begun; from then on a batch costs
+            a comparison.
     """
 
     def __init__(self) -> None:
         self.shown_plan = ""
-        self._clock: BatchClock | None = None
-        self._verdict: PlanVerdict | None = None
         self._is_told = self._waits = False
+        self._verdict: PlanVerdict | None = None
+        self._begin_timing()
 
-    def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
+    def _begin_timing(self) -> None:
+        self.batch_times: BatchTimes | None = None
+        self._num_begun = 0
+        self._last: tuple[float, float] | None = None
+        self._took: list[tuple[float, float]] = []
+
+    def built(self, planned: PlanToRun, settings: Settings, *, can_time: bool = False) -> None:
         """A pipeline of this plan has been built; its batches ``can_time`` what it takes."""
         self._verdict = verdict_on(planned, settings)
         shown = repr((planned.plan, planned.request.schedule))
@@ -151,32 +110,44 @@ class PlanReports:
             is_several = self._verdict.num_devices > 1
             self._waits = can_time and not settings.is_emulated and is_several
             show(describe_planned(planned, settings, waits=self._waits))
-        self._clock = None if self._is_told else BatchClock()
+        self._begin_timing()
+
+    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float | None) -> None:
+        """A batch is trained.
+
+        Args:
+            is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
+                and the picture of the record, so it does not count.
+            in_pipeline_s: seconds that batches spent in the pipeline so far; None where these
+                cannot be told from the user's step.
+        """
+        if self._is_told or self._verdict is None:
+            return
+        now = time.monotonic(), in_pipeline_s or 0.0
+        if self._last is not None:
+            batch_s, pipeline_s = (end - start for end, start in zip(now, self._last, strict=True))
+            self._took.append((batch_s, batch_s - pipeline_s))
+        self._num_begun += 1
+        self._last = None if is_recorded or self._num_begun <= NUM_WARM_UP else now
+        took = [batch_s for batch_s, _ in self._took]
+        # A validation among them makes them longer, but not their median.
+        if sum(took) >= ENOUGH_S and statistics.median(took) * len(took) >= ENOUGH_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._is_told or self._verdict is None or len(self._took) < FEWEST_COUNTED:
+            return
+        batch_s, own_s = (statistics.median(times) for times in zip(*self._took, strict=True))
+        times = BatchTimes(batch_s, len(self._took), own_s if own_s < batch_s else None)
+        show(self._verdict.measured_text(times, width()))
+        self.batch_times, self._is_told, self._waits = times, True, False
 
     def training_ends(self) -> None:
         """What batches took is said of fewer, too; if there were none, what was predicted is."""
-        if self._clock is not None and self._clock.end():
-            self._show_measured(self._clock)
-        elif self._waits and self._verdict is not None:
+        self._tell()
+        if self._waits and self._verdict is not None:
             show(self._verdict.text(width()))
         self._waits = False
-
-    @property
-    def batch_times(self) -> BatchTimes | None:
-        """What batches took, once that is known."""
-        return None if self._clock is None else self._clock.found
-
-    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float | None) -> None:
-        """A batch is trained; see :meth:`BatchClock.begin`."""
-        if self._clock is not None and self._clock.begin(
-            is_recorded=is_recorded, in_pipeline_s=in_pipeline_s
-        ):
-            self._show_measured(self._clock)
-
-    def _show_measured(self, clock: BatchClock) -> None:
-        assert clock.found is not None and self._verdict is not None
-        show(self._verdict.measured_text(clock.found, width()))
-        self._is_told, self._waits = True, False
 
 
 def show(text: str) -> None:

@@ -12,12 +12,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.planner.base import FASTEST
-from lightning_gpp.strategy.lightning_private import (
-    DataloaderIter,
-    LightningOptimizer,
-    keep_results,
-    tell_device,
-)
+from lightning_gpp.strategy.lightning_private import DataloaderIter, keep_results, tell_device
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.report import warn_of_no_call
 from lightning_gpp.strategy.state.without_values import note_lost_weights
@@ -42,7 +37,7 @@ class Session:
     Attributes:
         run: likewise.
         forward: likewise.
-        manual: manual optimization, where the module does it.
+        manual: manual optimization.
         follower: what this rank does while rank 0 runs user code.
         asides: what it does while user code outside of steps needs the model.
         on_all_ranks: whether ranks other than 0 go on with the module, as they do when every rank
@@ -54,11 +49,11 @@ class Session:
     def __init__(self, run: PipelinedRun, forward: ForwardCalls | None = None) -> None:
         self.run, self.forward = run, forward or ForwardCalls(run)
         self.on_emulated: Callable[[EmulationReport], None] | None = None
-        self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
+        self.manual = ManualOptimization(run, self.follower)
         self.asides = Asides(run, self.follower, self.forward)
-        self._microbatch_steps = MicrobatchSteps(run)
-        self._async_steps = AsyncSteps(run, self.follower)
+        is_asynchronous = run.settings.is_asynchronous
+        self._steps = AsyncSteps(run, self.follower) if is_asynchronous else MicrobatchSteps(run)
         self.on_all_ranks = True
         self.is_closed = False
         self.lost: str | None = None
@@ -68,11 +63,6 @@ class Session:
         return type(None), ()
 
     # User code ------------------------------------------------------------------------------
-
-    def optimize_by_hand(self, wrapped: Sequence[LightningOptimizer]) -> None:
-        """Steps use these optimizers themselves."""
-        self.manual = ManualOptimization(self.run, self.follower, wrapped)
-        self.follower.manual = self.manual.follow
 
     def step(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step on rank 0; the others follow its calls, and log what it logs.
@@ -92,11 +82,7 @@ class Session:
                 f"{name} takes `dataloader_iter` and reads batches by itself, which other ranks "
                 "cannot follow; let it take `batch`"
             )
-        steps: AsyncSteps | MicrobatchSteps | ForwardCalls = self.forward
-        if is_training and run.settings.is_asynchronous:
-            steps = self._async_steps
-        elif is_training and run.steps_per_microbatch:
-            steps = self._microbatch_steps
+        steps = self._steps if is_training and run.suspends_steps else self.forward
         with run.failures.guard():
             if not run.control.is_leader:
                 return self.follower.step(name)
@@ -110,23 +96,11 @@ class Session:
             except BeginAnewError:
                 for put_back in before:
                     put_back()
-                return self._microbatch_steps.lead(name, batch, args, kwargs)
+                run.partition.make_partial()  # what was put back is the whole module
+                return self._steps.lead(name, batch, args, kwargs)
             if is_training and run.model is None:
                 warn_of_no_call(run.module, run.target)
             return result
-
-    def hook(
-        self,
-        name: str,
-        hook: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Runs a hook of the user's on rank 0; all ranks return what it returns."""
-        if self.run.control.is_leader:
-            with self.asides.reading(name):
-                return self.forward.hook(name, hook, args, kwargs)
-        return self.follower.hook(name)
 
     # End -------------------------------------------------------------------------------------
 
@@ -162,7 +136,7 @@ class Session:
     def _end_after_failure(self) -> None:
         """All ranks that are left: the module is whole again, if all are."""
         run, model = self.run, self.run.model
-        state = {"is divided": model is not None, "updates": run.num_updates}
+        state = {"is divided": model is not None, "updates": run.module.trainer.global_step}
         self.lost = run.failures.meet(state)
         if self.lost is None and model is not None:
             try:
@@ -204,9 +178,8 @@ class Session:
             self.run.transport.close()
         if self.run.peers is not None and sys.exc_info()[1] is not None:
             self.run.peers.leave()
-        self._microbatch_steps.close()
-        self._async_steps.close()
-        self.run.stop_watching()
+        self._steps.close()
+        self.run.stop_early_modules()
 
     def _make_whole(self) -> None:
         partition, on_all_ranks = self.run.partition, self.on_all_ranks

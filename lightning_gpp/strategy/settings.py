@@ -1,21 +1,34 @@
-"""What the user asked of the strategy."""
+"""What the user asked of the strategy, and what it does not take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins import MixedPrecision
+from torch.optim import LBFGS
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.common.checks import check_whole, is_number
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import Techniques
-from lightning_gpp.planner import Plan
-from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
-from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
+from lightning_gpp.planner import PLANNERS, Plan, Stage
+from lightning_gpp.planner.base import FASTEST, ONE_VERSION, HeldVersions
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.simulate.refit import Refit, load_costs_or_refit
-from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
-from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
+from lightning_gpp.strategy.lightning_private import is_overridden
+from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, BackwardWeights, Policy, find_policy
 
 Report = Literal["short", "full"]
 
@@ -98,27 +111,13 @@ class Settings:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the schedule is the asynchronous one."""
+        """Whether several mini-batches are in flight: the pipeline does not drain between them."""
         return self.schedule == ONE_F_ONE_B_ASYNC.name
 
     @property
     def prefix(self) -> str:
         """Of names in the LightningModule, before those in the module that is pipelined."""
         return f"{self.module}." if self.module else ""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether several mini-batches are in flight: the pipeline does not drain between them."""
-        return self.is_asynchronous and not self.policy.drains
-
-    @property
-    def planned_schedule(self) -> str | None:
-        """The schedule that is planned for.
-
-        Draining after every mini-batch is a synchronous schedule of one micro-batch.
-        """
-        drains = self.is_asynchronous and not self.overlaps
-        return ONE_F_ONE_B.name if drains else self.schedule
 
     @property
     def policy(self) -> Policy:
@@ -128,6 +127,178 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        if not self.overlaps:
+        if not self.is_asynchronous:
             return ONE_VERSION
         return HeldVersions(*self.policy.held_versions(self.per_update))
+
+
+# What the strategy does not take, said before anything runs ---------------------------------------
+
+
+def check_name(what: str, name: str, known: Collection[str]) -> None:
+    """Raises ValueError, naming the known ones, when there is none of this name."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
+
+
+def compile_options(given: bool | Mapping[str, Any], schedule: str | None) -> dict[str, Any] | None:
+    """Options of ``torch.compile`` for stages; None where they are not compiled.
+
+    Raises:
+        ValueError: an option that stages decide, or a schedule that exchanges their weights.
+    """
+    if given is False:
+        return None
+    if schedule == ONE_F_ONE_B_ASYNC.name:
+        raise ValueError(
+            f"compile={given!r}: the stages of schedule={schedule!r} run with other tensors in the "
+            "place of their weights every time, which would be compiled anew; use another schedule"
+        )
+    options = {} if given is True else dict(given)
+    if "fullgraph" in options:
+        raise ValueError("compile: every stage is one graph; leave 'fullgraph' out")
+    return options
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises ValueError where an option is unknown, makes no sense, or does not go with another."""
+    schedule, weights = settings.schedule, settings.weights
+    if schedule is not None:
+        check_name("schedule", schedule, [*SCHEDULES, FASTEST, ONE_F_ONE_B_ASYNC.name])
+    check_name("planner", settings.planner, PLANNERS)
+    check_name("report", settings.report, get_args(Report))
+    if weights is not None:
+        find_policy(weights)
+        if not settings.is_asynchronous:
+            raise ValueError(
+                f"weights={weights!r} is for schedule={ONE_F_ONE_B_ASYNC.name!r}, "
+                f"got schedule={schedule!r}"
+            )
+    num_microbatches = settings.num_microbatches
+    if num_microbatches is not None:
+        check_whole("num_microbatches", num_microbatches)
+    if settings.is_asynchronous and num_microbatches not in (None, 1):
+        raise ValueError(
+            f"schedule={schedule!r} keeps whole mini-batches in flight and needs "
+            f"num_microbatches=1, got {num_microbatches}"
+        )
+    if not is_number(settings.timeout_s) or settings.timeout_s <= 0:
+        raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s!r}")
+    if not isinstance(settings.use_all_devices, bool):
+        raise ValueError(f"use_all_devices must be True or False, got {settings.use_all_devices!r}")
+    check_cluster(settings.cluster)
+
+
+def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> None:
+    """Raises ValueError or NotImplementedError where these ranks cannot be several pipelines."""
+    if num_ranks % num_pipelines:
+        raise ValueError(
+            f"{num_ranks} devices cannot be {num_pipelines} pipelines of equal size; use a number "
+            "of devices that pipelines divides"
+        )
+    if num_pipelines > 1 and settings.is_emulated:
+        raise NotImplementedError(
+            "pipelines side by side are not emulated; emulate one of them "
+            f"(devices={num_ranks // num_pipelines}, pipelines=1)"
+        )
+    if num_pipelines > 1 and settings.full_graph is not None:
+        raise NotImplementedError(
+            "a full graph is one batch, of which pipelines side by side have no parts; use "
+            "ways=N of GNNPipeStrategy instead of pipelines"
+        )
+
+
+Refused = Mapping[type[pl.Callback], str]
+"""Kind of callbacks -> what is wrong with them, and the remedy."""
+
+ON_ONE_RANK: Refused = {
+    ModelPruning: "renames parameters, by whose names the strategy finds them; on one device use "
+    'Lightning\'s own strategy (strategy="auto")',
+}
+ON_STAGES: Refused = {
+    ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "
+    "those of its stages; prune the trained module on one device after the fit (torch.nn.utils."
+    "prune)",
+    BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
+    "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
+}
+SHARDED: Refused = dict.fromkeys(
+    (WeightAveraging, StochasticWeightAveraging),
+    "keeps other weights beside those of the module in a checkpoint, which "
+    'state_dict_type="sharded" does not write; use state_dict_type="full"',
+)
+
+
+def refuse_callbacks(trainer: pl.Trainer, refused: Refused) -> None:
+    """Raises NotImplementedError, with the remedy, for callbacks that cannot work there."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, why in refused.items():
+            if isinstance(callback, kind):
+                raise NotImplementedError(f"{type(callback).__name__} {why}")
+
+
+_OR = "or use schedule='gpipe'"
+
+
+def refuse_for_async(trainer: pl.Trainer, settings: Settings, ahead: int = 0) -> None:
+    """Raises NotImplementedError, with the remedy, for what cannot go on without draining.
+
+    Args:
+        trainer: about to fit or to begin an epoch, with its module and optimizers.
+        settings: what the user asked for.
+        ahead: batches that the pipeline is ahead at most, once that is known.
+    """
+    for why in _reasons(trainer, settings, ahead):
+        raise NotImplementedError(f"schedule='1f1b-async' {why}, {_OR}")
+
+
+def _reasons(trainer: pl.Trainer, settings: Settings, ahead: int) -> Iterator[str]:
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        yield (
+            "steps the optimizer of a batch while others are in flight, which manual optimization "
+            "decides by itself: use automatic optimization"
+        )
+    if why := settings.policy.why_not(trainer.accumulate_grad_batches, ahead):
+        yield f"with {why}"
+    if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+        yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
+    if isinstance(trainer.precision_plugin, MixedPrecision):
+        if trainer.precision_plugin.scaler is not None:
+            yield (
+                "updates every stage by itself, but precision='16-mixed' skips the step of all of "
+                "them where the gradients of one are not finite: use precision='bf16-mixed'"
+            )
+        elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
+            yield (
+                f"with weights={settings.policy.name!r} has backwards that meet other weights than "
+                "their forward, of which mixed precision keeps casts: use weights='stash', or "
+                "precision='bf16-true'"
+            )
+    if is_overridden("configure_gradient_clipping", module):
+        yield "clips gradients stage by stage: do not override configure_gradient_clipping"
+
+
+def refuse_async_plan(stages: Iterable[Stage]) -> None:
+    """Raises NotImplementedError, with the remedy, for stages that cannot go on without draining.
+
+    Args:
+        stages: of a plan.
+    """
+    for stage in stages:
+        if stage.num_replicas > 1 or stage.recompute:
+            what = f"{stage.num_replicas} replicas" if stage.num_replicas > 1 else "recomputation"
+            raise NotImplementedError(
+                "schedule='1f1b-async' updates every stage by itself, with weights of its own for "
+                f"every forward, but stage {stage.id} has {what}: give every stage one device "
+                f"and no recomputation, {_OR}"
+            )
+
+
+def fewest_per_update(trainer: pl.Trainer) -> int:
+    """The fewest batches that an update of a run takes; callbacks may change it between epochs."""
+    counts = set()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            counts |= set(callback.scheduling.values())
+    return min(counts or {trainer.accumulate_grad_batches})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import lightning.pytorch as lp
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.records import heard
 from helpers.training import make_trainer
 from lightning_gpp.runtime.pace import ActionRecord
 
@@ -52,7 +52,6 @@ def record_towers(num_microbatches: int, schedule: str) -> list[ActionRecord]:
     strategy = {"num_microbatches": num_microbatches, "plan": PLAN, "schedule": schedule}
     trainer = make_trainer(strategy | {"leaf_modules": [Pause], "timeout": 100.0}, 3, max_steps=1)
     records: list[ActionRecord] = []
-    chosen: Any = trainer.strategy
-    chosen.on_record = records.append
-    trainer.fit(TwoTowers(), DataLoader(TensorDataset(torch.randn(16, 2)), batch_size=16))
+    with heard(records.append):
+        trainer.fit(TwoTowers(), DataLoader(TensorDataset(torch.randn(16, 2)), batch_size=16))
     return records

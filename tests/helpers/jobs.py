@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from helpers import modules
 from helpers.models import DataSpec, ExportableModel
+from helpers.records import heard
 from helpers.training import (
     Recording,
     Result,
@@ -21,7 +23,7 @@ from helpers.training import (
     quiet,
     train,
 )
-from lightning_gpp.graph import StageEdge
+from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.planner.plan.plan import Plan
 
 Strategy = dict[str, Any] | None
@@ -90,14 +92,20 @@ def save_after_fit(path: str, strategy: Strategy, num_ranks: int = 1) -> dict[st
 
 def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[StageEdge, ...]]:
     """The plan and the edges of the stage graph that the strategy shows after a fit."""
-    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    training, stages = Training(ExportableModel, DataSpec(num_inputs=2)), list[StageGraph]()
+
+    def keep(trainer: Any, *_: Any) -> None:
+        stages.append(trainer.strategy.session.run.built.placed.stages)
+
+    callback = LambdaCallback(on_train_batch_end=keep)
     with quiet(), tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(strategy, num_ranks, max_steps=2, default_root_dir=folder)
+        arguments = {"default_root_dir": folder, "callbacks": [callback]}
+        trainer = make_trainer(strategy, num_ranks, max_steps=2, **arguments)
         trainer.fit(training.module(), training.data.loader())
     chosen: Any = trainer.strategy
     has_loss_stage = chosen.plan.stages[-1].num_replicas > 1
-    assert chosen.stage_graph.num_stages == chosen.plan.num_stages + has_loss_stage
-    return chosen.plan, chosen.stage_graph.edges
+    assert stages[0].num_stages == chosen.plan.num_stages + has_loss_stage
+    return chosen.plan, stages[0].edges
 
 
 def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
@@ -125,7 +133,6 @@ def actions_of_fit(strategy: dict[str, Any], num_ranks: int) -> list[str]:
     seen: list[str] = []
     with quiet():
         trainer = make_trainer(strategy, num_ranks, max_steps=1)
-        chosen: Any = trainer.strategy
-        chosen.on_record = lambda record: seen.append(str(record.action))
-        trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
+        with heard(lambda record: seen.append(str(record.action))):
+            trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
     return seen

@@ -13,7 +13,6 @@ from helpers.faults import FailOnRank
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import MemoryLogger, make_trainer, quiet
 from lightning_gpp import TimelineCallback
-from lightning_gpp.runtime.pace import ActionRecord
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.strategy.recording.step_reports import StepReport
 
@@ -26,7 +25,6 @@ class TimelineRun:
         timelines: step -> timeline (rank 0).
         program: text of the actions that this rank runs for a mini-batch.
         logged: rows of the logger (rank 0).
-        users_records: how many records the user's own ``on_record`` got.
         recorder_is_on: after the fit.
         reports: step -> how it compares with its predictions (rank 0).
         notes: on the plan (rank 0).
@@ -35,7 +33,6 @@ class TimelineRun:
     timelines: dict[int, Timeline]
     program: list[str] = field(default_factory=list)
     logged: list[dict[str, float]] = field(default_factory=list)
-    users_records: int = 0
     recorder_is_on: bool = False
     reports: dict[int, StepReport] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -57,7 +54,6 @@ def fit_with_timeline(
     timeline = TimelineCallback(**callback)
     others: list[lp.Callback] = [] if fail_on is None else [FailOnRank(fail_on, "raise")]
     logger = MemoryLogger()
-    records: list[ActionRecord] = []
     run = TimelineRun(timeline.timelines, reports=timeline.reports)
     with quiet():
         trainer = make_trainer(
@@ -74,13 +70,11 @@ def fit_with_timeline(
             callbacks=[*others, timeline, _Keep(run)],
             **trainer_arguments,
         )
-        strategy: Any = trainer.strategy
-        strategy.on_record = records.append
         data = DataSpec(num_samples=num_samples, num_inputs=2).loader().dataset
         validation = DataLoader(data, 40)
         module = ExportableModel().double()
         trainer.fit(module, DataLoader(data, 8), validation)
-    run.logged, run.users_records = logger.rows, len(records)
+    run.logged = logger.rows
     return run
 
 

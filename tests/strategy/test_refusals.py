@@ -6,7 +6,7 @@ import pytest
 from helpers.training import make_trainer
 from lightning.pytorch import callbacks as pc
 
-from lightning_gpp.strategy.refusals import ON_ONE_RANK, ON_STAGES, refuse_callbacks
+from lightning_gpp.strategy.settings import ON_ONE_RANK, ON_STAGES, refuse_callbacks
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.planning.planning import most_replicas
-from lightning_gpp.strategy.planning.profile_cache import ProfileCache
+from lightning_gpp.strategy.planning.profile_cache import profiled
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.settings import resolve_costs
 
@@ -86,7 +85,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
         costs=costs,
         num_microbatches=asked,
         may_recompute=as_flag("recompute", config.recompute),
-        max_replicas=most_replicas(asked),
+        max_replicas=1 if asked == 1 else None,
     )
     sizes = sorted(profile.microbatch_size for profile in costs.profiles)
     source = (
@@ -100,12 +99,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     if isinstance(given, Costs):
         return problem.with_request(replace(request, costs=given))
     return problem if given is None else problem.refitted(given)
-
-
-def _cache(config: DictConfig) -> ProfileCache:
-    """Where profiles and refits are kept."""
-    cache = strategy_option(config, "cache")
-    return ProfileCache(True if cache is None else cache)
 
 
 @contextlib.contextmanager
@@ -147,9 +140,9 @@ def look_at(config: DictConfig, num_microbatches: int) -> Look:
         tensors = captured.inputs(args, kwargs).values()
         device = next((tensor.device for tensor in tensors), torch.device(CPU))
         with doing("Measuring the model", show):
-            costs, notes = _cache(config).costs(
-                captured, device, lambda: profile_costs(captured, args, kwargs)
-            )
+            cache = strategy_option(config, "cache")
+            measure = functools.partial(profile_costs, captured, args, kwargs)
+            costs, notes = profiled(cache is None or cache, captured, device, measure)
         return Look(captured, size, costs, notes)
 
     return until_first_call(config, watch, first_microbatch)

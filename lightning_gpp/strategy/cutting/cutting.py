@@ -1,4 +1,4 @@
-"""Cutting the arguments of a call of the pipelined forward, and joining its outputs.
+"""Cutting the arguments of a call of the pipelined forward, and joining outputs and results.
 
 Arguments are cut into micro-batches along the dimensions that capture found to grow with the
 samples, and the outputs of the micro-batches are joined again along theirs.
@@ -6,22 +6,23 @@ samples, and the outputs of the micro-batches are joined again along theirs.
 
 from __future__ import annotations
 
+import numbers
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.check import is_close
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.samples import GraphInputs
-from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.common.host_copies import to_host
+from lightning_gpp.capture.values.structure import Structure, flatten
+from lightning_gpp.common.host_copies import to_device, to_host
 from lightning_gpp.common.torch_device import widened
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.graphs import graph_slices
-from lightning_gpp.strategy.cutting.results import mean_over_samples
 
 _FEW_ROUNDINGS = 4
 _DEPENDS = "output {!r} of a sample depends on the other samples of its batch"
@@ -132,18 +133,24 @@ def at_rows(values: Values, dims: Dims, rows: Tensor, num_samples: int) -> Value
         index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
         return leaf.index_select(dim, index.flatten().to(leaf.device))
 
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves, structure = flatten(value)
-        pairs = zip(leaves, _dims_of(leaves, dims.get(name, ())), strict=True)
-        found[name] = structure.unflatten([selected(*pair) for pair in pairs])
-    return found
+    return {
+        name: structure.unflatten([selected(leaf, dim) for (leaf,), dim in columns])
+        for name, columns, (structure,) in _in_columns([values], dims)
+    }
 
 
-def _dims_of(leaves: Sequence[Any], dims: Sequence[int | None]) -> list[int | None]:
-    """The dimension of the samples of every leaf; what is no tensor has none."""
-    left = iter(dims)
-    return [next(left, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
+def _in_columns(
+    results: Sequence[Values], dims: Dims
+) -> Iterator[tuple[str, list[tuple[tuple[Any, ...], int | None]], tuple[Structure, ...]]]:
+    """Of every value in some results its name, its leaves and its structure in each of them.
+
+    With the leaves comes the dimension of their samples; what is no tensor has none.
+    """
+    for name in results[0]:
+        found, structures = zip(*[flatten(values[name]) for values in results], strict=True)
+        left = iter(dims.get(name, ()))
+        of_leaves = [next(left, None) if isinstance(leaf, Tensor) else None for leaf in found[0]]
+        yield name, list(zip(zip(*found), of_leaves)), structures
 
 
 def influence(
@@ -167,10 +174,8 @@ def influence(
         num_samples: of each call.
         num_first: samples that are the same in all three.
     """
-    for name in whole:
-        columns = list(zip(*(flatten(values[name])[0] for values in (whole, again, beside_others))))
-        of_leaves = _dims_of([first for first, _, _ in columns], dims.get(name, ()))
-        for column, dim in zip(columns, of_leaves, strict=True):
+    for name, columns, _ in _in_columns([whole, again, beside_others], dims):
+        for column, dim in columns:
             if dim is not None:
                 length = column[0].shape[dim] // num_samples * num_first
                 if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
@@ -206,19 +211,11 @@ def join_values(
     if len(outputs) == 1:
         return dict(outputs[0])
     joined: dict[str, Any] = {}
-    for name in outputs[0]:
-        found, structures = zip(*[flatten(values[name]) for values in outputs], strict=True)
-        leaves, structure = found[0], structures[0]
-        if structures.count(structure) < len(structures):
+    for name, columns, structures in _in_columns(outputs, dims):
+        if structures.count(structures[0]) < len(structures):
             raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
-        columns = zip(*found, strict=True)
-        of_leaves = _dims_of(leaves, dims.get(name, ()))
-        joined[name] = structure.unflatten(
-            [
-                _join_leaf(column, dim, sizes, name, averages)
-                for column, dim in zip(columns, of_leaves, strict=True)
-            ]
-        )
+        leaves = [_join_leaf(column, dim, sizes, name, averages) for column, dim in columns]
+        joined[name] = structures[0].unflatten(leaves)
     return joined
 
 
@@ -252,10 +249,89 @@ def _join_leaf(
 
 def difference(joined: Values, whole: Values) -> str | None:
     """In which output two results differ by more than rounding; None if in none."""
-    for name, expected in whole.items():
-        leaves, structure = flatten(expected)
-        got, got_structure = flatten(joined[name])
-        same = structure == got_structure and all(map(is_close, got, leaves))
-        if not same:
+    for name, columns, structures in _in_columns([whole, joined], {}):
+        is_same = structures[0] == structures[1]
+        if not is_same or not all(is_close(got, expected) for (expected, got), _ in columns):
             return _DEPENDS.format(name)
     return None
+
+
+# What the user's step returned for the micro-batches --------------------------------------------
+
+_EQUAL_ANYWAY = (str, bytes, numbers.Number, type(None))
+
+
+def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
+    """What the step would return for the whole mini-batch, gradients cut off.
+
+    Tensors with one row per sample are concatenated; numbers and other tensors of floating point
+    are averaged by samples; dicts are joined entry by entry; everything else must be equal.
+
+    Args:
+        results: of each micro-batch.
+        sizes: samples of each.
+        place: for the error text.
+
+    Raises:
+        ValueError: the results cannot be joined; the text says where.
+
+    >>> combine_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1])
+    tensor(2.)
+    """
+    first = results[0]
+    if len(results) == 1:
+        return pytree.tree_map_only(Tensor, Tensor.detach, first)
+    if isinstance(first, Mapping):
+        if any(result.keys() != first.keys() for result in results):
+            raise ValueError(f"{place}: the micro-batches returned different keys")
+        return {
+            key: combine_results([r[key] for r in results], sizes, f"{place}[{key!r}]")
+            for key in first
+        }
+    if isinstance(first, Tensor):
+        return _combine_tensors([result.detach() for result in results], sizes, place)
+    if isinstance(first, _EQUAL_ANYWAY) and all(result == first for result in results):
+        return first
+    if isinstance(first, numbers.Real):
+        return sum(float(r) * n for r, n in zip(results, sizes, strict=True)) / sum(sizes)
+    raise ValueError(
+        f"{place}: {type(first).__name__} values of micro-batches cannot be joined; return tensors "
+        "with one row per sample, or use num_microbatches=1 or schedule='gpipe'"
+    )
+
+
+def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:
+    first = tensors[0]
+    if first.dim() > 0 and all(t.shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=True)):
+        return torch.cat(list(tensors))
+    if any(tensor.shape != first.shape for tensor in tensors):
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise ValueError(
+            f"{place}: tensors of shapes {shapes} for micro-batches of {list(sizes)} samples "
+            "cannot be joined; return one row per sample, or use num_microbatches=1"
+        )
+    stacked = torch.stack(list(tensors))
+    mean, are_equal = mean_over_samples(stacked, sizes), (stacked == first).all(0)
+    if stacked.is_floating_point():
+        return torch.where(are_equal, first, mean)
+    return first if are_equal.all() else mean
+
+
+def mean_over_samples(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The mean of values of micro-batches; whole numbers have one of torch's default type.
+
+    Added up in float32 at least: a float16 counts no further than to 65,504 samples, a bfloat16
+    rounds beyond 256.
+
+    Args:
+        values: one row of each.
+        sizes: samples of each.
+
+    >>> mean_over_samples(torch.tensor([1.0, 4.0]).half(), [200_000, 100_000])
+    tensor(2., dtype=torch.float16)
+    """
+    dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+    wide = torch.promote_types(dtype, torch.float32)
+    weights = to_device(torch.tensor(sizes, dtype=wide), values.device)
+    weighted = values.to(wide) * weights.reshape(-1, *[1] * (values.dim() - 1))
+    return (weighted.sum(0) / sum(sizes)).to(dtype)

@@ -245,16 +245,12 @@ def _with_fields(item: Any, values: dict[str, Any]) -> Any:
     return other
 
 
-def _parts(item: Any) -> Iterator[Any]:
-    opened = None if is_graph(item) or isinstance(item, _PER_SAMPLE) else _opened(item)
-    yield from () if opened is None else opened[1].values()
-
-
 def _first_sizes(item: Any) -> Iterator[int]:
     """First dimensions of all tensors and arrays in something; for graphs their number."""
-    if isinstance(item, _PER_SAMPLE) and item.ndim:
-        yield len(item)
-    elif is_graph(item):
+    if is_graph(item):
         yield num_graphs(item)
-    for part in _parts(item):
-        yield from _first_sizes(part)
+    elif isinstance(item, _PER_SAMPLE):
+        yield from item.shape[:1]
+    elif (opened := _opened(item)) is not None:
+        for part in opened[1].values():
+            yield from _first_sizes(part)

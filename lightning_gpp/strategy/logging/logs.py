@@ -26,40 +26,45 @@ from torchmetrics import Metric
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.strategy.cutting.results import mean_over_samples
+from lightning_gpp.strategy.cutting.cutting import mean_over_samples
 from lightning_gpp.strategy.state.held_elsewhere import LACKS_VALUES, lifted
-
-
-@dataclass(frozen=True, slots=True)
-class MetricRef:
-    """A metric of the module in a log call.
-
-    Attributes:
-        name: qualified name of the metric in the LightningModule.
-        last: its value for the last batch, for logging on step.
-    """
-
-    name: str
-    last: Any
 
 
 @dataclass(slots=True)
 class LogCall:
-    """A call of ``self.log``."""
+    """A call of ``self.log`` as it travels.
+
+    Attributes:
+        name: of what is logged.
+        value: of it; of a metric that for the last batch, for logging on step.
+        kwargs: its other arguments.
+        metric: qualified name of the metric in the LightningModule, if that is logged.
+    """
 
     name: str
-    value: Tensor | MetricRef
+    value: Any
     kwargs: dict[str, Any]
+    metric: str | None = None
 
 
 def noted(
     module: nn.Module, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> LogCall:
-    """A call of ``self.log`` as it travels."""
+    """A call of ``self.log`` as it travels.
+
+    Raises:
+        ValueError: a metric that is not an attribute of the module, or a value that is no number.
+    """
     named = kwargs | dict(zip(_POSITIONAL, args, strict=False))
-    if isinstance(value, Metric):
-        return LogCall(name, reference(module, value), named)
-    return LogCall(name, as_number(name, value), named)
+    if not isinstance(value, Metric):
+        return LogCall(name, as_number(name, value), named)
+    for path, part in module.named_modules():
+        if part is value:
+            return LogCall(name, value._forward_cache, named, path)
+    raise ValueError(
+        f"a {type(value).__name__} was logged that is not an attribute of "
+        f"{type(module).__name__}; assign it to the module in __init__ so that every rank has it"
+    )
 
 
 class LedLog:
@@ -110,12 +115,12 @@ def joined_calls(logged: Sequence[tuple[LogCall, int]], batch: Any) -> list[LogC
     made, found = [], size_for_logs(batch) if by_name else None
     for name, pairs in by_name.items():
         first, total = pairs[0][0].kwargs, sum(size for _, size in pairs)
-        value = pairs[-1][0].value
-        if isinstance(value, Tensor):
-            values = [call.value for call, _ in pairs if isinstance(call.value, Tensor)]
-            value = joined(values, [size for _, size in pairs], first.get("reduce_fx", "mean"))
+        value, metric = pairs[-1][0].value, pairs[-1][0].metric
+        if metric is None:
+            values, sizes = zip(*[(call.value, size) for call, size in pairs], strict=True)
+            value = joined(values, sizes, first.get("reduce_fx", "mean"))
         size = total if first.get("batch_size") is not None else found or total
-        made.append(LogCall(name, value, first | {"batch_size": size}))
+        made.append(LogCall(name, value, first | {"batch_size": size}, metric))
     return made
 
 
@@ -187,13 +192,10 @@ def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
     """Makes noted calls."""
     for call in calls:
         value = call.value
-        if isinstance(value, MetricRef):
-            metric = module.get_submodule(value.name)
-            assert isinstance(metric, Metric)
-            metric._forward_cache = value.last
-            module.log(call.name, metric, **call.kwargs)
-        else:
-            module.log(call.name, value, **call.kwargs)
+        if call.metric is not None:
+            value = module.get_submodule(call.metric)
+            value._forward_cache = call.value
+        module.log(call.name, value, **call.kwargs)
 
 
 def compute_alike(module: nn.Module, peers: Peers | None) -> None:
@@ -218,18 +220,3 @@ def compute_alike(module: nn.Module, peers: Peers | None) -> None:
         else:
             part.dist_sync_fn = gathered
             part.distributed_available_fn = lambda: True
-
-
-def reference(module: nn.Module, metric: Metric) -> MetricRef:
-    """How a log call that travels names a metric.
-
-    Raises:
-        ValueError: the metric is not an attribute of the module.
-    """
-    for name, part in module.named_modules():
-        if part is metric:
-            return MetricRef(name, metric._forward_cache)
-    raise ValueError(
-        f"a {type(metric).__name__} was logged that is not an attribute of "
-        f"{type(module).__name__}; assign it to the module in __init__ so that every rank has it"
-    )

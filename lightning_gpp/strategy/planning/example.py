@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,28 +146,20 @@ def example_of(
     Raises:
         CaptureError: the forward changes a parameter.
     """
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments.of(module, args, kwargs)
-        tensors = arguments.tensors(args, kwargs)
-        sample = first_sample(tensors)
+        sample = first_sample(arguments.tensors(args, kwargs))
         total = max(1, sample.num_samples)
         units = unit_sizes(total)
-        slices = _slices(sample, [units[0], total - units[0]]) if len(units) > 1 else {}
-        cut = arguments.rebuild(_firsts(tensors, slices or {}))
-        if slices is not None and (len(units) == 1 or _runs(module, *cut)):
-            return Example(*cut, total, len(units))
-        return Example(*arguments.rebuild(_firsts(tensors, {})), None, 1)
-
-
-def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict[str, Tensor]:
-    """The first part of every tensor, all of it where it is not cut; apart from autograd."""
-    return {
-        name: slices.get(name, Slices(None))
-        .cut(tensor.detach(), 1)[0]
-        .clone()
-        .requires_grad_(tensor.requires_grad)
-        for name, tensor in tensors.items()
-    }
+        whole = arguments.rebuild(sample.fresh())
+        if len(units) == 1:
+            return Example(*whole, total, 1)
+        if (slices := _slices(sample, [units[0], total - units[0]])) is not None:
+            cuts = {n: slices[n].cut(t, 1)[0] for n, t in sample.tensors.items() if n in slices}
+            first = arguments.rebuild(replace(sample, tensors={**sample.tensors, **cuts}).fresh())
+            if _runs(module, *first):
+                return Example(*first, total, len(units))
+        return Example(*whole, None, 1)
 
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

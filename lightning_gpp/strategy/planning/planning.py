@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -22,13 +22,12 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, with_devices_of
-from lightning_gpp.planner.plan_to_run import PlanQuestion, on_all_devices, plan_to_run
+from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, on_all_devices, plan_to_run
 from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
-from lightning_gpp.strategy.refusals import refuse_async_plan
-from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.settings import Settings, refuse_async_plan
 
 Measured = tuple[Costs, tuple[str, ...]]
 """Costs, and what the user should know of where they are from."""
@@ -51,23 +50,6 @@ class Example:
     num_microbatches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan and the question that it answers.
-
-    Attributes:
-        plan: the plan.
-        request: the question, whose schedule runs the plan.
-        notes: what the user should know of how it came about.
-        refit: what recorded steps said about the costs, where that was used.
-    """
-
-    plan: Plan
-    request: PlanRequest
-    notes: tuple[str, ...] = ()
-    refit: Refit | None = None
-
-
 def plan_pipeline(
     settings: Settings,
     captured: CapturedModel,
@@ -75,8 +57,8 @@ def plan_pipeline(
     at_hand: Cluster,
     measured: Measured | None,
     ways: WaysGraph | None = None,
-) -> Planned:
-    """Rank 0: the plan of a run.
+) -> PlanToRun:
+    """Rank 0: the plan of a run, with what the user should know of how it came about.
 
     With ``num_microbatches`` in the settings all stages have micro-batches of one size; otherwise
     the planner chooses the sizes. Without a schedule in the settings, it is the one that holds the
@@ -94,12 +76,9 @@ def plan_pipeline(
     Raises:
         ValueError: the model cannot be planned like this.
     """
-    fills = settings.use_all_devices and not settings.overlaps
+    fills = settings.use_all_devices and not settings.is_asynchronous
     num_devices, chosen, plan = at_hand.num_devices, settings.cluster, None
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
-    if measured is None:
-        assert isinstance(settings.costs, Costs), "the planner needs costs"
-        measured = settings.costs, ()
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
         if settings.is_asynchronous:
@@ -111,20 +90,15 @@ def plan_pipeline(
                 f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
                 f"{at_a_time}, or leave num_microbatches to the plan"
             )
-    question = _request(settings, captured, example, cluster, measured[0], plan)
-    given, refit_notes = settings.costs, tuple[str, ...]()
-    found = given if isinstance(given, Refit) else None
-    if found is not None:
-        question = found.request(question)
-        refit_notes = (f"Costs: {found.describe()}.",)
-    notes = (*captured.kept_whole, *measured[1], *refit_notes)
-    schedule, compares = settings.planned_schedule, settings.report == "full"
+    costs, notes = measured or (settings.costs, ())
+    assert isinstance(costs, Costs), "the planner needs costs"
+    question = _request(settings, captured, example, cluster, costs, plan)
+    notes = (*captured.kept_whole, *notes)
+    if isinstance(settings.costs, Refit):
+        question = settings.costs.request(question)
+        notes += (f"Costs: {settings.costs.describe()}.",)
     if plan is not None:  # its devices keep their numbers
         question = with_devices_of(plan, question)
-        asked = PlanQuestion(question, schedule=schedule, plan=plan, compares=compares)
-        found_plan = plan_to_run(asked)
-        notes += (*found_plan.notes, *note_of_ranks(plan, num_devices))
-        return Planned(plan, found_plan.request, notes, found)
 
     def search(asked: PlanRequest, planner: str) -> Plan:
         if ways is None:
@@ -133,26 +107,29 @@ def plan_pipeline(
         plan = answer(part, planner)
         return plan_in_ways(on_all_devices(plan, part) if fills else plan, ways)
 
-    asked = PlanQuestion(question, settings.planner, schedule, fills, compares=compares)
-    found_plan = plan_to_run(asked, search)
-    plan, request = found_plan.plan, found_plan.request
-    notes += found_plan.notes
-    _warn_of_idle_devices(plan, request, captured.kept_whole)
-    return Planned(plan, request, notes, found)
+    compares = settings.report == "full"
+    asked = PlanQuestion(question, settings.planner, settings.schedule, fills, plan, compares)
+    found = plan_to_run(asked, search)
+    notes += found.notes
+    if plan is None:
+        _warn_of_idle_devices(found, captured.kept_whole)
+    else:
+        notes += note_of_ranks(plan, num_devices)
+    return replace(found, notes=notes)
 
 
-def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:
-    num_used, num_parts = num_devices_used(plan), num_separable(request.graph)
-    if num_used == request.num_devices:
-        return
+def _warn_of_idle_devices(found: PlanToRun, kept_whole: Sequence[str]) -> None:
+    num_used, num_devices = num_devices_used(found.plan), found.request.num_devices
+    num_parts = num_separable(found.request.graph)
     because = "it is predicted to be faster, or the only one that fits into memory"
-    if num_parts < request.num_devices:
-        because = f"the model has only {num_parts} operators that can be separated"
-        because += "".join(f" ({reason})" for reason in kept_whole)
-    rank_zero_warn(
-        f"the plan uses {num_used} of {request.num_devices} devices, the others stay idle: "
-        f"{because}. Use devices={num_used}, or give a plan by hand."
-    )
+    if num_parts < num_devices:
+        reasons = "".join(f" ({reason})" for reason in kept_whole)
+        because = f"the model has only {num_parts} operators that can be separated{reasons}"
+    if num_used < num_devices:
+        rank_zero_warn(
+            f"the plan uses {num_used} of {num_devices} devices, the others stay idle: {because}. "
+            f"Use devices={num_used}, or give a plan by hand."
+        )
 
 
 def _request(
@@ -169,23 +146,16 @@ def _request(
     if example.minibatch_size is None:  # it cannot be cut
         num_microbatches = 1
     if settings.is_asynchronous:
-        num_microbatches = 1 if settings.policy.drains else None
+        num_microbatches = None
     size = captured.graph.microbatch_size * example.num_microbatches
+    # One micro-batch is asked for where the samples of a batch must stay together, be it in the
+    # forward, of which replicas would see a part each.
     return plan_request(
         captured.graph,
         cluster,
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        max_replicas=most_replicas(num_microbatches) if settings.full_graph is None else 1,
+        max_replicas=1 if num_microbatches == 1 or settings.full_graph is not None else None,
         held_versions=settings.held_versions,
     )
-
-
-def most_replicas(num_microbatches: int | None) -> int | None:
-    """Most replicas of a stage that a planner may use, given the micro-batches that there are.
-
-    One micro-batch is asked for where the samples of a batch must stay together, be it in the
-    forward, of which replicas would see a part each.
-    """
-    return 1 if num_microbatches == 1 else None

@@ -7,13 +7,11 @@ another key.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,46 +34,41 @@ BUSY = 1.5
 """Times as long as the measuring thread computed, which never sleeps: less than two thirds of a
 processor were left for it. Operators look slower then than they are, and nothing else shows it."""
 
-_ROOMS = ("capture", "cost", "graph")
 
-
-class ProfileCache:
-    """Makes profiles, or finds those of an earlier run.
+def profiled(
+    given: CacheLike, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
+) -> tuple[Costs, tuple[str, ...]]:
+    """The costs of a model on a device, with notes: of an earlier run, or of a busy machine.
 
     Args:
         given: True for the default folder, False to make everything anew and keep nothing, or a
             folder.
+        captured: the model.
+        device: where it was captured.
+        measure: makes a profile.
     """
-
-    def __init__(self, given: CacheLike) -> None:
-        folder = default_folder() if given is True else Path(given) if given else None
-        self._documents = DocumentCache(folder)
-
-    def costs(
-        self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
-    ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine."""
-        key = {} if self._documents.folder is None else profile_key(captured, device)
-        if (found := self._documents.read("profile", key, costs_from_json)) is not None:
-            note = (
-                f"{OF_EARLIER_RUN}: {found[1]}; delete the file, or use "
-                "GraphPipeStrategy(cache=False), to make it anew."
-            )
-            log.debug("%s", note)
-            return found[0], (note,)
-        start_s, computed_s = time.perf_counter(), time.thread_time()
-        costs = measure()
-        took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
-        slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
-        if slowness <= BUSY:
-            self._documents.write("profile", key, costs_to_json(costs))
-            return costs, ()
+    folder = default_folder() if given is True else Path(given) if given else None
+    documents, key = DocumentCache(folder), {} if folder is None else profile_key(captured, device)
+    if (found := documents.read("profile", key, costs_from_json)) is not None:
         note = (
-            "This machine was busy: measuring the model took "
-            f"{number_text(round(slowness, 1))} times as long as it computed, so "
-            "predictions may be too long. A later run measures again."
+            f"{OF_EARLIER_RUN}: {found[1]}; delete the file, or use "
+            "GraphPipeStrategy(cache=False), to make it anew."
         )
-        return costs, (note,)
+        log.debug("%s", note)
+        return found[0], (note,)
+    start_s, computed_s = time.perf_counter(), time.thread_time()
+    costs = measure()
+    took_s, computed_s = time.perf_counter() - start_s, time.thread_time() - computed_s
+    slowness = took_s / computed_s if device.type == "cpu" and computed_s else 1.0
+    if slowness <= BUSY:
+        documents.write("profile", key, costs_to_json(costs))
+        return costs, ()
+    note = (
+        "This machine was busy: measuring the model took "
+        f"{number_text(round(slowness, 1))} times as long as it computed, so "
+        "predictions may be too long. A later run measures again."
+    )
+    return costs, (note,)
 
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
@@ -104,15 +97,4 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
 def _versions() -> list[str]:
     toolkit = torch.version.cuda or torch.version.hip or torch.version.xpu or ""
     python = platform.python_version()
-    return [_version.__version__, _code_hash(), python, torch.__version__, toolkit]
-
-
-@cache
-def _code_hash() -> str:
-    """Hash of the package's own files: the version alone does not tell two checkouts apart."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for room in _ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
+    return [_version.__version__, python, torch.__version__, toolkit]

@@ -289,11 +289,9 @@ class AsyncMinibatch:
     """A window of a pipeline that does not drain.
 
     Attributes:
-        since: mini-batches that went backward since the pipeline was empty.
+        since: mini-batches of the epoch that went backward; before it the pipeline is empty.
         remaining: mini-batches that will follow, as far as they are read ahead.
-        is_epoch: whether it is the first one of an epoch.
     """
 
     since: int
     remaining: int
-    is_epoch: bool

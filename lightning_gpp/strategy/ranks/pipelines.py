@@ -40,10 +40,9 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
-from lightning_gpp.strategy.refusals import check_pipelines
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.settings import Settings, check_pipelines
 from lightning_gpp.strategy.state.without_values import refuse_lost_weights
 from lightning_gpp.strategy.step.loaders import led_loaders
 

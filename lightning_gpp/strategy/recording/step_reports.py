@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lightning_gpp.common.units_of_measure import seconds_text
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import (
     StepCosts,
@@ -21,52 +22,35 @@ from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
 
-class Question:
-    """Rank 0: the step that a pipeline trained last, and what its plan answers.
+def _question(pipeline: Pipeline, timeline: Timeline) -> tuple[Program, Plan, PlanRequest]:
+    """The step that a pipeline trained last, and what its plan answers.
 
     Plan and request have as many micro-batches and samples as the step had.
 
     Raises:
-        ValueError: a step had fewer samples than the stages take at a time, for which another
-            program was run than the plan's.
+        ValueError: it cannot be compared; the text says why.
     """
+    planned, program, sizes = pipeline.planned, pipeline.last_trained, pipeline.last_sizes
+    if planned is None:
+        raise ValueError("its forward was called in another form than the one that was planned")
+    if program is None or any(span.minibatch for span in timeline.spans):
+        raise ValueError("it ran several mini-batches or calls")
+    if len(sizes) % pipeline.placed.units_at_a_time:
+        raise ValueError("its mini-batch was too small for the plan")
+    check_program(timeline, program)
+    request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
+    return program, replace(pipeline.plan, num_microbatches=len(sizes)), request
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        planned, sizes = pipeline.planned, pipeline.last_sizes
-        if planned is None:
-            raise ValueError("its forward was called in another form than the one that was planned")
-        if len(sizes) % pipeline.placed.units_at_a_time:
-            raise ValueError("its mini-batch was too small for the plan")
-        if pipeline.last_trained is None:
-            raise ValueError("it called the forward in several forms")
-        self.program, self._pipeline = pipeline.last_trained, pipeline
-        self.plan = replace(pipeline.plan, num_microbatches=len(sizes))
-        self.request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
 
-    def predicted(self, found: Refit | None = None) -> Timeline:
-        """The program as it is simulated: with the costs of the plan, or refitted."""
-        request, step, pipeline = self.request, StepCosts(), self._pipeline
-        assert pipeline.planned is not None
-        if (known := pipeline.planned.refit) is not None:
-            step = known.step_costs(self.plan)
-        if found is not None:
-            request = found.request(request)
-            step = found.step_costs(self.plan)
-        return predicted_timeline(
-            simulate(self.program, program_costs(self.plan, request, step=step)),
-            stages=timeline_stages(pipeline, self.program),
-            rank_of_device=pipeline.rank_of_device,
-        )
-
-    def refit(self, timelines: Sequence[Timeline]) -> Refit:
-        """What recorded steps of the same program say."""
-        return refit(timelines, self.program, self.plan, self.request)
-
-    def check(self, timeline: Timeline) -> None:
-        """Raises ValueError where this is not what was recorded; the text says why."""
-        if any(span.minibatch for span in timeline.spans):
-            raise ValueError("it ran several mini-batches or calls")
-        check_program(timeline, self.program)
+def _source(known: Refit | None, request: PlanRequest) -> tuple[str, str]:
+    """What the plan's own costs are, in a word and in a sentence."""
+    if known is not None:
+        return "known", f"known: costs {known.describe()}."
+    if request.is_estimated:
+        note = "estimate: operators were not measured, their costs are those of data sheets."
+        return "estimate", note
+    note = "profile: operators one by one; the user's step, data and optimizer are not in it."
+    return "profile", note
 
 
 def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
@@ -124,49 +108,48 @@ class StepReports:
     def __init__(self) -> None:
         self._recorded: list[tuple[Program, int, Timeline]] = []
 
-    def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
+    def report(
+        self, pipeline: Pipeline, timeline: Timeline, known: Refit | None
+    ) -> StepReport | str:
         """The report on what was run last, or why there is none.
 
         Args:
             pipeline: that ran it.
-            timeline: of the step.
+            timeline: what was recorded of it.
+            known: the refit whose costs the plan was made with, if it was.
         """
         try:
-            question = Question(pipeline)
-            question.check(timeline)
+            program, plan, request = _question(pipeline, timeline)
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
-        name, note = _name(pipeline)
-        predicted, notes, last = {name: question.predicted()}, [note], None
+
+        def predicted(found: Refit | None = None) -> Timeline:
+            """The program as it is simulated: with the costs of the plan, or refitted."""
+            asked, costs = request if found is None else found.request(request), found or known
+            step = StepCosts() if costs is None else costs.step_costs(plan)
+            simulation = simulate(program, program_costs(plan, asked, step=step))
+            stages = timeline_stages(pipeline, program)
+            ranks = pipeline.rank_of_device
+            return predicted_timeline(simulation, stages=stages, rank_of_device=ranks)
+
+        name, note = _source(known, request)
+        predictions, notes, last = {name: predicted()}, [note], None
         assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
         is_refitted = timeline.source != "emulated"
         if is_refitted and timeline.step < WARM_UP_STEPS:
             notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
         elif is_refitted:
-            key = question.program, question.request.minibatch_size
-            earlier = [t for *known, t in self._recorded if tuple(known) == key]
+            key = program, request.minibatch_size
+            earlier = [t for *known_as, t in self._recorded if tuple(known_as) == key]
             self._recorded.append((*key, timeline))
-            last = question.refit([*earlier, timeline])
+            last = refit([*earlier, timeline], program, plan, request)
             if earlier:
-                predicted["refit"] = question.predicted(question.refit(earlier))
+                predictions["refit"] = predicted(refit(earlier, program, plan, request))
                 steps = ", ".join(str(each.step) for each in earlier)
                 notes.append(f"refit: of the steps recorded before ({steps}).")
             else:
-                predicted["fit"] = question.predicted(last)
+                predictions["fit"] = predicted(last)
                 notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
-        shown = "refit" if "refit" in predicted else name
-        return StepReport(timeline, predicted, shown, tuple(notes), last)
-
-
-def _name(pipeline: Pipeline) -> tuple[str, str]:
-    """What the plan's own costs are, in a word and in a sentence."""
-    planned = pipeline.planned
-    assert planned is not None
-    if planned.refit is not None:
-        return "known", f"known: costs {planned.refit.describe()}."
-    if planned.request.is_estimated:
-        note = "estimate: operators were not measured, their costs are those of data sheets."
-        return "estimate", note
-    note = "profile: operators one by one; the user's step, data and optimizer are not in it."
-    return "profile", note
+        shown = "refit" if "refit" in predictions else name
+        return StepReport(timeline, predictions, shown, tuple(notes), last)

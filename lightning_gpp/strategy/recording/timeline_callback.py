@@ -16,14 +16,11 @@ from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.measured import RankRecord, clock_lead_ns, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.recording.step_reports import (
-    StepReport,
-    StepReports,
-    timeline_stages,
-)
+from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports, timeline_stages
 from lightning_gpp.strategy.report import show, width
 
 TYPICAL_OF = (3, 6, 9, 12, 15)
@@ -100,8 +97,7 @@ class TimelineCallback(pl.Callback):
             )
             return
         if trainer.strategy.settings.is_asynchronous:
-            if trainer.is_global_zero:
-                show("No timeline: asynchronous steps overlap; see `graphpipe job=simulate`.")
+            show("No timeline: asynchronous steps overlap; see `graphpipe job=simulate`.")
             return
         self._run = trainer.strategy.session.run
         self._recorder = self._run.recorder
@@ -136,37 +132,35 @@ class TimelineCallback(pl.Callback):
         """Takes the step if this was its last mini-batch."""
         self._recorder.end_batch()
         if self._run is not None and self._recorder.is_on and trainer.global_step != self._step:
-            self._finish(trainer, self._run)
+            with self._run.failures.guard():
+                self._finish(self._run)
 
-    def _finish(self, trainer: pl.Trainer, run: PipelinedRun) -> None:
+    def _finish(self, run: PipelinedRun) -> None:
         """All ranks: rank 0 gets what was recorded; the last of the steps shows one of them."""
         record = self._stop()
         self._done.add(self._step)
-        why = ""
+        programs, why = run.recorder.programs, ""
         if not record.runs:
             why = "no gradient went through the forward"
-        elif len({program.num_stages for program in run.recorder.programs}) > 1:
+        elif len({program.num_stages for program in programs}) > 1:
             why = "a mini-batch was too small for the plan"
-        elif len(run.forms) > 1 and not all(map(run.built.has_made, run.recorder.programs)):
+        elif len(run.forms) > 1 and not all(map(run.built.has_made, programs)):
             why = "the forward was called in several forms"
         if why:
-            if trainer.is_global_zero:
-                show(f"No timeline of step {self._step}: {why}.")
+            show(f"No timeline of step {self._step}: {why}.")
             return
-        with run.failures.guard():
-            timeline = _gather(run, record, self._step)
-            if timeline is not None:
-                self._take(run, timeline)
-                if self._recorded and self._done.issuperset(self.steps):
-                    self._show(run)
-
-    def _take(self, run: PipelinedRun, timeline: Timeline) -> None:
-        """Rank 0: keeps the timeline of a step, and how it compares with its prediction."""
+        timeline = _gather(run, record, self._step)
+        if timeline is None:
+            return
         self.timelines[self._step] = timeline
-        report = self._reports.report(run.built, timeline)
+        known = run.settings.costs
+        known = known if isinstance(known, Refit) else None
+        report = self._reports.report(run.built, timeline, known)
         if isinstance(report, StepReport):
             self.reports[self._step] = report
         self._recorded.append((timeline, report, sum(run.built.last_sizes)))
+        if self._done.issuperset(self.steps):
+            self._show(run)
 
     def _show(self, run: PipelinedRun) -> None:
         """Rank 0: files, loggers, and a line on the console, of the step of median length.
@@ -203,10 +197,10 @@ class TimelineCallback(pl.Callback):
         )
         files = f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
         show(wrapped([line], width()) + (files if written else ""))
-        if isinstance(report, StepReport):
-            report = report.describe() if run.settings.report == "full" else ""
-        if report:
+        if isinstance(report, str):
             show(report)
+        elif run.settings.report == "full":
+            show(report.describe())
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
@@ -225,7 +219,7 @@ class TimelineCallback(pl.Callback):
         if self._recorded:
             self._show(self._run)
         missing = [str(step) for step in self.steps if step not in self._done]
-        if missing and trainer.is_global_zero and not self.timelines:
+        if missing and not self.timelines:
             show(
                 f"No timeline of step {', '.join(missing)}: training ended after "
                 f"{trainer.global_step} steps, which are counted from 0, or it came before this run"

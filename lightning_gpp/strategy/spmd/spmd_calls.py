@@ -206,7 +206,7 @@ class SpmdCalls(ForwardCalls):
         """How parameters are stored is for training, which may begin with a validation."""
         run = self._run
         modes = {part: part.training for part in run.target.modules()}
-        names = {part: name for name, part in run.module.named_modules()}
+        names = {part: name for name, part in run.target.named_modules()}
         try:
             for part in modes:
                 part.training = run.train_modes[names[part]]
@@ -225,7 +225,7 @@ class SpmdCalls(ForwardCalls):
         package = ProgramPackage(graph, exported.constants, self._plan(graph))
         with run.control.together():
             run.lead(Build(Autocast.current(run.device)))
-            run.build(package)
+            self.build(package)
         run.leader_state.look_again()
         if number + 1 == MANY_EXPORTS:
             rank_zero_warn(

@@ -106,7 +106,7 @@ class SavingStrategy(PipelinesStrategy):
             )
         hooks = self._hooks
         if hooks is not None:
-            hooks.remove()
+            hooks.close()
         try:
             if self.state_dict_type == "full":
                 super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)

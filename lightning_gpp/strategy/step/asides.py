@@ -49,7 +49,7 @@ class Asides:
         self._is_whole = False
         run.control.on_aside, run.around_aside = self._take_part, self.around
         forward.before = self._stop_reading
-        follower.read_all, follower.end_reading = self._read_all, self._end_reading
+        follower.read = self._read
 
     @contextmanager
     def around(self, hook: str) -> Iterator[None]:
@@ -92,8 +92,7 @@ class Asides:
     def _stop_reading(self) -> None:
         """Before the hook ends, and before the model runs on what ranks hold."""
         if self._is_whole and self._run.control.is_leader:
-            self._together(lambda: self._run.lead(ReadEnd()))
-            self._end_reading()
+            self._together(lambda: self._lead(ReadEnd()))
 
     def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -102,28 +101,26 @@ class Asides:
             caller, _ = _outside(sys._getframe(1), ("torch",))
             is_users = is_users and not caller.startswith(("lightning.", "lightning_gpp."))
             if is_users and not self._is_whole:
-                self._together(self._lead_reading, is_over=lambda _: self._is_whole)
+                message = ReadAll(is_everywhere=self._run.control.alone_in is None)
+                self._together(lambda: self._lead(message), is_over=lambda _: self._is_whole)
             return method(*args, **kwargs)
 
         return read
 
-    def _lead_reading(self) -> None:
-        message = ReadAll(is_everywhere=self._run.control.alone_in is None)
+    def _lead(self, message: ReadAll | ReadEnd) -> None:
         with self._run.control.together():
             self._run.lead(message)
-            self._read_all(message)
+            self._read(message)
         self._run.leader_state.look_again()
 
-    def _read_all(self, message: ReadAll) -> None:
-        """All ranks: the module is whole on rank 0, or everywhere."""
+    def _read(self, message: ReadAll | ReadEnd) -> None:
+        """All ranks: the module is whole on rank 0, or everywhere; or ranks have theirs again."""
+        self._is_whole = isinstance(message, ReadAll)
         with lifted():
-            self._run.partition.read_all(on_all_ranks=message.is_everywhere)
-        self._is_whole = True
-
-    def _end_reading(self) -> None:
-        self._is_whole = False
-        with lifted():
-            self._run.partition.make_partial()
+            if isinstance(message, ReadAll):
+                self._run.partition.read_all(on_all_ranks=message.is_everywhere)
+            else:
+                self._run.partition.make_partial()
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the pipelined forward; nothing can go backward through it."""

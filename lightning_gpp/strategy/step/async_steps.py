@@ -27,10 +27,10 @@ from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
-from lightning_gpp.strategy.refusals import refuse_for_async
+from lightning_gpp.strategy.settings import refuse_for_async
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
-from lightning_gpp.strategy.step.suspended_steps import OpenSteps, SuspendedSteps
+from lightning_gpp.strategy.step.suspended_steps import SuspendedSteps
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights
 
@@ -61,14 +61,13 @@ class WeightVersions:
         ahead = version_differences(windows.window(most + 1, most))
         codes = dict(built.executor.stages)
         for stage, code in codes.items():
-            operators = [
-                built.captured.graph.operator[name] for name in built.plan.stages[stage].operators
-            ]
-            names = dict.fromkeys(name for each in operators for name in each.parameters)
-            own = {name: built.captured.module.get_parameter(name) for name in names}
-            weights = versions.stages[stage] = StageWeights(
-                run.settings.policy, own, run.last_steps
-            )
+            own = {
+                name: built.captured.module.get_parameter(name)
+                for name, readers in built.placed.stages.parameter_readers
+                if stage in readers
+            }
+            weights = StageWeights(run.settings.policy, own, run.last_steps)
+            versions.stages[stage] = weights
             function = versions.stage(code.function, weights, ahead[stage], most)
             codes[stage] = replace(code, function=function, keep_state=None)
         built.executor.stages = codes
@@ -108,12 +107,9 @@ class WeightVersions:
         or filling with the weights of its first one.
         """
         next_backward = max(self.first, number - ahead)
-        difference = self._updates_before(number) - self._updates_before(next_backward)
-        return Place(difference, ahead, most_ahead)
-
-    def _updates_before(self, number: int) -> int:
-        """Updates of the epoch before the backward of a mini-batch."""
-        return (number - self.epoch) // self.per_update
+        # Updates of the epoch before the backward of each.
+        one, other = ((each - self.epoch) // self.per_update for each in (number, next_backward))
+        return Place(one - other, ahead, most_ahead)
 
 
 class AsyncSteps(SuspendedSteps):
@@ -127,7 +123,6 @@ class AsyncSteps(SuspendedSteps):
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
         super().__init__(run)
         follower.window = lambda message: self._perform(message, None)
-        self._steps = OpenSteps(run)
         self._state = RunState()
         self._windows: Windows | None = None
         self._versions = WeightVersions()
@@ -138,10 +133,9 @@ class AsyncSteps(SuspendedSteps):
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns."""
-        run, steps = self._run, self._steps.steps
-        is_epoch = run.train_batches is not self._batches
-        if is_epoch:
-            self._batches = run.train_batches
+        run, steps = self._run, self.steps
+        if run.train_batches is not self._batches:  # an epoch begins
+            self._batches, self._since = run.train_batches, 0
             if steps:
                 raise NotImplementedError(_CUT_SHORT.format(len(steps)))
         if run.pipeline is None:
@@ -153,26 +147,18 @@ class AsyncSteps(SuspendedSteps):
                 later = [args[0] + number - self._number, *args[1:]] if args else args
                 size = batch_size(other)
                 steps[number] = self._open(self._step(name, later, kwargs), other, size)
-        with (
-            run.control.alone(name),
-            run.leader_state.watching(name),
-            self._steps.intercepting(),
-        ):
+        with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
             if needs := steps[self._number].needs:
                 raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
-            if is_epoch or run.settings.policy.drains:
-                self._since = 0
-            message = AsyncMinibatch(self._since, len(ahead), is_epoch)
+            message = AsyncMinibatch(self._since, len(ahead))
             run.lead(message)
-            stash = self._perform(message, self._steps)
+            stash = self._perform(message, self)
         return self._returned([steps.pop(self._number - 1)], batch, stash)
 
     def _ahead(self) -> list[Any]:
         """The batches that follow, as far as the pipeline is ahead and the Trainer will go."""
         run, trainer = self._run, self._run.module.trainer
         loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
-        if run.settings.policy.drains:
-            return []
         left = [
             most_ahead(run.built.placed.stages),
             trainer.num_training_batches - loop.batch_progress.current.ready,
@@ -192,14 +178,13 @@ class AsyncSteps(SuspendedSteps):
     # All ranks -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the steps that wait; the optimizers are the user's again."""
+        """Likewise; the optimizers are the user's again."""
         for watched in self._run.last_steps:
             watched.close()
-        self._steps.abandon()
         super().close()
         self._batches = self._run.train_batches = None  # worker processes of a loader end
 
-    def _perform(self, message: AsyncMinibatch, boundary: OpenSteps | None) -> GradientStash:
+    def _perform(self, message: AsyncMinibatch, boundary: AsyncSteps | None) -> GradientStash:
         """This rank's part of a window; its gradients are in what is returned."""
         run = self._run
         if self._windows is None:
@@ -208,24 +193,22 @@ class AsyncSteps(SuspendedSteps):
                 partial(placed.program, schedule=ONE_F_ONE_B_ASYNC.name), most_ahead(placed.stages)
             )
             self._versions = WeightVersions.of(run, self._windows)
-        if message.since == 0:
-            self._fill_anew(is_epoch=message.is_epoch)
+        if message.since == 0:  # nothing is in flight
+            self._fill_anew()
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
-        windowed = run.built.in_window(window, self._state, shift, boundary)
-        stash = run.built.window(windowed, window.number)
+        stash = run.built.window(window, self._state, shift, boundary)
         self._number += 1
         self._since = message.since + 1
         return stash
 
-    def _fill_anew(self, *, is_epoch: bool) -> None:
+    def _fill_anew(self) -> None:
         """Nothing is in flight. Callbacks may accumulate another number of batches in an epoch."""
         run, versions = self._run, self._versions
-        if is_epoch:
-            trainer = run.module.trainer
-            refuse_for_async(trainer, run.settings, most_ahead(run.built.placed.stages))
-            versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
-            versions.per_update = trainer.accumulate_grad_batches
+        trainer = run.module.trainer
+        refuse_for_async(trainer, run.settings, most_ahead(run.built.placed.stages))
+        versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
+        versions.per_update = trainer.accumulate_grad_batches
         versions.begin(self._number)
         for watched in run.last_steps:
             watched.forget()

@@ -45,8 +45,8 @@ class CutChecks:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._can_cut: dict[tuple[bool, ...], bool] = {}
-        self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
+        self._can_cut: dict[tuple[int, ...], bool] = {}
+        self._kinds: dict[tuple[int, ...], CountedEntries] = defaultdict(CountedEntries)
         self._said: set[str] = set()
 
     def can_cut(
@@ -65,6 +65,7 @@ class CutChecks:
         pipeline = self._run.built
         at_a_time = pipeline.placed.units_at_a_time
         key = (
+            id(pipeline),
             pipeline.captured.module.training,
             is_trained and not len(units) % at_a_time,
             _num_apart(units, at_a_time) > 0,
@@ -113,12 +114,13 @@ def why_not_cut(
         return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))
+    is_training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)
-    differs = normalizes or captured.verified.is_random
-    for training in (True, False) if captured.module.training else (False,):
+    differs = is_training and (normalizes or captured.verified.is_random)
+    for training in (True, False) if differs else (is_training,):
         trial = Trial(few, is_trained, training, Autocast.current(run.device))
-        is_sure, why_not = _tried(run, first, trial, averaged, compares=not (training and differs))
-        if is_sure:
+        compares = not (training and differs)
+        if (why_not := _tried(run, first, trial, averaged, compares=compares)) is not None:
             return why_not
     return None
 
@@ -130,8 +132,8 @@ def _tried(
     averaged: frozenset[str] | None,
     *,
     compares: bool,
-) -> tuple[bool, str | None]:
-    """Whether that is sure, as the forward does the same twice, and why it cannot be cut."""
+) -> str | None:
+    """Why it cannot be cut; None where nothing says so, or the forward differs by itself."""
     captured = run.built.captured
     dims, num_samples = captured.graph.batch_dims, sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
@@ -144,18 +146,18 @@ def _tried(
     others = at(inputs, rows % (num_first or num_samples))
     turned = at(inputs, rows.flip(0))  # samples may look at those in front of them only
     cut = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
-    calls = [(each, [num_samples]) for each in (inputs, inputs, others)]
+    pieces = [num_samples]
     boundaries = [
         CallBoundary.of(captured, {name: tensor.clone() for name, tensor in given.items()}, sizes)
-        for given, sizes in [*calls, (turned, cut)]
+        for given, sizes in ((inputs, pieces), (inputs, pieces), (others, pieces), (turned, cut))
     ]
     run.lead(trial)
     with waiting_for("Trying whether batches can be cut", run.module), run.control.together():
         errors = take_part(run, trial, boundaries)
     if errors:
-        return True, f"forward fails on a part of the samples ({errors[0]})"
+        return f"forward fails on a part of the samples ({errors[0]})"
     if not compares:
-        return False, None
+        return None
     if averaged is not None:
         for boundary in boundaries:
             boundary.outputs = [{n: o[n] for n in o if n in averaged} for o in boundary.outputs]
@@ -167,7 +169,7 @@ def _tried(
         why_not = str(error)
     if why_not is None and num_first:
         why_not = influence(whole, again, beside_others, dims, num_samples, num_first)
-    return why_not is None or difference(again, whole) is None, why_not
+    return why_not if difference(again, whole) is None else None
 
 
 def _num_apart(units: Sequence[int], at_a_time: int) -> int:

@@ -42,19 +42,17 @@ class Follower:
 
     Attributes:
         window: runs a window of a pipeline that does not drain.
-        read_all: makes the module whole for a while.
-        end_reading: undoes that.
-        manual: does what manual optimization does on rank 0; None in automatic optimization.
+        read: makes the module whole for a while, and undoes that.
+        manual: does what manual optimization does on rank 0.
     """
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._calls: dict[int, RankCall] = {}
         self._stash: GradientStash | None = None
-        self.manual: Callable[[Any], None] | None = None
+        self.manual: Callable[[Any], None]
         self.window: Callable[[AsyncMinibatch], GradientStash]
-        self.read_all: Callable[[ReadAll], None]
-        self.end_reading: Callable[[], None]
+        self.read: Callable[[ReadAll | ReadEnd], None]
 
     def step(self, name: str) -> Tensor | None:
         """A loss whose backward follows rank 0's; None if the step has none."""
@@ -106,11 +104,9 @@ class Follower:
                 with message.autocast.while_building(run.device):
                     build_form(run, None)
             case UseForm():
-                run.use_form(message.number)
-            case ReadAll():
-                self.read_all(message)
-            case ReadEnd():
-                self.end_reading()
+                run.model = run.forms[message.number]
+            case ReadAll() | ReadEnd():
+                self.read(message)
             case Trial():
                 with message.autocast.on(run.device):
                     take_part(run, message)
@@ -131,5 +127,4 @@ class Follower:
             case AsyncMinibatch():
                 self._stash = self.window(message)
             case _:
-                assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
                 self.manual(message)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -26,28 +26,18 @@ from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import OtherFormError
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import LEAF, Structure, flatten
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, at_rows, call_size, input_slices
 from lightning_gpp.strategy.forms import use_form_of
-from lightning_gpp.strategy.lightning_private import (
-    keeps_graph,
-    when_backward_ends,
-    will_reach,
-)
+from lightning_gpp.strategy.lightning_private import keeps_graph, when_backward_ends, will_reach
 from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
-from lightning_gpp.strategy.ranks.messages import (
-    Autocast,
-    Backward,
-    BackwardEnd,
-    Forward,
-    HookEnd,
-)
+from lightning_gpp.strategy.ranks.messages import Autocast, Backward, BackwardEnd, Forward, HookEnd
 from lightning_gpp.strategy.settings import FullGraph
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.cut_checks import CutChecks
@@ -74,7 +64,7 @@ class ForwardCalls:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._checks: dict[int, CutChecks] = defaultdict(lambda: CutChecks(run))
+        self._checks = CutChecks(run)
         self._num_calls = 0
         self.before: Callable[[], None] = lambda: None
 
@@ -97,11 +87,7 @@ class ForwardCalls:
         return with_loss(result, led_backward(loss, run))
 
     def hook(
-        self,
-        name: str,
-        hook: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, name: str, hook: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Runs a hook of the user's; returns what it returns."""
         log = LedLog(self._run.module)
@@ -142,11 +128,9 @@ class ForwardCalls:
         """The outputs by name."""
         pipeline = self._run.built
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if (chunked := pipeline.chunked) is not None:
-            _check_size(captured, inputs, chunked.chunks)
-            if is_trained and captured.module.training:
-                return self._in_chunks(captured, chunked, inputs)
         units = self._units(captured, inputs, is_trained)
+        if pipeline.chunked is not None and is_trained and captured.module.training:
+            return self._in_chunks(captured, pipeline.chunked, inputs)
         if (only := pipeline.only_stage(units)) is not None:
             call = StageCall(training=captured.module.training)
             flight = run_forward(only, inputs, call, has_backward=is_trained)
@@ -172,7 +156,7 @@ class ForwardCalls:
             )
         run.leader_state.look_again()
         is_first = pipeline is None and run.control.alone_in == "training_step"
-        if is_first and run.steps_per_microbatch:
+        if is_first and run.suspends_steps:
             raise BeginAnewError
         return run.built.captured.inputs(args, kwargs)
 
@@ -182,17 +166,24 @@ class ForwardCalls:
         """Samples of each of the smallest micro-batches; one where the call cannot be cut."""
         run = self._run
         num_samples = call_size(captured, inputs)
+        if (chunked := run.built.chunked) is not None:  # one graph in one piece
+            if num_samples != chunked.chunks.num_vertices:
+                found = "other inputs" if num_samples is None else num_samples
+                raise GraphTrainingError(
+                    f"the first call of forward had a graph of {chunked.chunks.num_vertices} "
+                    f"vertices, this one has {found}; full-graph training has one graph, use "
+                    'strategy="graphpipe" for several'
+                )
+            return [num_samples]
         if num_samples is None:
             return [1]
-        if run.built.chunked is not None:  # one graph in one piece
-            return [num_samples]
         if is_trained:
             run.full_batch = max(run.full_batch, num_samples)
         units = run.unit_sizes(num_samples, is_training=is_trained)
         if len(units) > 1:
             if input_slices(captured, inputs, units) is None:
                 return [num_samples]
-            if not self._checks[id(run.model)].can_cut(inputs, units, is_trained=is_trained):
+            if not self._checks.can_cut(inputs, units, is_trained=is_trained):
                 units = [num_samples]
         if captured.module.training:
             run.show_state(len(units))
@@ -263,7 +254,7 @@ class ForwardCalls:
             return boundary.take_outputs()
         self._num_calls += 1
         call = run.model.call(message, boundary)
-        return LedCall(run, message.call, call, boundary, tuple(inputs)).outputs(inputs)
+        return LedCall(run, message.call, call, boundary, tuple(inputs)).values(inputs)
 
 
 def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
@@ -275,77 +266,46 @@ def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
     return tuple(torch.randperm(len(chunks), generator=generator).tolist())
 
 
-def _check_size(captured: CapturedModel, inputs: Mapping[str, Tensor], chunks: Chunks) -> None:
-    """Raises GraphTrainingError where a call is not of a graph of the size that was divided."""
-    found = call_size(captured, inputs)
-    if found != chunks.num_vertices:
-        raise GraphTrainingError(
-            f"the first call of forward had a graph of {chunks.num_vertices} vertices, this one "
-            f"has {'other inputs' if found is None else found}; full-graph training has one graph, "
-            'use strategy="graphpipe" for several'
-        )
-
-
-_TENSOR = object()
-"""Stands for a tensor among the leaves of an output."""
-
-
+@dataclass(eq=False)
 class LedCall:
     """A differentiable call on rank 0, whose halves run on all ranks: a node of the user's graph.
 
     So whatever the user makes of the outputs is differentiated by autograd as on one device.
 
-    Args:
+    Attributes:
         run: of this rank.
         number: of the call.
         call: this rank's part of it.
         boundary: arguments and outputs.
         names: of the arguments, in the order in which autograd has them.
-
-    Attributes:
+        outputs: names of the outputs, with how many tensors each has.
+        structure: of the outputs.
+        is_over: whether nothing can go backward through it any more.
         anchor: stands for the parameters in the user's autograd graph.
     """
 
-    def __init__(
-        self,
-        run: PipelinedRun,
-        number: int,
-        call: RankCall,
-        boundary: CallBoundary,
-        names: tuple[str, ...],
-    ) -> None:
-        self._run, self._number, self._call, self._dropped = run, number, call, run.dropped
-        self._boundary, self._names = boundary, names
-        self._counts: dict[str, int] = {}
-        self._is_over = False
-        self.anchor = torch.zeros((), requires_grad=True)
+    run: PipelinedRun
+    number: int
+    call: RankCall
+    boundary: CallBoundary
+    names: tuple[str, ...]
+    outputs: dict[str, int] = field(default_factory=dict)
+    structure: Structure = LEAF
+    is_over: bool = False
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def __del__(self) -> None:
-        if not self._is_over:  # autograd has let go of it
-            self._dropped.append(self._number)
+        if not self.is_over:  # autograd has let go of it
+            self.run.dropped.append(self.number)
 
-    def outputs(self, inputs: Mapping[str, Tensor]) -> Values:
+    def values(self, inputs: Mapping[str, Tensor]) -> Values:
         """Runs the forward half; its outputs by name, for the arguments by name."""
-        arguments = [inputs[name] for name in self._names]
-        tensors = iter(_Node.apply(self, *arguments, self.anchor))  # type: ignore[no-untyped-call]
-        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self._leaves]
-        values: Values = self._structure.unflatten(leaves)
+        arguments = [inputs[name] for name in self.names]
+        found = _Node.apply(self, *arguments, self.anchor)  # type: ignore[no-untyped-call]
+        values: Values = self.structure.unflatten(found)
         return values
 
-    def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors of the outputs, and those that take no gradient."""
-        self._call.forward()
-        first = self._boundary.outputs[0]
-        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
-        with torch.no_grad():
-            values = self._boundary.take_outputs()
-        leaves, self._structure = flatten(values)
-        self._leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._counts = {name: len(tensors_in([value])) for name, value in values.items()}
-        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
-
-    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the backward half; the gradients of the arguments.
 
         Raises:
@@ -357,25 +317,48 @@ class LedCall:
                 "have: its backward runs on other ranks. Compute a gradient penalty on a module "
                 "that is not pipelined, or train it on one device."
             )
-        if self._is_over:
+        if self.is_over:
             raise RuntimeError(
                 "backward went through one call of the pipelined forward a second time, but its "
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
-        run, boundary, given = self._run, self._boundary, iter(gradients)
-        boundary.put_gradients({n: list(islice(given, count)) for n, count in self._counts.items()})
+        run, boundary, given = self.run, self.boundary, iter(gradients)
+        boundary.put_gradients({n: list(islice(given, count)) for n, count in self.outputs.items()})
         retain, hands_out = keeps_graph(), will_reach(self.anchor)
-        self._is_over, start_s = not retain, time.monotonic()
+        self.is_over, start_s = not retain, time.monotonic()
         with run.failures.guard():
-            run.lead(Backward(self._number, retain, hands_out))
+            run.lead(Backward(self.number, retain, hands_out))
             run.own_gradients.look()
-            self._call.backward(retain=retain, hands_out=hands_out)
+            self.call.backward(retain=retain, hands_out=hands_out)
             run.own_gradients.note()
         run.in_pipeline_s += time.monotonic() - start_s
         return [
             boundary.take_input_gradients(name) if boundary.pieces[0][name].requires_grad else None
-            for name in self._names
+            for name in self.names
         ]
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, led: LedCall, *inputs: Tensor) -> tuple[Any, ...]:
+        ctx.led = led
+        ctx.set_materialize_grads(False)
+        led.call.forward()
+        first = led.boundary.outputs[0]
+        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
+        with torch.no_grad():
+            values = led.boundary.take_outputs()
+        leaves, led.structure = flatten(values)
+        led.outputs = {name: len(tensors_in([value])) for name, value in values.items()}
+        ctx.are_tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        leaves = [each.detach() if isinstance(each, Tensor) else each for each in leaves]
+        tensors = compress(leaves, ctx.are_tensors)
+        ctx.mark_non_differentiable(*[t for t, flag in zip(tensors, flags) if not flag])
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.led.backward([*compress(gradients, ctx.are_tensors)]), None)
 
 
 def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
@@ -387,17 +370,3 @@ def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
         lambda _: when_backward_ends(lambda: run.lead(BackwardEnd()))
     )
     return led
-
-
-class _Node(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: LedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        tensors, constant = call.forward()
-        ctx.mark_non_differentiable(*constant)
-        return tuple(tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.call.backward(gradients), None)

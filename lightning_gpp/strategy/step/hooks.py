@@ -38,15 +38,18 @@ _OF_PARTS = (BaseFinetuning, StochasticWeightAveraging, WeightAveraging)
 _Hook = Callable[..., Any]
 
 
-class LedHooks:
+class LedHooks(ExitStack):
     """Puts relays in the place of the hooks of a module, its data module and callbacks.
+
+    When this is closed, they are as the user wrote them; it may be installed again.
 
     Args:
         session: of this rank.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._installed = session, ExitStack()
+        super().__init__()
+        self._session = session
 
     def install(self) -> None:
         """Puts the relays in place."""
@@ -56,8 +59,8 @@ class LedHooks:
             self._put(run.module, name, self._led)
         for name in _ON_EVERY_RANK:
             self._put(run.module, name, self._aside)
-        if session.manual is not None and is_leader:
-            self._installed.enter_context(session.manual.relaying())
+        if is_leader and not run.module.automatic_optimization:
+            self.enter_context(session.manual.relaying())
         name = "on_before_batch_transfer"
         self._put(run.module, name, self._before_transfer, always=not is_leader)
         if (data := getattr(run.module.trainer, "datamodule", None)) is not None:
@@ -70,10 +73,6 @@ class LedHooks:
                 if name.startswith("on_") and name.endswith(("_start", "_end", "_step")):
                     self._put(callback, name, self._aside, pl.Callback)
 
-    def remove(self) -> None:
-        """Takes the relays away; modules and callbacks are as the user wrote them."""
-        self._installed.close()
-
     def _put(
         self, owner: Any, name: str, relay: _Hook, *parent: type, always: bool = False
     ) -> None:
@@ -85,11 +84,16 @@ class LedHooks:
         def relayed(*args: Any, **kwargs: Any) -> Any:
             return relay(name, hook, *args, **kwargs)
 
-        self._installed.enter_context(instance_attribute(owner, name, relayed))
+        self.enter_context(instance_attribute(owner, name, relayed))
 
     def _led(self, name: str, hook: _Hook, /, *args: Any, **kwargs: Any) -> Any:
-        with self._session.run.failures.guard():
-            return self._session.hook(name, hook, args, kwargs)
+        """All ranks return what the hook returns on rank 0."""
+        session = self._session
+        with session.run.failures.guard():
+            if not session.run.control.is_leader:
+                return session.follower.hook(name)
+            with session.asides.reading(name):
+                return session.forward.hook(name, hook, args, kwargs)
 
     def _aside(self, name: str, hook: _Hook, /, *args: Any, **kwargs: Any) -> Any:
         with self._session.asides.around(name):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -77,7 +77,9 @@ def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
             combined.flattened = [()] * len(own)
             begin(combined)
             with run.failures.guard():
-                combined.flattened = _readers(own, run)
+                lengths = run.control.share([sized_len(loader) for loader in own], _LENGTH)
+            pairs = zip(own, lengths, strict=True)
+            combined.flattened = [_Reader(loader, length, run) for loader, length in pairs]
             return begin(combined)
         finally:
             combined.flattened = own
@@ -92,15 +94,10 @@ def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
 def as_long_as_leaders(loader: Any, control: Control) -> Any:
     """All ranks: the user's loader; one with the length of rank 0's where that is another."""
     length = control.share(sized_len(loader), _LENGTH)
-    return loader if control.is_leader or sized_len(loader) == length else _Length(loader, length)
+    return loader if sized_len(loader) == length else _Length(loader, length)
 
 
 _LENGTH = "waiting for the length of rank 0's data loader"
-
-
-def _readers(loaders: Sequence[Any], run: PipelinedRun) -> list[_Reader]:
-    lengths = run.control.share([sized_len(loader) for loader in loaders], _LENGTH)
-    return [_Reader(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
 
 
 class _Length:

@@ -30,18 +30,15 @@ class ManualOptimization:
     Args:
         run: of this rank.
         follower: what this rank does while rank 0 runs user code.
+
+    Attributes:
         wrapped: Lightning's wrappers of the optimizers.
     """
 
-    def __init__(
-        self, run: PipelinedRun, follower: Follower, wrapped: Sequence[LightningOptimizer]
-    ) -> None:
-        self._run, self._follower, self._wrapped = run, follower, wrapped
-
-    @property
-    def _is_everywhere(self) -> bool:
-        """Whether what runs now runs on all ranks."""
-        return self._run.is_alone or self._run.control.alone_in is None
+    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
+        self._run, self._follower = run, follower
+        self.wrapped: Sequence[LightningOptimizer] = ()
+        follower.manual = self.follow
 
     # Rank 0 ----------------------------------------------------------------------------------
 
@@ -58,7 +55,7 @@ class ManualOptimization:
                 put(self._run.module, name, "")
             for name, part in self._run.module.named_modules():
                 put(part, "zero_grad", name)
-            for index, each in enumerate(self._wrapped):
+            for index, each in enumerate(self.wrapped):
                 put(each.optimizer, "zero_grad", index)
                 stack.enter_context(instance_attribute(each, "zero_grad", each.optimizer.zero_grad))
                 stack.callback(each.optimizer.register_step_pre_hook(self._refuse_alone).remove)
@@ -67,7 +64,7 @@ class ManualOptimization:
     def _relay(self, call: Callable[..., Any], owner: str | int, method: str) -> Callable[..., Any]:
         @functools.wraps(call)
         def relayed(*args: Any, **kwargs: Any) -> Any:
-            if self._is_everywhere:
+            if self._run.is_everywhere:
                 return call(*args, **kwargs)
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
@@ -93,7 +90,7 @@ class ManualOptimization:
         return OptimizerRef(self._index(plain)) if isinstance(plain, Optimizer) else value
 
     def _index(self, optimizer: Optimizer) -> int:
-        for index, known in enumerate(self._wrapped):
+        for index, known in enumerate(self.wrapped):
             if known.optimizer is optimizer:
                 return index
         raise ValueError(
@@ -105,14 +102,11 @@ class ManualOptimization:
     def step(
         self, optimizer: Optimizer, closure: Callable[[], Any], arguments: dict[str, Any]
     ) -> Iterator[None]:
-        """The body steps an optimizer.
+        """The body, on rank 0 alone so far, steps an optimizer.
 
         Raises:
             NotImplementedError: the user gave a closure.
         """
-        if self._is_everywhere:
-            yield
-            return
         if closure is not do_nothing_closure:
             raise NotImplementedError(
                 "optimizer.step(closure=...) in manual optimization: the closure would run on rank "
@@ -124,17 +118,14 @@ class ManualOptimization:
 
     @contextlib.contextmanager
     def backward(self, loss: Tensor) -> Iterator[Tensor]:
-        """The body goes backward from the loss yielded, with the hooks around it."""
-        if self._is_everywhere:
-            yield loss
-            return
+        """The body, on rank 0 alone so far, goes backward from the loss yielded."""
         self._run.lead(ManualBackward(loss.detach()))
         with self._run.control.together():
             yield led_backward(loss, self._run)
 
     def _refuse_alone(self, *_: Any) -> None:
         """Before any step of an optimizer, also one that Lightning's wrapper does not see."""
-        if not self._is_everywhere:
+        if not self._run.is_everywhere:
             raise NotImplementedError(
                 "an optimizer of torch was stepped directly, so other ranks do not step; step "
                 "Lightning's: self.optimizers(), without use_pl_optimizer=False"
@@ -153,7 +144,7 @@ class ManualOptimization:
         if isinstance(message.owner, str):
             owner = self._run.module.get_submodule(message.owner)
         else:  # Lightning's wrapper counts steps
-            wrapped = self._wrapped[message.owner]
+            wrapped = self.wrapped[message.owner]
             owner = wrapped if message.method == "step" else wrapped.optimizer
         args = map(self._resolved, message.args)
         kwargs = {key: self._resolved(value) for key, value in message.kwargs.items()}
@@ -161,4 +152,4 @@ class ManualOptimization:
             getattr(owner, message.method)(*args, **kwargs)
 
     def _resolved(self, value: Any) -> Any:
-        return self._wrapped[value.index] if isinstance(value, OptimizerRef) else value
+        return self.wrapped[value.index] if isinstance(value, OptimizerRef) else value

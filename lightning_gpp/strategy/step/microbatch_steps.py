@@ -1,18 +1,33 @@
-"""Training steps that run once per micro-batch, in the middle of a schedule that saves memory."""
+"""Training steps that run once per micro-batch, in the middle of a schedule that saves memory.
+
+They add up to the step of one device if the loss is a mean over samples. On some mini-batches,
+those with new shapes or of a new kind (``CountedEntries``) and the 1st, 2nd, 4th, 8th and so on,
+the step also runs on two neighbouring micro-batches together, each time others, with the outputs
+that their forwards gave: its loss has to have the same gradients at these outputs. Two need little
+more memory than one, which is what the schedule is there for. Gradients tell more than values,
+which may be alike by chance or hide a small term behind a large one, and each of their rows comes
+from the same arithmetic: they differ by a few roundings only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.checks.rollback import random_state, rollback
+from lightning_gpp.capture.values.structure import map_tensors
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.torch_device import widened
+from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
+    Dims,
     Values,
     input_slices,
     join_values,
@@ -28,11 +43,9 @@ from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch
 from lightning_gpp.strategy.state.precision import loss_scale
-from lightning_gpp.strategy.step.cut_checks import why_not_cut
-from lightning_gpp.strategy.step.loss_check import Cadence, OutputGradients
+from lightning_gpp.strategy.step.cut_checks import CountedEntries, why_not_cut
 from lightning_gpp.strategy.step.suspended_steps import (
     OpenStep,
-    OpenSteps,
     Step,
     SuspendedSteps,
     microbatch_loss,
@@ -46,6 +59,138 @@ DRAWS = (
 )
 
 
+_ROUNDINGS = 16
+"""Units of the last place by which the same gradients may differ, relative to all of them: rows
+that no other touches differed by none, and by up to 0.7 where the step multiplies with a matrix of
+300 columns, as sums are ordered by the size of the batch; the rest is for wider ones."""
+
+_COARSEST = 0.05
+"""Whatever the precision (the units of bfloat16 are 0.8 %)."""
+
+_MOST_SHAPES = 16
+"""Mini-batches that are looked at for their shapes alone; a run may have new ones for ever."""
+
+Gradients = Sequence[Tensor | None]
+
+
+class OutputGradients:
+    """The gradients of two neighbouring micro-batches' losses at the outputs of the forward.
+
+    Args:
+        dims: of the samples, for every output.
+        sizes: samples of each micro-batch of the mini-batch.
+        first: number of the first of the two.
+    """
+
+    def __init__(self, dims: Dims, sizes: Sequence[int], first: int) -> None:
+        self._dims, self._sizes, self._total = dims, list(sizes[first : first + 2]), sum(sizes)
+        self.pair = (first, first + 1)
+        start = sum(sizes[:first])
+        self.samples = slice(start, start + sum(self._sizes))
+        """Those of the two."""
+        self._outputs: list[dict[str, Any]] = []
+        self._gradients: list[Gradients] = []
+
+    def take(self, microbatch: int, outputs: Values, loss: Tensor) -> None:
+        """Notes those of a micro-batch, if it is one of the two.
+
+        Args:
+            microbatch: its number; they come in order.
+            outputs: of its forward, which the loss was made of.
+            loss: times the share of its samples in the mini-batch.
+        """
+        if microbatch in self.pair:
+            self._gradients.append(_gradients(loss, outputs))
+            self._outputs.append(map_tensors(dict(outputs), _leaf))
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The outputs that the losses were made of."""
+        return frozenset(
+            name
+            for found in self._gradients
+            for (name, _), gradient in zip(self._places(), found, strict=True)
+            if gradient is not None
+        )
+
+    def _places(self) -> list[tuple[str, int | None]]:
+        """For every tensor of the outputs the name of its output, and the dimension of samples."""
+        return [
+            (name, dim)
+            for name, value in self._outputs[0].items()
+            for _, dim in zip(tensors_in([value]), chain(self._dims.get(name, ()), repeat(None)))
+        ]
+
+    def is_off(self, loss_of: Callable[[Values], Tensor]) -> bool:
+        """Whether they differ from those of the step on both by more than rounding.
+
+        Args:
+            loss_of: runs the step on the samples of both, given the outputs of their forward.
+
+        Raises:
+            CannotJoinError: an output is not one entry per sample.
+        """
+        joined: dict[str, Any] = {}
+        for name, value in self._outputs[0].items():
+            column = [{name: outputs[name]} for outputs in self._outputs]
+            try:
+                joined |= join_values(column, self._dims, self._sizes)
+            except CannotJoinError:
+                if name in self.used:
+                    raise
+                joined[name] = value  # no loss is made of it
+        loss = loss_of(joined) * (sum(self._sizes) / self._total)
+        theirs = [_gradients(loss, outputs) for outputs in self._outputs]
+        tensors = [tensors_in(list(outputs.values())) for outputs in self._outputs]
+        columns = [zip(*each, strict=True) for each in (tensors, self._gradients, theirs)]
+        for (_, dim), both, *gradients in zip(self._places(), *columns, strict=True):
+            flat = [list(map(_flat, found, both)) for found in gradients]
+            # Of an output that both have whole the sum counts.
+            mine, others = (each[0] + each[1] if dim is None else torch.cat(each) for each in flat)
+            if _differ(mine, others, both[0].dtype):
+                return True
+        return False
+
+
+def each_apart(outputs: Values) -> Values:
+    """The same; the gradient at one does not come through another that was made of it."""
+    apart: Values = map_tensors(dict(outputs), lambda tensor: tensor.view_as(tensor))
+    return apart
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _gradients(loss: Tensor, outputs: Values) -> Gradients:
+    """Of the loss at every tensor of some outputs; None where it has none."""
+    tensors = tensors_in(list(outputs.values()))
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    found: Gradients = [None] * len(wanted)
+    if loss.requires_grad and wanted:
+        found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    left = iter(found)
+    return [next(left) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _flat(gradient: Tensor | None, tensor: Tensor) -> Tensor:
+    """The gradient at a tensor in a row; one that is missing, as of something unused, is zero."""
+    found = torch.zeros_like(tensor) if gradient is None else gradient
+    return widened(torch.view_as_real(found) if found.is_complex() else found).flatten()
+
+
+def _differ(mine: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Whether gradients that are of a type differ by more than rounding."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return False
+    relative = min(_ROUNDINGS * torch.finfo(dtype).eps, _COARSEST)
+    if is_autocast():
+        relative = _COARSEST
+    elif is_tf32(mine.device):
+        relative = max(relative, of_other_sizes(mine.device))
+    return float((mine - theirs).norm()) > relative * float(theirs.norm())
+
+
 class MicrobatchSteps(SuspendedSteps):
     """How rank 0 leads a training step.
 
@@ -55,9 +200,13 @@ class MicrobatchSteps(SuspendedSteps):
 
     def __init__(self, run: PipelinedRun) -> None:
         super().__init__(run)
-        self._looked_at = Cadence()
+        self._num_batches = self._num_looks = 0
+        self._shapes: set[tuple[torch.Size, ...]] = set()
+        self._counted = CountedEntries()
         self._has_drawn = False
         self._form: Pipeline | None = None
+        self._total, self._loss_scale = 0, 1.0
+        self._seen: Sequence[OutputGradients] = ()
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step; returns what it returns.
@@ -84,29 +233,56 @@ class MicrobatchSteps(SuspendedSteps):
         sizes = run.built.step_sizes(units)
         parts = zip(cut_batch(batch, sizes), sizes, strict=True)
         steps = [self._open(step, part, size) for part, size in parts]
-        boundary = OpenSteps(run, dict(enumerate(steps)), num_samples)
-        boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
+        self.steps, self._total = dict(enumerate(steps)), num_samples
+        self._loss_scale = loss_scale(run.module.trainer.precision_plugin)
         # A step that runs once has no loss to compare; stages before it may take less at a time.
         is_once, pairs = len(sizes) == 1, list[int]()
         if min(sizes) > 0 and len(units) > 1:
-            pairs = self._looked_at.pairs(batch, units if is_once else sizes)
-        if not is_once:
-            dims = run.built.captured.graph.batch_dims
-            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
-        with run.control.alone(name), run.leader_state.watching(name), boundary.intercepting():
+            pairs = self._pairs(batch, units if is_once else sizes)
+        dims = run.built.captured.graph.batch_dims
+        self._seen = [OutputGradients(dims, sizes, first) for first in pairs if not is_once]
+        with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
             try:
-                minibatch = Minibatch(units, steps[0].needs, boundary.loss_scale)
+                minibatch = Minibatch(units, steps[0].needs, self._loss_scale)
                 run.lead(minibatch)
-                stash = run.built.train(minibatch, boundary)
-                for seen in boundary.seen:
+                stash = run.built.train(minibatch, self)
+                for seen in self._seen:
                     if self._is_off(step, batch, [steps[each] for each in seen.pair], seen):
                         _refuse("its gradients at the outputs of the forward are others")
                     self._check_cut(steps, units, seen.used)
                 if pairs and is_once:
                     self._check_cut(steps, units, None)
             finally:
-                boundary.abandon()
+                self.abandon()
+                self._seen = ()
         return self._returned(steps, batch, stash)
+
+    def _pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
+        """Counts a mini-batch; the first of each two micro-batches of it that are looked at.
+
+        Args:
+            batch: the mini-batch.
+            sizes: samples of each micro-batch.
+        """
+        self._num_batches += 1
+        pairs = self._counted.new_pairs(batch, sizes)
+        shapes = tuple(tensor.shape for tensor in tensors_in([batch]))
+        is_new = shapes not in self._shapes and len(self._shapes) < _MOST_SHAPES
+        self._shapes |= {shapes} if is_new else set()
+        is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
+        if (is_power_of_two or is_new) and not pairs:
+            pairs = [self._num_looks % (len(sizes) - 1)]
+        self._num_looks += bool(pairs)
+        return pairs
+
+    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
+        """Goes on with its step; returns its loss times the share of its samples, scaled."""
+        if self._seen:
+            outputs = each_apart(outputs)
+        loss = super().finish(microbatch, outputs) * (self.steps[microbatch].size / self._total)
+        for seen in self._seen:
+            seen.take(microbatch, outputs, loss)
+        return loss if self._loss_scale == 1 else loss * self._loss_scale
 
     def _is_off(
         self, step: Step, batch: Any, pair: Sequence[OpenStep], seen: OutputGradients
@@ -121,8 +297,10 @@ class MicrobatchSteps(SuspendedSteps):
         def loss_of_both(outputs: Values) -> Tensor:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 # Of graphs the numbers of vertices are counted anew.
-                if not captured.takes_graphs and not _are_equal(
-                    captured.inputs(args, kwargs), self._inputs(pair)
+                inputs = captured.inputs(args, kwargs)
+                theirs = inputs if captured.takes_graphs else self._inputs(pair) or {}
+                if inputs.keys() != theirs.keys() or not all(
+                    map(torch.equal, inputs.values(), map(theirs.__getitem__, inputs))
                 ):
                     raise CannotCompareError
                 return captured.output(outputs)
@@ -168,14 +346,6 @@ class MicrobatchSteps(SuspendedSteps):
 
 class CannotCompareError(BaseException):
     """Raised through the step on both micro-batches: it does not call the forward as they did."""
-
-
-def _are_equal(inputs: Mapping[str, Tensor], others: Values | None) -> bool:
-    return (
-        others is not None
-        and inputs.keys() == others.keys()
-        and all(torch.equal(tensor, others[name]) for name, tensor in inputs.items())
-    )
 
 
 def _refuse(why_not: str | None) -> None:

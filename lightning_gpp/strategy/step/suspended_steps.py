@@ -22,14 +22,13 @@ from lightning_gpp.common.torch_device import set_current
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
+from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
-from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.forms import use_form_of
 from lightning_gpp.strategy.logging.logs import LogCall, joined_calls, noted, recording, replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast
-from lightning_gpp.strategy.step.loss_check import OutputGradients, each_apart
 
 Step = Callable[[Any], Any]
 
@@ -111,25 +110,19 @@ class OpenStep(SuspendedCall):
         self.logged.append(call)
 
 
-class OpenSteps(Boundary):
-    """Rank 0: joins steps to the pipeline.
+class SuspendedSteps(Boundary):
+    """Rank 0: joins steps that run in the midst of a schedule to the pipeline.
 
     Args:
-        run: of this rank.
+        run: whose pipeline they run in.
 
     Attributes:
         steps: by the number of their micro-batch.
-        total: samples by which losses are weighted; 0 where every step is a mini-batch of its own.
-        loss_scale: what losses are multiplied by before they go backward.
-        seen: notes what the losses are differentiated to, where they are looked at.
     """
 
-    def __init__(
-        self, run: PipelinedRun, steps: dict[int, OpenStep] | None = None, total: int = 0
-    ) -> None:
-        self._run, self.steps, self.total = run, steps or {}, total
-        self.loss_scale = 1.0
-        self.seen: Sequence[OutputGradients] = ()
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run, self._threads = run, StepThreads()
+        self.steps: dict[int, OpenStep] = {}
 
     @contextlib.contextmanager
     def intercepting(self) -> Iterator[None]:
@@ -153,10 +146,7 @@ class OpenSteps(Boundary):
             assert isinstance(step, OpenStep), "user code runs in steps alone"
             step.log(*args, **kwargs)
 
-        with (
-            instance_attribute(target, "forward", pause),
-            recording(self._run.module, log),
-        ):
+        with instance_attribute(target, "forward", pause), recording(self._run.module, log):
             yield
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
@@ -164,34 +154,14 @@ class OpenSteps(Boundary):
         return self.steps[microbatch].inputs()
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
-        """Goes on with its step; returns its loss times the share of its samples, scaled."""
-        step = self.steps[microbatch]
-        if self.seen:
-            outputs = each_apart(outputs)
-        loss = step.finish(outputs)
-        if self.total:
-            loss = loss * (step.size / self.total)
-        for seen in self.seen:
-            seen.take(microbatch, outputs, loss)
-        return loss if self.loss_scale == 1 else loss * self.loss_scale
+        """Goes on with its step; returns its loss."""
+        return self.steps[microbatch].finish(outputs)
 
     def abandon(self) -> None:
         """Ends steps that wait for their outputs."""
         for step in self.steps.values():
             step.abandon()
         self.steps.clear()
-
-
-class SuspendedSteps:
-    """Rank 0: what all steps have in common that run in the midst of a schedule.
-
-    Args:
-        run: whose pipeline they run in.
-    """
-
-    def __init__(self, run: PipelinedRun) -> None:
-        self._run = run
-        self._threads = StepThreads()
 
     def _step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """The user's step as a function of its batch alone."""
@@ -221,7 +191,7 @@ class SuspendedSteps:
             run.control.alone(name),
             run.leader_state.preserved(),
             rollback(run.module),
-            OpenSteps(run).intercepting(),
+            self.intercepting(),
         ):
             try:
                 arguments = first.arguments
@@ -247,7 +217,8 @@ class SuspendedSteps:
         return with_loss(result, stash.loss(value))
 
     def close(self) -> None:
-        """Ends the threads of the steps."""
+        """Ends the steps that wait, and their threads."""
+        self.abandon()
         self._threads.close()
 
 

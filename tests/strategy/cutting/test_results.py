@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.cutting.cutting import combine_results
 
 SIZES = [2, 1]
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.jobs import lines_of_fit, plan_of_fit
 from helpers.models import DataSpec
 from helpers.modules import ChainModel
 from helpers.planning_jobs import LAYER_S, STEP_S, plan_and_messages, said_in_fit
-from helpers.reference import assert_equal_training
-from helpers.training import Training
+from helpers.reference import assert_equal_training, assert_same_training, train_one_device
+from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_to_json
 from lightning_gpp.planner import Plan, Stage, num_devices_used
+from lightning_gpp.planner.plan_to_run import PlanToRun, plan_to_run
 from lightning_gpp.strategy import GraphPipeStrategy
+from lightning_gpp.strategy.planning import planning
 from lightning_gpp.strategy.report import ENOUGH_S, FEWEST_COUNTED, NUM_WARM_UP, WITHHELD
 
 FREE = Link(bandwidth_bytes_per_s=1e15)
@@ -89,6 +93,26 @@ def test_the_second_run_finds_the_profile(pool: WorkerPool, tmp_path: Path) -> N
 
 
 HALVES = [["layers.0", "layers.1", "layers.2"], ["layers.3", "layers.4", "layers.5"]]
+
+
+def train_anew(training: Training, strategy: dict[str, Any], num_ranks: int) -> Result:
+    """Trains by a plan that turns out, in the midst of a step, to need one per micro-batch."""
+
+    def chosen(*question: Any) -> PlanToRun:
+        found = plan_to_run(*question)
+        return replace(found, request=replace(found.request, schedule="1f1b"))
+
+    with mock.patch.object(planning, "plan_to_run", chosen):
+        return train(training, strategy, num_ranks)
+
+
+def test_a_step_that_begins_anew_leaves_every_rank_what_it_holds(pool: WorkerPool) -> None:
+    training = Training(ChainModel, DataSpec(dtype="float64"), num_steps=2, validate=False)
+    strategy = {"plan": HALVES, "num_microbatches": 4, "timeout": 100.0}
+    results = pool.run(train_anew, training, strategy, 2, num_ranks=2)
+    assert_same_training(results, train_one_device(training), "float64")
+    assert results[1].own_parameters and results[0].own_parameters
+    assert not results[0].own_parameters & results[1].own_parameters
 
 
 @pytest.mark.sampled(2)

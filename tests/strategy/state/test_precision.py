@@ -14,6 +14,7 @@ import torch.distributed as dist
 from helpers.models import FIXED_MODELS, DataSpec
 from helpers.plans import captured_graph, random_plan
 from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec, model_specs
+from helpers.records import heard
 from helpers.reference import relative_error, train_one_of_their_devices, train_pipeline
 from helpers.training import Result, Training, float16_mixed
 from helpers.workers import WorkerPool
@@ -261,9 +262,11 @@ class Messages(lp.Callback):
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         self.records: list[ActionRecord] = []
-        trainer.strategy.on_record = self.records.append
+        self._heard = heard(self.records.append)
+        self._heard.__enter__()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self._heard.__exit__(None, None, None)
         built, rank = trainer.strategy.session.run.built, trainer.global_rank
         for direction in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
             sends = [r for r in self.records if r.action.kind is direction and r.action.stage != -1]

@@ -30,7 +30,7 @@ from lightning_gpp.strategy import (
     GraphPipeStrategy,
     unshard_checkpoint,
 )
-from lightning_gpp.strategy.refusals import SHARDED, refuse_callbacks
+from lightning_gpp.strategy.settings import SHARDED, refuse_callbacks
 from lightning_gpp.strategy.state import sharded_checkpoint
 from lightning_gpp.strategy.state.sharded_checkpoint import (
     ReplacingCheckpointIO,

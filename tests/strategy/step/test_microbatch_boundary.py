@@ -14,9 +14,10 @@ import torchmetrics
 from torch import Tensor, nn
 
 from lightning_gpp.runtime.suspend import StepThreads
-from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.logging.logs import joined_calls
-from lightning_gpp.strategy.step.suspended_steps import OpenStep, OpenSteps
+from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
+from lightning_gpp.strategy.step.suspended_steps import OpenStep
 
 Step = Callable[[lp.LightningModule, Tensor], Any]
 
@@ -56,8 +57,8 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
     )
     parts = zip(batch.split(sizes), sizes, strict=True)
     steps = [OpenStep(of_rank, partial(step, module, part), size, threads) for part, size in parts]
-    boundary = OpenSteps(of_rank)
-    boundary.steps, boundary.total = dict(enumerate(steps)), sum(sizes)
+    boundary = MicrobatchSteps(of_rank)
+    boundary.steps, boundary._total = dict(enumerate(steps)), sum(sizes)
     try:
         with boundary.intercepting():
             started = [boundary.start(index)["x"] for index in range(len(sizes))]

@@ -15,7 +15,7 @@ from torch.optim import LBFGS, SGD
 
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.planner import Stage
-from lightning_gpp.strategy.refusals import (
+from lightning_gpp.strategy.settings import (
     fewest_per_update,
     refuse_async_plan,
     refuse_for_async,
