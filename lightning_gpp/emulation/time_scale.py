@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import repeat
 
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
@@ -39,7 +40,7 @@ MARGIN = 1.5
 def choose_time_scale(
     program: Program,
     costs: ProgramCosts,
-    real_s: Sequence[tuple[float, float]] | None = None,
+    real_s: Iterable[tuple[float, float]] = repeat((0.0, 0.0)),
 ) -> float:
     """A scale at which ranks of this machine keep up with a program.
 
@@ -50,8 +51,7 @@ def choose_time_scale(
     Args:
         program: of the plan.
         costs: of the program on the emulated cluster.
-        real_s: of every stage what its forward and backward really take; None where they compute
-            shapes alone, which are known.
+        real_s: of every stage what its forward and backward really take.
     """
     sums_s: defaultdict[int, float] = defaultdict(float)
     for bucket in costs.buckets:
@@ -60,8 +60,7 @@ def choose_time_scale(
             sums_s[group.stage] += SUM_S * len(group.devices)
     least_s = WAKE_S + RANK_S * len(program.actions)
     pairs: list[tuple[float, float]] = []
-    for number, stage in enumerate(costs.stages):
-        forward_s, backward_s = real_s[number] if real_s else (0.0, 0.0)
+    for number, (stage, (forward_s, backward_s)) in enumerate(zip(costs.stages, real_s)):
         of_sums_s = sums_s[program.replica(number).stage] / BURST
         pairs += [
             (least_s + forward_s, stage.forward_s),

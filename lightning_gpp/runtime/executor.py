@@ -23,7 +23,7 @@ from lightning_gpp.runtime.pace import ActionRecord, Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.run_state import Boundary, RunState
-from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
+from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, ends_of, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientReduction
 from lightning_gpp.runtime.sums.sums import Sums, sum_shared
@@ -317,7 +317,7 @@ class Run:
             if flight.loss is not None:
                 self.loss_start_ns = start_ns
             elif has_backward:
-                flight.keep_results(outputs)
+                flight.results = ends_of(outputs)
         if is_kept:
             flight.let_go()
             self.state.flights[stage, number] = flight
@@ -336,9 +336,12 @@ class Run:
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 gradients = self._take(edges, stage, microbatch, backward=True)
-                flight.add_gradients(edges[0].values, gradients)
+                ends = [end for name in edges[0].values for end in flight.ends[name]]
+                flight.add_gradients(ends, gradients)
         if flight.results and self.boundary is not None:
-            flight.add_result_gradients(self.boundary.output_gradients(microbatch + self.shift))
+            of_results = self.boundary.output_gradients(microbatch + self.shift)
+            for name, ends in flight.results.items():
+                flight.add_gradients(ends, of_results[name])
         # With the user's step, which goes on from FEED, a loss shares its graph.
         is_shared = flight.loss is not None and self.program.feed_has_backward
         flight.backward(retain_graph=is_shared or self.keeps_flights)

@@ -51,7 +51,7 @@ from lightning_gpp.strategy.refusals import fewest_per_update
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
-from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.state.partition import Partition
 
 CPU = torch.device("cpu")
 
@@ -273,7 +273,7 @@ class PipelineBuild:
             stages.check_updates()
         codes, readers = self._codes(plan, stages, ranks)
         if first is None:
-            partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+            partition = Partition(run.module, readers, control, run.device)
         else:
             partition = first.partition
             partition.also_read(readers)

@@ -304,7 +304,7 @@ class PipelinedRun:
         training changes.
         """
         partition, self._changing = model.partition, frozenset(changing)
-        held, holders = partition.held_parameters(), partition.owners.holders
+        held, holders = partition.held_parameters(), partition.holders
         self.partial_optimizers = [keep(optimizer, held) for optimizer in self.optimizers]
         with waiting_for("Giving every rank its parameters", self.module):
             partition.spread()

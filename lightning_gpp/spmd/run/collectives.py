@@ -23,9 +23,6 @@ class Collectives(Protocol):
     rank: int
     num_ranks: int
 
-    def all_gather(self, shard: Tensor, shapes: Sequence[Shape], *, purpose: str) -> list[Tensor]:
-        """The tensors of all ranks, whose shapes are given by rank."""
-
     def all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, purpose: str
     ) -> list[Tensor]:

@@ -78,9 +78,9 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
     """Times of all ranks; they begin the next round together."""
     if group is None:
         return [own]
-    shapes = [(len(own),)] * group.num_ranks
-    tensor = torch.tensor(own, dtype=torch.float32, device=device)
-    every = group.all_gather(tensor, shapes, purpose="timing the devices")
+    tensor, count = torch.tensor(own, dtype=torch.float32, device=device), group.num_ranks
+    shapes = [(len(own),)] * count
+    every = group.all_to_all([tensor] * count, shapes, purpose="timing the devices")
     return [each.tolist() for each in every]
 
 

@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.state.optimizers import NamesParameters, PartialOptimizer
-from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.state.partition import Partition
 
 ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -54,8 +54,7 @@ class ShardedPartition(Partition):
         control: Control,
         device: torch.device,
     ) -> None:
-        readers = {name: range(control.num_ranks) for name in storage}
-        super().__init__(module, ownership(module, readers), control, device)
+        super().__init__(module, {n: range(control.num_ranks) for n in storage}, control, device)
         names = [name for name, where in storage.items() if where.is_shard and name in self._places]
         self.storage = {name: storage[name] for name in names}
         self.shards = shards
@@ -138,21 +137,20 @@ class ShardedPartition(Partition):
 
     # What a partition answers ----------------------------------------------------------------
 
-    def copies(self) -> list[str]:
-        """Names of what several ranks hold whole."""
-        return [name for name in super().copies() if name not in self.storage]
+    def held_with_others(self) -> dict[str, nn.Parameter]:
+        """Parameters that all ranks hold whole, by name."""
+        found = super().held_with_others()
+        return {name: each for name, each in found.items() if name not in self.storage}
 
     def whole_values(self) -> dict[str, Tensor]:
-        """All ranks: on rank 0 the CPU values of what it does not hold whole."""
-        values = super().whole_values()
-        own = {name: part.detach().cpu() for name, part in self._parts.items()}
-        gathered = self._control.gather(own, "gathering the parts of the weights on rank 0")
-        if gathered:
-            for name in own:
-                values[name] = self.shards.join(
-                    [parts[name] for parts in gathered], self.storage[name]
-                )
-        return values
+        """All ranks: on rank 0, which holds the rest, the CPU values of what is divided."""
+        own = {(self.rank, name): part.detach().cpu() for name, part in self._parts.items()}
+        found = self._control.collect(own, "gathering the weights on rank 0", self.stores)
+        ranks = range(self._control.num_ranks)
+        return {
+            name: self.shards.join([found[rank, name] for rank in ranks], self.storage[name])
+            for name in (self._parts if found else ())
+        }
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank has ``meta`` tensors; a part becomes the whole."""
@@ -190,9 +188,8 @@ class ShardedPartition(Partition):
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: parts on all, whole ones on one."""
-        whole = [name for name in self.owners.counted_by(self.rank) if name not in self.storage]
-        tensors = [self._tensor(name) for name in whole] + list(self._parts.values())
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        whole = [name for name in self._counted if name not in self.storage]
+        return self._parameters([*whole, *self._parts])
 
 
 @dataclass(slots=True)
@@ -237,22 +234,6 @@ class ShardedOptimizer(PartialOptimizer):
                     rank = partition.rank
                     state[key] = partition.shards.cut(value, placement, rank).clone()
         PartialOptimizer.place_state(self)
-
-    def adopt_new_groups(
-        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
-    ) -> None:
-        """Drops what this rank does not hold from groups that were added since.
-
-        Raises:
-            NotImplementedError: such a group has a parameter that is divided.
-        """
-        for group in self.optimizer.param_groups[len(self.names) :]:
-            if any(parameter.is_meta for parameter in group["params"]):
-                raise NotImplementedError(
-                    "a group with divided parameters was added to the optimizer while training; "
-                    "give it to the optimizer in configure_optimizers"
-                )
-        PartialOptimizer.adopt_new_groups(self, module, held)
 
     def whole_state_dict(
         self, control: Control, store: Callable[[Tensor], Tensor]

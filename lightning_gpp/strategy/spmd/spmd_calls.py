@@ -44,9 +44,6 @@ NO_AUTOCAST = (
     "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
 )
 
-MANY_EXPORTS = 8
-"""A warning comes with this many: exporting takes about as long as a hundred small steps."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -227,12 +224,6 @@ class SpmdCalls(ForwardCalls):
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
-        if number + 1 == MANY_EXPORTS:
-            rank_zero_warn(
-                f"the forward was called with {MANY_EXPORTS} forms of arguments (sizes, modes), "
-                "each of which is captured by itself; pad batches to a few sizes, or use "
-                "DataLoader(drop_last=True)"
-            )
         has_random = any(map(is_random, graph.operators))
         return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 

@@ -105,8 +105,9 @@ class PartialOptimizer:
         for group in self.optimizer.param_groups[len(self.names) :]:
             if any(id(parameter) not in name_of for parameter in group["params"]):
                 raise ValueError(
-                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
-                    "make what it belongs to an attribute of the module"
+                    "the optimizer holds a parameter that is no parameter of the LightningModule "
+                    "(make what it belongs to an attribute of the module), or one that an SPMD "
+                    "program divides (give it to the optimizer in configure_optimizers)"
                 )
             self.names.append([name_of[id(p)] for p in group["params"]])
             self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,71 +20,59 @@ from lightning_gpp.common.torch_device import free_bytes, is_accelerator
 from lightning_gpp.strategy.ranks.control import Control
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Ranks that hold each parameter and buffer.
-
-    Attributes:
-        holders: first qualified name of a tensor of the module -> ranks, ascending. The first
-            holder's value is the one that counts.
-        read: names of what a stage reads; the others are rank 0's.
-    """
-
-    holders: Mapping[str, tuple[int, ...]]
-    read: frozenset[str]
-
-    def held_by(self, rank: int) -> list[str]:
-        """Names of what a rank holds, in a fixed order."""
-        return [name for name, ranks in self.holders.items() if rank in ranks]
-
-    def counted_by(self, rank: int) -> list[str]:
-        """Names of what a rank holds first, so that each name counts on one rank."""
-        return [name for name, ranks in self.holders.items() if ranks[0] == rank]
-
-
-def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Ownership:
-    """Who holds what.
-
-    Args:
-        module: the whole LightningModule.
-        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
-    """
-    places = list(tensor_places(module, remove_duplicate=False))
-    first_name = {id(place.tensor): place.name for place in reversed(places)}
-    first_of = {place.name: first_name[id(place.tensor)] for place in places}
-    ranks: dict[str, set[int]] = {name: set() for name in first_of.values()}
-    for name, reading in readers.items():
-        ranks[first_of[name]].update(reading)
-    holders = {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()}
-    return Ownership(holders, frozenset(name for name, found in ranks.items() if found))
-
-
 class Partition:
     """The module of this rank, partial while the pipeline runs.
 
     Args:
         module: the whole LightningModule.
-        owners: who holds what.
+        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
         control: how to reach the other ranks.
         device: where this rank's stages run.
 
     Attributes:
         rank: this rank.
+        holders: first name of a tensor of the module -> ranks that hold it, ascending; the value
+            of the first one counts.
+        read: first names of what a stage reads; the others are rank 0's.
     """
 
     def __init__(
-        self, module: nn.Module, owners: Ownership, control: Control, device: torch.device
+        self,
+        module: nn.Module,
+        readers: Mapping[str, Iterable[int]],
+        control: Control,
+        device: torch.device,
     ) -> None:
-        self.module, self.owners = module, owners
-        self.rank, self._control, self._device = control.rank, control, device
-        self._places = _places(module)
-        self._held = owners.held_by(self.rank)
+        self.module, self.rank = module, control.rank
+        self._control, self._device = control, device
+        places: dict[int, list[TensorPlace]] = {}
+        for place in tensor_places(module):
+            places.setdefault(id(place.tensor), []).append(place)
+        self._places = {of_one[0].name: of_one for of_one in places.values()}
+        reading = self._by_first_name(readers)
+        self.holders = {name: reading.get(name, (0,)) for name in self._places}
+        self.read = {*reading}
+        self._held = [name for name, ranks in self.holders.items() if self.rank in ranks]
+        self._counted = [name for name, ranks in self.holders.items() if self.rank == ranks[0]]
         self._in_files = any(is_mapped(self._tensor(name)) for name in self._places)
+
+    def _first_names(self) -> dict[str, str]:
+        """Every name that a tensor has in the module -> its first one."""
+        first = {id(self._tensor(name)): name for name in self._places}
+        places = tensor_places(self.module, remove_duplicate=False)
+        return {place.name: first[id(place.tensor)] for place in places}
+
+    def _by_first_name(self, readers: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+        """Ranks that read each tensor, by its first name, of what is read."""
+        first, ranks = self._first_names(), dict[str, set[int]]()
+        for name, reading in readers.items():
+            ranks.setdefault(first[name], set()).update(reading)
+        return {name: tuple(sorted(found)) for name, found in ranks.items() if found}
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
         device = next((parameter.device for parameter in module.parameters()), self._device)
-        return Partition(module, self.owners, self._control, device)
+        return Partition(module, self.holders, self._control, device)
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
@@ -124,7 +111,8 @@ class Partition:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
             for rank in range(1, self._control.num_ranks):
-                tensors = [self._tensor(name).detach() for name in self.owners.held_by(rank)]
+                names = [name for name, ranks in self.holders.items() if rank in ranks]
+                tensors = [self._tensor(name).detach() for name in names]
                 for piece in in_pieces(tensor.nbytes for tensor in tensors):
                     self._control.send_to(rank, tensors[piece])
                     self._control.flush()  # one rank's, and of these a few, at a time
@@ -147,9 +135,7 @@ class Partition:
 
     def holders_of_all_names(self) -> dict[str, tuple[int, ...]]:
         """Ranks that hold each parameter and buffer, by every name that it has in the module."""
-        first = {id(self._tensor(name)): name for name in self._places}
-        places = tensor_places(self.module, remove_duplicate=False)
-        return {place.name: self.owners.holders[first[id(place.tensor)]] for place in places}
+        return {name: self.holders[first] for name, first in self._first_names().items()}
 
     def also_read(self, readers: Mapping[str, Iterable[int]]) -> None:
         """Stages of another pipeline read parameters and buffers, too, where they are.
@@ -162,31 +148,26 @@ class Partition:
         Raises:
             ValueError: they do not, or a rank reads what it does not hold.
         """
-        found, holders = ownership(self.module, readers), self.owners.holders
-        for name in found.read:
-            reading, holding = {*found.holders[name]}, {*holders[name]}
+        for name, reading in self._by_first_name(readers).items():
+            holding = self.holders[name]
             is_parameter = isinstance(self._tensor(name), nn.Parameter)
-            if reading - holding or (is_parameter and reading != holding):
+            if {*reading} - {*holding} or (is_parameter and reading != holding):
                 raise ValueError(
                     f"forward was called in another form than the first, in which ranks "
-                    f"{sorted(reading)} read {name!r}, which ranks {sorted(holding)} hold. Call it "
-                    "alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
+                    f"{[*reading]} read {name!r}, which ranks {[*holding]} hold. Call it alike in "
+                    "all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
                 )
-        self.owners = replace(self.owners, read=self.owners.read | found.read)
-
-    def copies(self) -> list[str]:
-        """Names of what several ranks hold."""
-        return [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
+            self.read.add(name)
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
-        names = self.owners.counted_by(self.rank)
-        own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
+        names = () if self._control.is_leader else self._counted
+        own = {name: self._tensor(name).detach().cpu() for name in names}
         return self._control.collect(own, "gathering the weights on rank 0", self.stores)
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
-        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self.rank)}
+        counted = {id(self._tensor(name)) for name in self._counted}
         elsewhere = {id(self._tensor(name)) for name in self._places} - counted
         return {
             name: value.detach() if isinstance(value, Tensor) else value
@@ -228,11 +209,11 @@ class Partition:
     @property
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
-        return len(self._held) < len(self.owners.holders)
+        return len(self._held) < len(self.holders)
 
     def stage_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank's stages read, each once."""
-        return self._parameters(name for name in self._held if name in self.owners.read)
+        return self._parameters(name for name in self._held if name in self.read)
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
@@ -248,12 +229,12 @@ class Partition:
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""
-        tensors = {name: self._tensor(name) for name in self.copies() if name in self._held}
+        tensors = {n: self._tensor(n) for n in self._held if len(self.holders[n]) > 1}
         return {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
-        return self._parameters(self.owners.counted_by(self.rank))
+        return self._parameters(self._counted)
 
     def _parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
         tensors = map(self.stored, names)
@@ -285,14 +266,6 @@ class Partition:
             new = nn.Parameter(value, requires_grad=old.requires_grad)
         for place in self._places[name]:
             place.put(new)
-
-
-def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
-    """First name of every tensor -> all places that hold it."""
-    found: dict[int, list[TensorPlace]] = {}
-    for place in tensor_places(module):
-        found.setdefault(id(place.tensor), []).append(place)
-    return {places[0].name: places for places in found.values()}
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:
