@@ -7,8 +7,7 @@ part the user's step runs, and emulated time stands still.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -51,21 +50,6 @@ class EmulatedClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
-    """Something ended later than its emulated end; what follows on its rank is later by as much.
-
-    Attributes:
-        rank: where.
-        what: text form of the action (``"2F0"``), or what else it was (``"optimizer"``).
-        late_s: by how much, in emulated seconds.
-    """
-
-    rank: int
-    what: str
-    late_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class EmulatedStep:
     """A training step on one rank, in emulated seconds.
 
@@ -73,22 +57,10 @@ class EmulatedStep:
         start_s: when it began, on all ranks.
         end_s: when this rank's part was over.
         num_microbatches: smallest micro-batches of the mini-batch.
-        slips: what did not fit its emulated time here.
+        slip_s: by how much actions here ended later than their emulated ends.
     """
 
     start_s: float
     end_s: float
     num_microbatches: int
-    slips: tuple[Slip, ...] = ()
-
-
-def slip_s(slips: Iterable[Slip]) -> float:
-    """Emulated seconds by which the rank that slipped most is late.
-
-    >>> slip_s([Slip(0, "2F0", 0.25), Slip(1, "1B3", 0.5), Slip(0, "2F1", 0.5)])
-    0.75
-    """
-    late_s: defaultdict[int, float] = defaultdict(float)
-    for slip in slips:
-        late_s[slip.rank] += slip.late_s
-    return max(late_s.values(), default=0.0)
+    slip_s: float = 0.0

@@ -71,7 +71,7 @@ class Emulation(RealTime):
             Path(path).unlink()
         clock = EmulatedClock(origin_ns, self.time_scale, sleep=waits.sleep)
         inner = executor.transport
-        self._rank = rank = EmulatedRank(inner.rank, clock, self._reservations, self._costs)
+        self._rank = rank = EmulatedRank(clock, self._reservations, self._costs)
         self._control, self._steps = control, list[EmulatedStep]()
         self._transport = EmulatedTransport(inner, rank, executor.rank_of_device)
         self._sums = None if executor.sums is None else EmulatedSums(executor.sums, rank)
@@ -97,10 +97,10 @@ class Emulation(RealTime):
             # Time goes on as if it had stood still until rank 0 does, before which nobody does.
             rank.clock.go_back(max(0.0, moment_s - leader_s))
             rank.wait_until(max(rank.cursor_s, leader_s))
-            start_s, slips = before.start_s, before.slips
+            start_s, slip_s = before.start_s, before.slip_s
         else:
-            start_s, slips = self._begin(), ()
-        rank.take_slips()
+            start_s, slip_s = self._begin(), 0.0
+        rank.slip_s = slip_s
         inner = executor.transport, executor.sums
         executor.pace, executor.transport = rank, self._transport
         executor.sums = self._sums or executor.sums
@@ -109,8 +109,8 @@ class Emulation(RealTime):
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner
-        slips += rank.take_slips()
-        self._steps.append(EmulatedStep(start_s, rank.cursor_s, program.num_microbatches, slips))
+        num = program.num_microbatches
+        self._steps.append(EmulatedStep(start_s, rank.cursor_s, num, rank.slip_s))
 
     def _begin(self) -> float:
         """All ranks: waits for the moment at which a step begins, once all have ended theirs."""

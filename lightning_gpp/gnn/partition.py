@@ -7,6 +7,7 @@ reverse Cuthill-McKee order (neighbours get close numbers) and cut into equal ru
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +48,11 @@ def partition(
         )
     if num_parts == 1:
         return Chunks.of(torch.zeros(num_vertices, dtype=torch.long), 1, edge_index, "one chunk")
-    starts, neighbours = _adjacency(edge_index, num_vertices)
+    adjacency = _adjacency(edge_index, num_vertices)
     if find_spec("pymetis") is not None:
-        parts, method = _metis(starts, neighbours, num_parts, seed), METIS
+        parts, method = _metis(adjacency, num_parts, seed), METIS
     else:
-        parts, method = _ordered(starts, neighbours, num_parts), ORDERING
+        parts, method = _ordered(adjacency, num_parts), ORDERING
     assignment = torch.from_numpy(_without_empty(parts, num_parts))
     return Chunks.of(assignment, num_chunks, edge_index, method, num_ways)
 
@@ -81,38 +82,35 @@ def check_edges(edge_index: Tensor, num_vertices: int) -> None:
         )
 
 
-def _adjacency(edge_index: Tensor, num_vertices: int) -> tuple[_Ints, _Ints]:
-    """Neighbours in both directions, each once and without the vertex itself, in CSR form."""
-    source, target = edge_index.cpu().long().numpy()
-    keys = np.concatenate([source * num_vertices + target, target * num_vertices + source])
-    keys = np.unique(keys)
-    rows, columns = keys // num_vertices, keys % num_vertices
-    is_other = rows != columns
-    rows, columns = rows[is_other], columns[is_other]
-    starts = np.zeros(num_vertices + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=num_vertices), out=starts[1:])
-    return starts, columns
+def _adjacency(edge_index: Tensor, num_vertices: int) -> Any:
+    """Neighbours in both directions, each once and without the vertex itself, as a CSR matrix."""
+    from scipy.sparse import csr_array
+
+    edges = edge_index.cpu().long().numpy()
+    ends = np.concatenate([edges, edges[::-1]], axis=1)
+    ends = ends[:, ends[0] != ends[1]]
+    return csr_array((np.ones(ends.shape[1], bool), (ends[0], ends[1])), (num_vertices,) * 2)
 
 
-def _metis(starts: _Ints, neighbours: _Ints, num_chunks: int, seed: int) -> _Ints:
+def _metis(adjacency: Any, num_chunks: int, seed: int) -> _Ints:
     import pymetis
 
     kind = pymetis.zero_copy_dtype()
     found = pymetis.part_graph(
         num_chunks,
-        adjacency=pymetis.CSRAdjacency(starts.astype(kind), neighbours.astype(kind)),
+        adjacency=pymetis.CSRAdjacency(
+            adjacency.indptr.astype(kind), adjacency.indices.astype(kind)
+        ),
         options=pymetis.Options(seed=seed),
     )
     return np.asarray(found.vertex_part, dtype=np.int64)
 
 
-def _ordered(starts: _Ints, neighbours: _Ints, num_chunks: int) -> _Ints:
-    from scipy.sparse import csr_array
+def _ordered(adjacency: Any, num_chunks: int) -> _Ints:
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-    count = len(starts) - 1
-    matrix = csr_array((np.ones(len(neighbours), np.int8), neighbours, starts), (count, count))
-    order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
+    order = reverse_cuthill_mckee(adjacency, symmetric_mode=True)
+    count = len(order)
     parts = np.empty(count, dtype=np.int64)
     parts[order] = np.arange(count) * num_chunks // count
     return parts

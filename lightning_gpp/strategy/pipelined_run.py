@@ -362,8 +362,8 @@ class PipelinedRun:
         if saved is None:
             return
         is_built = self.pipeline is not None
-        kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
-        states = saved.optimizers(kept)
+        kept = [partial.held_by_index() for partial in self.partial_optimizers]
+        states = saved.optimizers(kept if is_built else None)
         with self.whole_optimizers():
             for optimizer, state in zip(self.optimizers, states, strict=True):
                 groups = optimizer.state_dict()["param_groups"]

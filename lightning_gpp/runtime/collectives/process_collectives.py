@@ -77,7 +77,12 @@ class ProcessCollectives:
         sent = torch.cat([_flat(part) for part in parts])
         out = self._group.buffer(sum(sizes), sent.dtype)
         splits = [part.numel() for part in parts]
-        self._do(sent, lambda group, own: _all_to_all(group, out, own, sizes, splits), purpose)
+
+        def exchange(group: Any, own: Tensor) -> list[Any]:
+            more = {"group": group, "async_op": True}
+            return [dist.all_to_all_single(out, own, sizes, splits, **more)]
+
+        self._do(sent, exchange, purpose)
         pieces = torch.split(self._group.on_device(out), sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -108,10 +113,3 @@ class ProcessCollectives:
 def _flat(tensor: Tensor) -> Tensor:
     # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
     return tensor.detach().reshape(-1).contiguous()
-
-
-def _all_to_all(
-    group: Any, out: Tensor, sent: Tensor, sizes: list[int], splits: list[int]
-) -> list[Any]:
-    """Parts of some sizes come, and others go."""
-    return [dist.all_to_all_single(out, sent, sizes, splits, group=group, async_op=True)]

@@ -89,11 +89,10 @@ def pipelines_of(num_pipelines: int) -> list[range]:
 
 def own_group(sets: Iterable[Sequence[int]], backend: str, timeout: timedelta) -> Any:
     """All ranks of the world: makes a process group of each set; the one that this rank is in."""
-    found = None
-    for ranks in sets:
-        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
-        found = group if dist.get_rank() in ranks else found
-    return found
+    groups = [list(ranks) for ranks in sets]
+    return dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+        groups, timeout=timeout, backend=backend
+    )[0]
 
 
 def meet() -> None:

@@ -156,12 +156,7 @@ class Interpreter:
 
 class _MoveNode(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        there: Callable[[Tensor], Tensor],
-        back: Callable[[Tensor], Tensor | None],
-    ) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, there: Callable[[Tensor], Tensor], back: Any) -> Tensor:
         ctx.back = back
         return there(tensor)
 

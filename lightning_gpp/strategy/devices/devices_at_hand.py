@@ -62,10 +62,10 @@ class DeviceAtHand:
     @classmethod
     def of(cls, device: torch.device) -> DeviceAtHand:
         """What this rank has."""
-        name, host = str(device), socket.gethostname()
-        if (own_bytes := memory_bytes(device)) is None:
-            return cls(name, device_name(device), host_memory_bytes(), host)
-        return cls(name, device_name(device), own_bytes, host, RankDevice.of(device).identity)
+        own_bytes = memory_bytes(device)
+        identity = "" if own_bytes is None else RankDevice.of(device).identity
+        memory = host_memory_bytes() if own_bytes is None else own_bytes
+        return cls(str(device), device_name(device), memory, socket.gethostname(), identity)
 
 
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:

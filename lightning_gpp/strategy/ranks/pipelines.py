@@ -322,13 +322,12 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
         """Whether all (or any) ranks say yes."""
         if not distributed_is_initialized():
             return decision
-        if (control := self.control) is None:
-            votes, num_ranks = self.total(torch.tensor(int(decision))), dist.get_world_size()
-            return bool(votes == num_ranks if all else votes)
+        control = self.control
         if self.user_code_alone is None:
             votes = self.total(torch.tensor(int(decision)))
-            decision = bool(votes == control.num_ranks if all else votes)
-        if self.peers is None:
+            voters = dist.get_world_size() if control is None else control.num_ranks
+            decision = bool(votes == voters if all else votes)
+        if self.peers is None or control is None:
             return decision
         op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
         vote = torch.tensor(int(decision))

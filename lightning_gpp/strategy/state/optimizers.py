@@ -115,7 +115,7 @@ class PartialOptimizer:
             group["params"] = [p for p in group["params"] if id(p) in held_ids]
         return dropped
 
-    def _held(self) -> dict[int, nn.Parameter]:
+    def held_by_index(self) -> dict[int, nn.Parameter]:
         """The parameters that this rank keeps, by their indices on one device."""
         found: dict[int, nn.Parameter] = {}
         offset = 0
@@ -126,10 +126,6 @@ class PartialOptimizer:
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[str], list[int]]]:
         return zip(self.optimizer.param_groups, self.names, self.kept, strict=True)
-
-    def kept_indices(self) -> list[int]:
-        """Indices on one device of the parameters that this rank keeps."""
-        return list(self._held())
 
     def state_by_index(
         self, counted: Iterable[nn.Parameter] | None = None
@@ -144,7 +140,7 @@ class PartialOptimizer:
             index: pytree.tree_map_only(
                 Tensor, lambda leaf: leaf.detach().cpu(), dict(self.optimizer.state[parameter])
             )
-            for index, parameter in self._held().items()
+            for index, parameter in self.held_by_index().items()
             if parameter in self.optimizer.state and (ids is None or id(parameter) in ids)
         }
 

@@ -89,8 +89,9 @@ class Partition:
     def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again on rank 0, or everywhere."""
         self.make_whole(self.whole_values())
-        if on_all_ranks:
-            self.share_all()
+        values = self._of_leader("waiting for the weights", every=True) if on_all_ranks else ()
+        for name, value in values:
+            self.make_whole({name: self.stores(value)})
 
     def read_all(self, *, on_all_ranks: bool) -> None:
         """All ranks: the same for user code that reads weights, which finds them on the device.
@@ -109,22 +110,31 @@ class Partition:
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
-        if self._control.is_leader:
-            for rank in range(1, self._control.num_ranks):
-                names = [name for name, ranks in self.holders.items() if rank in ranks]
-                tensors = [self._tensor(name).detach() for name in names]
-                for piece in in_pieces(tensor.nbytes for tensor in tensors):
-                    self._control.send_to(rank, tensors[piece])
-                    self._control.flush()  # one rank's, and of these a few, at a time
-        else:
-            names = self._held
-            while names:
-                values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
-                self._fill(names[: len(values)], values)
-                names = names[len(values) :]
+        for name, value in self._of_leader("waiting for the initial weights of rank 0"):
+            self._fill(name, value)
         for name in self._held:
             self._keep(name)
         Partition.make_partial(self)
+
+    def _of_leader(self, purpose: str, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """All ranks: on other ranks than 0 its values of what they hold, or of everything."""
+        control = self._control
+        wanted = {
+            rank: [name for name, ranks in self.holders.items() if every or rank in ranks]
+            for rank in range(1, control.num_ranks)
+        }
+        if not control.is_leader:
+            left = wanted[self.rank]
+            while left:
+                values = control.receive_from(0, purpose)
+                yield from zip(left, values)
+                left = left[len(values) :]
+            return
+        for rank, names in wanted.items():
+            tensors = [self._tensor(name).detach() for name in names]
+            for piece in in_pieces(tensor.nbytes for tensor in tensors):
+                control.send_to(rank, tensors[piece])
+                control.flush()  # one rank's, and of these a few, at a time
 
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
@@ -174,20 +184,6 @@ class Partition:
             for name, value in self.module.state_dict(keep_vars=True).items()
             if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
         }
-
-    def share_all(self) -> None:
-        """All ranks: those other than 0, whose module is whole, take values that they lack of it.
-
-        One at a time where they lie in files, so that no process has all in its memory.
-        """
-        purpose, is_leader = "waiting for the trained weights", self._control.is_leader
-        parts = [[name] for name in self._places] if self._in_files else [list(self._places)]
-        for names in parts:
-            mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
-            found = self._control.share(mine, purpose)
-            self.make_whole({name: self.stores(value) for name, value in found.items()})
-            if self._in_files:
-                self._control.gather(None, purpose)
 
     @property
     def stores(self) -> Callable[[Tensor], Tensor]:
@@ -247,17 +243,15 @@ class Partition:
     def _tensor(self, name: str) -> Tensor:
         return self._places[name][0].tensor
 
-    def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
+    def _fill(self, name: str, value: Tensor) -> None:
+        tensor = self._tensor(name)
+        if tensor.shape != value.shape or tensor.dtype != value.dtype:
+            raise ValueError(
+                f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} but "
+                f"{tuple(value.shape)} {value.dtype} on rank 0; all ranks must build the same model"
+            )
         with torch.no_grad():
-            for name, value in zip(names, values, strict=True):
-                tensor = self._tensor(name)
-                if tensor.shape != value.shape or tensor.dtype != value.dtype:
-                    raise ValueError(
-                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} "
-                        f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
-                        "the same model"
-                    )
-                tensor.copy_(value)
+            tensor.copy_(value)
 
     def _replace(self, name: str, value: Tensor) -> None:
         old = self._tensor(name)
