@@ -116,7 +116,7 @@ class HAPStrategy(GraphPipeStrategy):
         super().setup(trainer)
         calls = self.session.forward
         assert isinstance(calls, SpmdCalls)
-        calls.prepare(self.program_planner, has_shares=self.shares is not None)
+        calls.prepare(self.program_planner)
 
     def _new_session(self) -> Session:
         def build(run: PipelinedRun, package: ProgramPackage | None) -> None:

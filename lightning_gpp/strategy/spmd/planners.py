@@ -97,7 +97,7 @@ class HapPlanner:
 
 
 def planner_for(
-    run: PipelinedRun, group: Collectives, name: str, *, has_shares: bool
+    run: PipelinedRun, group: Collectives, name: str, has_shares: bool
 ) -> HapPlanner | None:
     """All ranks: on rank 0 a planner for the devices that there are or the user describes.
 

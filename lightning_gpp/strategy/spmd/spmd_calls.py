@@ -100,16 +100,17 @@ class SpmdCalls(ForwardCalls):
         num_ranks = run.control.num_ranks
         self._group = ProcessCollectives(run.settings.timeout_s, run.device, run.waits)
         self._planner: ProgramPlanner | None = None
+        self._has_shares = shares is not None
         self._shares = tuple(shares or (1 / num_ranks,) * num_ranks)
         self._exports: dict[Hashable, _Known] = {}
         self._tentative: Hashable = None
         """The key of a training call that one in evaluation has led to; it may come otherwise."""
         self._has_trained = False
 
-    def prepare(self, planner: str | ProgramPlanner, *, has_shares: bool) -> None:
+    def prepare(self, planner: str | ProgramPlanner) -> None:
         """All ranks time what they are to do; rank 0 has a planner afterwards, if it is named."""
         if isinstance(planner, str):
-            self._planner = planner_for(self._run, self._group, planner, has_shares=has_shares)
+            self._planner = planner_for(self._run, self._group, planner, self._has_shares)
         else:
             self._planner = planner
 

@@ -134,7 +134,7 @@ class Partition:
             tensors = [self._tensor(name).detach() for name in names]
             for piece in in_pieces(tensor.nbytes for tensor in tensors):
                 control.send_to(rank, tensors[piece])
-                control.flush()  # one rank's, and of these a few, at a time
+                control.transport.flush()  # one rank's, and of these a few, at a time
 
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
