@@ -10,7 +10,7 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 - A message leaves at the sender's cursor, or when all of its channels are free
   (:func:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
   receiver waits until then. Who has a channel when is agreed in one place
-  (:mod:`.reservations`), in the order in which messages are ready.
+  (:mod:`.shared`), in the order in which messages are ready.
 - A sum of gradients begins when its bucket is final, a part of the time into the last backward of
   its stage, and when all of its ranks have come to it and the channels are free; it runs beside
   compute, and the REDUCE action waits for its end.

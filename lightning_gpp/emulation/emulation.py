@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.emulation.clock import EmulatedClock, EmulatedStep
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
 from lightning_gpp.emulation.real_time import RealTime
 from lightning_gpp.emulation.report import EmulationReport, emulation_report
-from lightning_gpp.emulation.reservations import SharedReservations
+from lightning_gpp.emulation.shared import EmulatedClock, EmulatedStep, SharedReservations
 from lightning_gpp.emulation.time_scale import plan_time_scale
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches

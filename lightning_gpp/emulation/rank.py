@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.emulation.clock import EmulatedClock
-from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.emulation.shared import EmulatedClock, SharedReservations
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.sums.sums import SHARED_GRADIENTS, PendingSum, Ranks, Sums
+from lightning_gpp.runtime.run_state import ActionRecord
+from lightning_gpp.runtime.sums import SHARED_GRADIENTS, PendingSum, Ranks, Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import (
@@ -58,7 +57,7 @@ class _Running:
 
 
 class EmulatedRank:
-    """The :class:`~lightning_gpp.runtime.pace.Pace` of one rank.
+    """The :class:`~lightning_gpp.runtime.run_state.Pace` of one rank.
 
     Args:
         clock: of all ranks.
@@ -251,7 +250,7 @@ class EmulatedTransport:
 
 
 class EmulatedSums:
-    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of an emulated rank.
+    """The :class:`~lightning_gpp.runtime.sums.Sums` of an emulated rank.
 
     A sum really begins when its gradients are final in emulated time, so that all its ranks have
     said when they were ready once it is over. It ends when its rounds are done.

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
-from lightning_gpp.emulation.clock import EmulatedStep
+from lightning_gpp.emulation.shared import EmulatedStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,12 @@ from torch.nn import Parameter
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.runtime.pace import ActionRecord, Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.run_state import Boundary, RunState
+from lightning_gpp.runtime.run_state import ActionRecord, Boundary, Pace, RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, ends_of, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.reduction import GradientReduction
-from lightning_gpp.runtime.sums.sums import Sums, sum_shared
+from lightning_gpp.runtime.sums import GradientReduction, Sums, sum_shared
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.schedule.program_parts import Part

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path

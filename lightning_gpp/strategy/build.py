@@ -32,7 +32,7 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.sums import ProcessSums
+from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.schedule.lower import reduce_groups
 from lightning_gpp.schedule.program_parts import ReduceGroup

@@ -22,7 +22,7 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import GRAPHPIPE, Plan
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy import refusals
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike

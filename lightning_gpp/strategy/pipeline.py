@@ -19,7 +19,7 @@ from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.sums import ProcessSums
+from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.strategy.planning.planning import Planned

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.waits import TransportError
-from lightning_gpp.spmd.run.collectives import Collectives
+from lightning_gpp.spmd.run.moves import Collectives
 
 NUM_RANKS = 3
 SHAPES = [(2, 5), (0, 5), (7, 1)]

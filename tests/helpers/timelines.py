@@ -13,7 +13,7 @@ from helpers.faults import FailOnRank
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import MemoryLogger, make_trainer, quiet
 from lightning_gpp import TimelineCallback
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.strategy.recording.step_reports import StepReport
 

@@ -10,7 +10,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.spmd.costs.machine import DeviceSpeeds
 from lightning_gpp.strategy.spmd import measured_speeds
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
+from lightning_gpp.strategy.spmd.planners import measure_speeds
 
 
 def timed() -> tuple[DeviceSpeeds, int, int]:

@@ -14,7 +14,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.payload import pack, unpack
-from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.processes.groups import meet
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 TAG = (0, 1, 0, 0)

@@ -11,7 +11,7 @@ from helpers import transport_contract as contract
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.payload import pack, pack_object, unpack
-from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.processes.groups import meet
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 BACKEND = "cpu:gloo,cuda:nccl"

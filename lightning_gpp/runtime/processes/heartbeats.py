@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_gpp.runtime.payload import Payload, pack_object, unpack
-from lightning_gpp.runtime.processes.rank_devices import host_identity
+from lightning_gpp.runtime.processes.groups import host_identity
 from lightning_gpp.runtime.transport.process_transport import CLOSED, ProcessTransport
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.runtime.waits import start_thread

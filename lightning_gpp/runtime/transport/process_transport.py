@@ -35,23 +35,24 @@ from torch import Tensor
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import Arrival, DeviceCopies, SideStream
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.processes.device_group import abort_group
-from lightning_gpp.runtime.processes.rank_devices import (
+from lightning_gpp.runtime.processes.groups import (
+    abort_group,
     common_backend,
     gather_rank_devices,
     own_group,
     pipelines_of,
 )
-from lightning_gpp.runtime.transport.message import (
+from lightning_gpp.runtime.transport.transport import (
     FIRST_BYTES,
     GOODBYE,
     Head,
+    Mailbox,
+    Tag,
     TensorHead,
     decode,
     encode,
     head_in,
 )
-from lightning_gpp.runtime.transport.transport import Mailbox, Tag
 from lightning_gpp.runtime.waits import (
     Background,
     TransportError,

@@ -33,8 +33,7 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
     bytes_in_bucket,
 )
-from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.moves import Mover, Shards
+from lightning_gpp.spmd.run.moves import Collectives, Mover, Shards
 from lightning_gpp.spmd.run.operator_calls import CPU, is_random, run_operator
 
 Key = tuple[str, Placement]

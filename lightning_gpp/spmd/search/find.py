@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_gpp.common.units_of_measure import bytes_text
-from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine, Vector
+from lightning_gpp.spmd.costs.prices import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory

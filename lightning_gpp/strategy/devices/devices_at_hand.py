@@ -22,7 +22,7 @@ from lightning_gpp.cluster import (
     load_cluster,
 )
 from lightning_gpp.common.torch_device import device_name, memory_bytes
-from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.runtime.processes.groups import RankDevice
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
 """Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""

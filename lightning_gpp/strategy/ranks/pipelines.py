@@ -23,8 +23,8 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from lightning_gpp.runtime.processes.groups import device_backend, meet
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.processes.rank_devices import device_backend, meet
 from lightning_gpp.strategy.build import build_pipeline
 from lightning_gpp.strategy.devices.accelerators import (
     EmulatedAccelerator,

@@ -22,7 +22,7 @@ from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.emulation.real_time import RealTime
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram

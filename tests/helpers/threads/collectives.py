@@ -67,7 +67,7 @@ class ThreadCollectiveHub:
 
 
 class ThreadCollectives:
-    """The :class:`~lightning_gpp.spmd.run.collectives.Collectives` of one thread.
+    """The :class:`~lightning_gpp.spmd.run.moves.Collectives` of one thread.
 
     Args:
         hub: joins the threads.

@@ -15,8 +15,8 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import EmulatedAccelerator, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
-from lightning_gpp.emulation.clock import EmulatedStep
 from lightning_gpp.emulation.report import emulation_report
+from lightning_gpp.emulation.shared import EmulatedStep
 from lightning_gpp.simulate import Timeline
 
 TOWERS, TOP = ["left", "right"], ["fuse", "norm", "head"]

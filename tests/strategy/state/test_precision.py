@@ -23,7 +23,7 @@ from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Kind
 from lightning_gpp.strategy.state.precision import (
     AgreedScaler,

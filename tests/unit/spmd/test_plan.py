@@ -11,18 +11,16 @@ from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.judge import PricedProgram
 from lightning_gpp.spmd.costs.machine import (
     Machine,
     collective_times,
     device_speeds,
     measured_speeds,
 )
-from lightning_gpp.spmd.costs.prices import PriceList
+from lightning_gpp.spmd.costs.prices import PricedProgram, PriceList
 from lightning_gpp.spmd.explain import explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
-from lightning_gpp.spmd.ratios import best_shares
+from lightning_gpp.spmd.plan import BASELINES, best_shares, plan_baseline, plan_hap
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.strategy.spmd.planners import HapPlanner
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import StageEdge, StageGraph
-from lightning_gpp.runtime.sums import reduction
-from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime.sums import GradientReduction, reduction
 from lightning_gpp.schedule import Action, Kind, build_program
 
 NAMES = ("first", "second", "third")

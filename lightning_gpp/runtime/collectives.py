@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.device_group import (
+from lightning_gpp.runtime.processes.groups import (
     DeviceGroup,
     Operation,
     all_reduce,
@@ -26,7 +26,7 @@ _MISSING = "the collective did not end"
 
 
 class ProcessCollectives:
-    """The :class:`~lightning_gpp.spmd.run.collectives.Collectives` of one process of the world.
+    """The :class:`~lightning_gpp.spmd.run.moves.Collectives` of one process of the world.
 
     Args:
         timeout_s: limit of every wait.
