@@ -83,7 +83,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
             )
         run.take(
             pipeline,
-            lambda optimizer, held: PartialOptimizer.keep(optimizer, run.module, held),
+            PartialOptimizer,
             [run.settings.prefix + name for name in pipeline.captured.changing],
         )
 

@@ -220,7 +220,7 @@ class Pipeline:
 
     def _adopt_new_groups(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.adopt_new_groups(self.module, self.partition.held_parameters)
+            optimizer.adopt_new_groups()
 
     @contextmanager
     def _both_ways(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
@@ -295,17 +294,19 @@ class PipelinedRun:
     def take(
         self,
         model: Pipeline | SpmdModel,
-        keep: Callable[[Optimizer, Sequence[Parameter]], PartialOptimizer],
+        kind: type[PartialOptimizer],
         changing: Collection[str],
     ) -> None:
         """All ranks: the model is built; the module becomes partial.
 
-        ``keep`` leaves to an optimizer what this rank holds; ``changing`` are the buffers that
-        training changes.
+        ``kind`` is that of its optimizers; ``changing`` are the buffers that training changes.
         """
         partition, self._changing = model.partition, frozenset(changing)
         held, holders = partition.held_parameters(), partition.holders
-        self.partial_optimizers = [keep(optimizer, held) for optimizer in self.optimizers]
+        self.partial_optimizers = [kind(optimizer, partition) for optimizer in self.optimizers]
+        for partial in self.partial_optimizers:
+            partial.check()
+            partial.keep_held()
         with waiting_for("Giving every rank its parameters", self.module):
             partition.spread()
             if self.peers is not None:
@@ -348,12 +349,9 @@ class PipelinedRun:
         """Optimizers have the parameters of one device while the body runs; parts stay parts."""
         with ExitStack() as stack:
             if self.model is not None:
-                held = self.partition.held_parameters()
-                of_parts = None if isinstance(self.model, Pipeline) else self.model.partition
                 for partial in self.partial_optimizers:
-                    stack.enter_context(partial.whole_groups(of_parts or self.module, held))
-                if of_parts is not None:
-                    stack.enter_context(of_parts.parts_in_place())
+                    stack.enter_context(partial.whole_groups())
+                stack.enter_context(self.partition.parts_in_place())
             yield
 
     def take_saved_optimizers(self) -> None:

@@ -9,16 +9,12 @@ state of optimizers lies as the parameters do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.run.moves import Shards
@@ -126,7 +122,7 @@ class ShardedPartition(Partition):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that an optimizer has of the module, this rank's parts among them."""
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in super().named_parameters():
             part = self._parts.get(name, parameter)
             assert isinstance(part, nn.Parameter)
             yield name, part
@@ -145,8 +141,8 @@ class ShardedPartition(Partition):
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0, which holds the rest, the CPU values of what is divided."""
         own = {(self.rank, name): part.detach().cpu() for name, part in self._parts.items()}
-        found = self._control.collect(own, "gathering the weights on rank 0", self.stores)
-        ranks = range(self._control.num_ranks)
+        found = self.control.collect(own, "gathering the weights on rank 0", self.stores)
+        ranks = range(self.control.num_ranks)
         return {
             name: self.shards.join([found[rank, name] for rank in ranks], self.storage[name])
             for name in (self._parts if found else ())
@@ -192,37 +188,27 @@ class ShardedPartition(Partition):
         return self._parameters([*whole, *self._parts])
 
 
-@dataclass(slots=True)
 class ShardedOptimizer(PartialOptimizer):
-    """An optimizer of parameters that are whole, in parts, or on rank 0 alone.
-
-    Attributes:
-        partition: knows which.
-    """
+    """An optimizer of parameters that are whole, in parts, or on rank 0 alone."""
 
     partition: ShardedPartition
 
-    @classmethod
-    def of(
-        cls, optimizer: Optimizer, partition: ShardedPartition, held: Sequence[nn.Parameter]
-    ) -> ShardedOptimizer:
-        """Takes the optimizer of a module that is still whole.
+    def check(self) -> None:
+        """Before the module is divided.
 
         Raises:
             TypeError: there are parts of parameters, and it is not known to treat every element by
                 itself.
         """
-        sharded = list(partition.storage)
-        if sharded and type(optimizer) not in ELEMENTWISE:
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        sharded, kind = list(self.partition.storage), type(self.optimizer)
+        if sharded and kind not in ELEMENTWISE:
+            known = ", ".join(each.__name__ for each in ELEMENTWISE)
             raise TypeError(
-                f"{type(optimizer).__name__} is not known to treat every element of a parameter by "
-                f"itself, and the program divides {sharded[0]!r} and {len(sharded) - 1} others "
-                f"over the devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), "
-                "which stores every parameter whole"
+                f"{kind.__name__} is not known to treat every element of a parameter by itself, "
+                f"and the program divides {sharded[0]!r} and {len(sharded) - 1} others over the "
+                f"devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), which "
+                "stores every parameter whole"
             )
-        base = PartialOptimizer.keep(optimizer, partition, held)
-        return cls(base.optimizer, base.names, base.kept, partition)
 
     def place_state(self) -> None:
         """State of the whole parameters, out of a checkpoint, becomes that of the parts."""
@@ -233,17 +219,13 @@ class ShardedOptimizer(PartialOptimizer):
                 if isinstance(value, Tensor) and tuple(value.shape) == partition.whole_shape(name):
                     rank = partition.rank
                     state[key] = partition.shards.cut(value, placement, rank).clone()
-        PartialOptimizer.place_state(self)
+        super().place_state()
 
-    def whole_state_dict(
-        self, control: Control, store: Callable[[Tensor], Tensor]
-    ) -> dict[str, Any]:
+    def whole_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
-        found = control.collect(
-            {(control.rank, index): each for index, each in self.state_by_index().items()},
-            "gathering the optimizer state on rank 0",
-            partial(pytree.tree_map_only, Tensor, store),
-        )
+        control = self.partition.control
+        own = {(control.rank, index): each for index, each in self.state_by_index().items()}
+        found = self._gathered(own)
         if not control.is_leader:
             return self.optimizer.state_dict()
         state = {index: found[rank, index] for rank, index in sorted(found, reverse=True)}

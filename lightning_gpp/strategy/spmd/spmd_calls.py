@@ -135,7 +135,7 @@ class SpmdCalls(ForwardCalls):
         model.add(package)
         run.take(
             model,
-            lambda optimizer, held: ShardedOptimizer.of(optimizer, partition, held),
+            ShardedOptimizer,
             [prefix + name for name in written_buffers(package.graph)],
         )
         model.optimizers = run.partial_optimizers

@@ -94,7 +94,7 @@ class SpmdModel:
     def _halves(self, message: Forward, boundary: CallBoundary | None) -> _Halves:
         assert isinstance(message, SpmdForward)
         for partial in self.optimizers:
-            partial.adopt_new_groups(self.partition, self.partition.held_parameters)
+            partial.adopt_new_groups()
         self.partition.agree_on_gradients()
         interpreter, constants = self.interpreters[message.export]
         stored = {

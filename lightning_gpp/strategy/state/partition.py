@@ -8,7 +8,7 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Partition:
         device: where this rank's stages run.
 
     Attributes:
+        control: likewise.
         rank: this rank.
         holders: first name of a tensor of the module -> ranks that hold it, ascending; the value
             of the first one counts.
@@ -44,7 +45,7 @@ class Partition:
         device: torch.device,
     ) -> None:
         self.module, self.rank = module, control.rank
-        self._control, self._device = control, device
+        self.control, self._device = control, device
         places: dict[int, list[TensorPlace]] = {}
         for place in tensor_places(module):
             places.setdefault(id(place.tensor), []).append(place)
@@ -72,7 +73,7 @@ class Partition:
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
         device = next((parameter.device for parameter in module.parameters()), self._device)
-        return Partition(module, self.holders, self._control, device)
+        return Partition(module, self.holders, self.control, device)
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
@@ -118,7 +119,7 @@ class Partition:
 
     def _of_leader(self, purpose: str, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
         """All ranks: on other ranks than 0 its values of what they hold, or of everything."""
-        control = self._control
+        control = self.control
         wanted = {
             rank: [name for name, ranks in self.holders.items() if every or rank in ranks]
             for rank in range(1, control.num_ranks)
@@ -171,9 +172,9 @@ class Partition:
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
-        names = () if self._control.is_leader else self._counted
+        names = () if self.control.is_leader else self._counted
         own = {name: self._tensor(name).detach().cpu() for name in names}
-        return self._control.collect(own, "gathering the weights on rank 0", self.stores)
+        return self.control.collect(own, "gathering the weights on rank 0", self.stores)
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
@@ -182,7 +183,7 @@ class Partition:
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in self.module.state_dict(keep_vars=True).items()
-            if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
+            if id(value) in counted or (self.control.is_leader and id(value) not in elsewhere)
         }
 
     @property
@@ -214,6 +215,14 @@ class Partition:
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
         return self._parameters(self._held)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that an optimizer has of the module, each once."""
+        return self.module.named_parameters()
+
+    def parts_in_place(self) -> AbstractContextManager[None]:
+        """The module has what optimizers know while the body runs: it always has."""
+        return nullcontext()
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
         """Parameters and buffers that this rank holds, each once, in an order that all know.
