@@ -100,8 +100,8 @@ class EmulatedRank:
         self.clock.sleep_until(self.cursor_s)
 
     @contextlib.contextmanager
-    def run(self, program: Program, device: int, has_sums: bool = True) -> Iterator[None]:
-        """The body runs a device's part of a program; ``has_sums``: those of gradients, too."""
+    def run(self, program: Program, device: int) -> Iterator[None]:
+        """The body runs a device's part of a program, or a half of it: all sums or none."""
         if id(program) not in self._known:
             check_costs(program, self._costs)
             sums = _sums(program, self._costs, device)
@@ -110,8 +110,8 @@ class EmulatedRank:
         self._num_sums, self._sum_ready_s = 0, 0.0
         try:
             yield
-            is_complete = self._num_sums == len(self._running.sums)
-            assert is_complete or not has_sums, "the costs have as many sums as the runtime begins"
+            every = len(self._running.sums)
+            assert self._num_sums in (0, every), "the costs have as many sums as the runtime begins"
         finally:
             self._running = None
 

@@ -47,8 +47,8 @@ class ActionRecord:
 class Pace(Protocol):
     """Wraps what a rank does; may let time pass before and after it."""
 
-    def run(self, program: Program, device: int, has_sums: bool) -> AbstractContextManager[None]:
-        """The body runs a device's part of a program; ``has_sums``: those of gradients, too."""
+    def run(self, program: Program, device: int) -> AbstractContextManager[None]:
+        """The body runs a device's part of a program, or a half of it."""
 
     def action(self, action: Action) -> AbstractContextManager[None]:
         """The body does the work of one action of that program."""

@@ -62,10 +62,6 @@ class Peers:
         assert control is not None and data is not None, "every rank has peers"
         self._control, self._data = control, data
 
-    def __reduce__(self) -> Any:
-        """Connections of a running process have no copy: a copy of peers is None."""
-        return type(None), ()
-
     def close(self) -> None:
         """All peers after a run: they average nothing any more, but can still agree."""
         self._data.destroy()

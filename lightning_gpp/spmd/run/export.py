@@ -91,12 +91,8 @@ def export_forward(
     """Exports ``module.forward(*args, **kwargs)`` in the module's present training mode.
 
     Whether values need gradients follows from the parameters', the arguments' and
-    ``torch.is_grad_enabled()``.
-
-    Args:
-        module: left as it is; its parameters may be on ``meta``.
-        args: of the forward; only shapes and types of tensors count.
-        kwargs: likewise, by name.
+    ``torch.is_grad_enabled()``. Of the arguments only shapes and types count; the module is left
+    as it is, and its parameters may be on ``meta``.
 
     Raises:
         ExportError: it cannot be captured.

@@ -68,7 +68,7 @@ class ShardedPartition(Partition):
         self._parts[name] = whole = self._tensor(name)
         part = self.shards.cut(whole.detach(), self.storage[name], self.rank).clone()
         self._replace(name, torch.empty_like(whole, device="meta"))
-        whole.data = part.to(self._device)
+        whole.data = part.to(self.device)
         self._agreed[name] = whole.requires_grad
 
     def stored(self, name: str) -> Tensor:

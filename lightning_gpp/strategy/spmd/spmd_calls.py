@@ -131,7 +131,7 @@ class SpmdCalls(ForwardCalls):
         storage = {prefix + name: program.stored(name) for name in names}
         shards = Shards(program.shares)
         partition = ShardedPartition(run.module, storage, shards, run.control, run.device)
-        model = SpmdModel(partition, self._group, run.control, prefix, run.device)
+        model = SpmdModel(partition, self._group, prefix)
         model.add(package)
         run.take(
             model,

@@ -31,6 +31,7 @@ class Partition:
 
     Attributes:
         control: likewise.
+        device: likewise.
         rank: this rank.
         holders: first name of a tensor of the module -> ranks that hold it, ascending; the value
             of the first one counts.
@@ -45,7 +46,7 @@ class Partition:
         device: torch.device,
     ) -> None:
         self.module, self.rank = module, control.rank
-        self.control, self._device = control, device
+        self.control, self.device = control, device
         places: dict[int, list[TensorPlace]] = {}
         for place in tensor_places(module):
             places.setdefault(id(place.tensor), []).append(place)
@@ -72,7 +73,7 @@ class Partition:
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
-        device = next((parameter.device for parameter in module.parameters()), self._device)
+        device = next((parameter.device for parameter in module.parameters()), self.device)
         return Partition(module, self.holders, self.control, device)
 
     def move(self, device: torch.device) -> None:
@@ -100,14 +101,14 @@ class Partition:
         Where that has no room for them, they are in host memory.
         """
         self.reunite(on_all_ranks=on_all_ranks)
-        if not is_accelerator(self._device):
+        if not is_accelerator(self.device):
             return
         away = [name for name in self._places if self._tensor(name).device.type == "cpu"]
-        free = free_bytes(self._device)
+        free = free_bytes(self.device)
         if free is not None and sum(self._tensor(name).nbytes for name in away) > free / 2:
             return
         for name in away:
-            self._replace(name, self._tensor(name).detach().to(self._device))
+            self._replace(name, self._tensor(name).detach().to(self.device))
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
@@ -140,7 +141,7 @@ class Partition:
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
         tensor = self._tensor(name)
-        _move(tensor, self._device)
+        _move(tensor, self.device)
         if is_mapped(tensor):
             tensor.data = in_memory(tensor.data)
 

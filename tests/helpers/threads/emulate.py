@@ -70,7 +70,7 @@ def emulate_plan(plan: Plan, request: PlanRequest) -> tuple[float, float]:
             pace.wait_until(0.0)
             sizes = shapes.unit_sizes
             Run(executors[rank], program, sizes, training=True, boundary=boundary).whole()
-            with pace.run(program, rank, has_sums=False):
+            with pace.run(program, rank):
                 for update in updates:
                     with pace.action(update):
                         pass
