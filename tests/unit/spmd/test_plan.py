@@ -123,7 +123,7 @@ def test_a_plan_is_explained() -> None:
     shares = plan.program.shares
     for part in (
         *("A step takes", f"0  old   {100 * shares[0]:.2f} %", f"1  new   {100 * shares[1]:.2f} %"),
-        *("whole on every device", "backward all-reduce in buckets"),
+        *("whole on every device", "all-reduce in buckets"),
     ):
         assert " ".join(part.split()) in " ".join(text.split()), text
     assert max(map(len, text.split("\n"))) <= 80
