@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -74,11 +75,6 @@ class RankRecord:
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
 
-    def starts_ns(self) -> Iterator[int]:
-        """When everything began."""
-        yield from (mark.start_ns for mark in self.marks)
-        yield from (action.start_ns for run in self.runs for action in run.actions)
-
 
 def measured_timeline(
     records: Sequence[RankRecord],
@@ -110,9 +106,9 @@ def measured_timeline(
         raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
     offsets_ns = _offsets_ns(leads_ns)
     zero_ns = min(
-        start_ns + offset_ns
+        each.start_ns + offset_ns
         for record, offset_ns in zip(records, offsets_ns, strict=True)
-        for start_ns in record.starts_ns()
+        for each in chain(record.marks, *(run.actions for run in record.runs))
     )
     per_ns_s = 1e-9 / (time_scale or 1.0)
     spans = [

@@ -148,6 +148,7 @@ class GradientBucket:
         number: of the REDUCE actions that wait for it.
         ranks: that sum.
         parameters: by name; all of one type.
+        final_in: the last backward of their stage; None where there is none.
         missing: parameters whose gradient may still come.
         flat: the gradients one after the other, and for each whether it exists (1 or 0).
         had_gradient: for each parameter whether it had a gradient here (1 or 0).
@@ -157,6 +158,7 @@ class GradientBucket:
     number: int
     ranks: Ranks
     parameters: Mapping[str, Parameter]
+    final_in: Action | None = None
     missing: set[str] = field(default_factory=set)
     flat: Tensor = field(default_factory=lambda: torch.empty(0))
     had_gradient: list[float] = field(default_factory=list)
@@ -227,7 +229,6 @@ class GradientReduction:
     ) -> None:
         self._sums = sums
         self._started = 0
-        self._final: dict[Action, list[int]] = {}
         self._buckets: list[GradientBucket] = []
         for number, of, group in program.sums():
             if group.stage is None or device not in group.devices or of != minibatch:
@@ -235,17 +236,15 @@ class GradientReduction:
             known = {name: parameters[name] for name in group.parameters if name in parameters}
             trained = {name: each for name, each in known.items() if each.requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+            final_in = program.last_backward(device, group.stage, minibatch)
             self._buckets += [
-                GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)
+                GradientBucket(number, ranks, part, final_in, set(part)) for part in _cut(trained)
             ]
-            final = program.last_backward(device, group.stage, minibatch)
-            if final is not None:
-                self._final.setdefault(final, []).append(number)
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
         """The body is a backward: begins the sums of what is final in it as soon as it can."""
-        buckets = [b for b in self._buckets if b.number in self._final.get(action, ())]
+        buckets = [bucket for bucket in self._buckets if bucket.final_in == action]
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(bucket, name)

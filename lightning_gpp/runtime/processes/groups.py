@@ -60,11 +60,11 @@ class RankDevice:
         return cls(device.type, device_uuid(device) or f"{host} {device}")
 
 
-def gather_rank_devices(device: torch.device) -> tuple[RankDevice, ...]:
-    """All ranks, together: the device of every rank."""
-    found: list[RankDevice | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, RankDevice.of(device))
-    return tuple(each for each in found if each is not None)
+def of_every_rank(obj: Any) -> list[Any]:
+    """All ranks of the world, together: the object of every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, obj)
+    return found
 
 
 def device_backend(device: torch.device) -> str:
@@ -176,7 +176,7 @@ class DeviceGroup:
             timeout_s: limit of every operation.
             waits: of this rank.
         """
-        devices, found = gather_rank_devices(device), None
+        devices, found = of_every_rank(RankDevice.of(device)), None
         for ranks in sets:
             backend = common_backend([devices[rank] for rank in ranks])
             group = own_group([ranks], backend, timedelta(seconds=timeout_s))

@@ -36,9 +36,10 @@ from lightning_gpp.common.torch_device import is_accelerator, set_current, synch
 from lightning_gpp.runtime.device_copies import Arrival, DeviceCopies, SideStream
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.processes.groups import (
+    RankDevice,
     abort_group,
     common_backend,
-    gather_rank_devices,
+    of_every_rank,
     own_group,
     pipelines_of,
 )
@@ -154,7 +155,7 @@ class ProcessTransport:
         num_pipelines: int = 1,
     ) -> ProcessTransport:
         """All ranks: what joins the devices of a pipeline."""
-        backend = common_backend(gather_rank_devices(device))
+        backend = common_backend(of_every_rank(RankDevice.of(device)))
         return cls(device, backend, timeout_s, waits, num_pipelines=num_pipelines)
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
