@@ -108,7 +108,7 @@ def measured_timeline(
     zero_ns = min(
         each.start_ns + offset_ns
         for record, offset_ns in zip(records, offsets_ns, strict=True)
-        for each in chain(record.marks, *(run.actions for run in record.runs))
+        for each in chain[Mark | ActionRecord](record.marks, *(run.actions for run in record.runs))
     )
     per_ns_s = 1e-9 / (time_scale or 1.0)
     spans = [
