@@ -41,8 +41,8 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import units_per_device
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.choices import Allowed, DataParallel, ShardedDataParallel
 from lightning_gpp.spmd.search.find import NoProgramFitsError, SpmdPlan, find_program
-from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
 
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""

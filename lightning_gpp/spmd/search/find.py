@@ -29,8 +29,8 @@ from lightning_gpp.spmd.costs.prices import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.choices import Allowed
 from lightning_gpp.spmd.search.factor_graph import FactorCosts, FactorGraph
-from lightning_gpp.spmd.search.limits import Allowed
 
 MOST_PRICES = 12
 """Tried between one too low and one high enough; a few are enough."""

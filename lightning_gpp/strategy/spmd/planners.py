@@ -32,8 +32,8 @@ from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.moves import Collectives, Mover, Shards
+from lightning_gpp.spmd.search.choices import Allowed, DataParallel
 from lightning_gpp.spmd.search.find import find_program
-from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,

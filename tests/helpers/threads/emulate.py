@@ -19,8 +19,8 @@ from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
+from lightning_gpp.emulation.emulation import choose_time_scale
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
-from lightning_gpp.emulation.time_scale import choose_time_scale
 from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
