@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 from lightning_gpp.graph import FEED
@@ -23,18 +22,10 @@ _SAME_NS = 1_000_000
 """Clocks that differ by less are one, read at different moments."""
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
-SPANS: Mapping[Kind, SpanKind] = MappingProxyType(
-    {
-        Kind.FORWARD: SpanKind.FORWARD,
-        Kind.BACKWARD: SpanKind.BACKWARD,
-        Kind.SEND_FORWARD: SpanKind.SEND,
-        Kind.RECEIVE_FORWARD: SpanKind.RECEIVE,
-        Kind.SEND_BACKWARD: SpanKind.SEND,
-        Kind.RECEIVE_BACKWARD: SpanKind.RECEIVE,
-        Kind.REDUCE: SpanKind.REDUCE,
-        Kind.STEP: SpanKind.OPTIMIZER,
-    }
-)
+_OTHERWISE = {Kind.STEP: "OPTIMIZER"}
+SPANS: Mapping[Kind, SpanKind] = {
+    kind: SpanKind[_OTHERWISE.get(kind, kind.name.partition("_")[0])] for kind in Kind
+}
 """What is shown of each kind of action; the forward of the feed is the user's step before it."""
 
 

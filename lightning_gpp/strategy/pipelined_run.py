@@ -136,7 +136,7 @@ class PipelinedRun:
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
         self.module, self.has_module = module, True
-        self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.leader_state = LeaderState(module, optimizers, not self.is_alone)
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers

@@ -127,12 +127,8 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
-        state = super().__getstate__() | {
-            "_session": None,
-            "_hooks": None,
-            "peers": None,
-            "_scopes": ExitStack(),
-        }
+        running = dict.fromkeys(("_session", "_hooks", "peers"))
+        state = super().__getstate__() | running | {"_scopes": ExitStack()}
         if isinstance(self._launcher, SubprocessScriptLauncher):
             state["_launcher"] = launcher = copy.copy(self._launcher)
             launcher.procs = []

@@ -79,11 +79,7 @@ class LeaderState:
     """
 
     def __init__(
-        self,
-        module: pl.LightningModule,
-        optimizers: Sequence[Optimizer],
-        *,
-        has_followers: bool = True,
+        self, module: pl.LightningModule, optimizers: Sequence[Optimizer], has_followers: bool
     ) -> None:
         self._module, self._has_followers = module, has_followers
         self._optimizers = optimizers
