@@ -131,12 +131,14 @@ class Partition:
                 values = control.receive_from(0, purpose)
                 yield from zip(left, values)
                 left = left[len(values) :]
+                del values
+                control.send_to(0, None)
             return
         for rank, names in wanted.items():
             tensors = [self._tensor(name).detach() for name in names]
             for piece in in_pieces(tensor.nbytes for tensor in tensors):
                 control.send_to(rank, tensors[piece])
-                control.transport.flush()  # one rank's, and of these a few, at a time
+                control.receive_from(rank, purpose)  # one rank has a few at a time in its memory
 
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
