@@ -9,7 +9,7 @@ from lightning_gpp.gnn.check import check_in_chunks as check_in_chunks
 from lightning_gpp.gnn.check import chunk_costs as chunk_costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel as ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks as Chunks
-from lightning_gpp.gnn.errors import GraphTrainingError as GraphTrainingError
+from lightning_gpp.gnn.chunks import GraphTrainingError as GraphTrainingError
 from lightning_gpp.gnn.history import Techniques as Techniques
 from lightning_gpp.gnn.message_passing import mixing_methods as mixing_methods
 from lightning_gpp.gnn.message_passing import without_caches as without_caches

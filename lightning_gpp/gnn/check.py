@@ -17,8 +17,7 @@ from lightning_gpp.capture.checks.rollback import rollback, set_training
 from lightning_gpp.capture.profiling.profiler import OperatorProbe, profile_probes
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
-from lightning_gpp.gnn.chunks import Chunks
-from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
+from lightning_gpp.gnn.chunks import REMEDY, Chunks, GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import DROPOUTS
 from lightning_gpp.graph import OpNode

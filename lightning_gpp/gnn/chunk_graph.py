@@ -30,8 +30,7 @@ from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.operators.observe import observation, run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
-from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, Remembered
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, GraphTrainingError, Remembered
 from lightning_gpp.gnn.history import History, Surroundings, exchanged
 from lightning_gpp.gnn.message_passing import Mixing, is_dropout
 

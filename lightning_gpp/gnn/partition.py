@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.values.samples import GraphInputs
-from lightning_gpp.gnn.chunks import Chunks
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.chunks import Chunks, GraphTrainingError
 
 METIS = "METIS"
 ORDERING = "reverse Cuthill-McKee order (pymetis is not installed)"
