@@ -497,7 +497,7 @@ class _Pair:
 @contextmanager
 def _connected(place: Place, device: torch.device) -> Iterator[_Pair]:
     join(place)
-    transport = ProcessTransport.between(device, TIMEOUT_S)
+    transport = ProcessTransport(device, None, TIMEOUT_S)
     yield _Pair(transport)
     transport.close()
 

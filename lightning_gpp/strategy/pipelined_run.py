@@ -94,8 +94,8 @@ class PipelinedRun:
         self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.device = device
         self.waits = Waits() if self.peers is None else self.peers.waits
-        self.transport = ProcessTransport.between(
-            device, settings.timeout_s, self.waits, self.num_pipelines
+        self.transport = ProcessTransport(
+            device, None, settings.timeout_s, self.waits, num_pipelines=self.num_pipelines
         )
         self.is_alone = self.transport.num_ranks == 1
         self.model: Pipeline | SpmdModel | None = None

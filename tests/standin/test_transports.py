@@ -22,7 +22,7 @@ def opened(devices: list[str]) -> tuple[ProcessTransport, torch.device]:
     device = torch.device(devices[dist.get_rank()])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    transport = ProcessTransport.between(device, 30.0)
+    transport = ProcessTransport(device, None, 30.0)
     transport.connect([(0, 1), (1, 0)])
     return transport, device
 
