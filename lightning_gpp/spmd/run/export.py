@@ -343,7 +343,10 @@ class _NodeReader:
                 self._is_recorded,
             )
         )
-        return _like(node.meta["val"], iter(values))
+        own = iter(values)
+        return pytree.tree_map(
+            lambda each: next(own) if isinstance(each, Tensor) else None, node.meta["val"]
+        )
 
     def _out_of_place(
         self, node: Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any]
@@ -388,10 +391,3 @@ def _with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> An
     if isinstance(argument, list):
         return [_with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
     return argument
-
-
-def _like(value: Any, names: Iterator[str]) -> Any:
-    """The next names in the form of what an operator returns."""
-    if isinstance(value, tuple | list):
-        return [_like(each, names) for each in value]
-    return next(names) if isinstance(value, Tensor) else None
