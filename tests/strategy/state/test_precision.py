@@ -189,8 +189,7 @@ def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool
     optimizer = torch.optim.Adam([weight], lr=0.1, fused=fused)
     if rank == 2:
         optimizer.param_groups[0]["params"] = []
-    scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"))
-    scaler.total = summed
+    scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"), summed)
     made = []
     for gradient in (float("inf") if rank == rank_with_infinity else 4.0, 4.0):
         before = weight.detach().clone()
