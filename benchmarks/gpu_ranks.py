@@ -39,7 +39,7 @@ from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.plan.by_rank import by_rank
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
+from lightning_gpp.strategy.spmd.planners import measure_speeds
 
 WARM_UP, BLOCK, NUM_BLOCKS, WATCHED = 10, 5, 4, 10
 RECORDED = (4, 6, 8)
@@ -497,7 +497,7 @@ class _Pair:
 @contextmanager
 def _connected(place: Place, device: torch.device) -> Iterator[_Pair]:
     join(place)
-    transport = ProcessTransport.between(device, TIMEOUT_S)
+    transport = ProcessTransport(device, None, TIMEOUT_S)
     yield _Pair(transport)
     transport.close()
 

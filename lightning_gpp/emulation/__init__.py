@@ -10,19 +10,19 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
 - A message leaves at the sender's cursor, or when all of its channels are free
   (:func:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
   receiver waits until then. Who has a channel when is agreed in one place
-  (:mod:`.reservations`), in the order in which messages are ready.
+  (:mod:`.shared`), in the order in which messages are ready.
 - A sum of gradients begins when its bucket is final, a part of the time into the last backward of
   its stage, and when all of its ranks have come to it and the channels are free; it runs beside
   compute, and the REDUCE action waits for its end.
 - *Slip*: what takes longer really than its emulated time ends late, and all that follows on its
-  rank with it. It is noted for every action (:mod:`.clock`) and part of what is measured.
+  rank with it. It is noted and part of what is measured.
   Actions that take no emulated time (a send, say) are not late themselves: what follows them makes
   up for their real work, or slips.
 
 The processes of one host share a file of reservations. To run an executor on an emulated device,
 give it three things::
 
-    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs)
+    rank = EmulatedRank(EmulatedClock(origin_ns, time_scale), reservations, costs)
     executor.pace = rank
     executor.transport = EmulatedTransport(transport, rank, rank_of_device)
     executor.sums = EmulatedSums(sums, rank)

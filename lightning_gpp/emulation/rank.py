@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.emulation.clock import EmulatedClock, Slip
-from lightning_gpp.emulation.reservations import SharedReservations
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.emulation.shared import EmulatedClock, SharedReservations
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.sums.sums import SHARED_GRADIENTS, PendingSum, Ranks, Sums
+from lightning_gpp.runtime.run_state import ActionRecord
+from lightning_gpp.runtime.sums import SHARED_GRADIENTS, PendingSum, Ranks, Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import (
-    MessageCosts,
     ProgramCosts,
     check_costs,
     compute_s,
@@ -49,58 +47,34 @@ class DeviceSum:
     channels: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class _Running:
-    """A program that runs, and what of it a device has on the emulated cluster.
+    """A program that runs, and the sums that a device takes part in, in order."""
 
-    Attributes:
-        sums: in the order in which the device begins them.
-    """
-
-    def __init__(self, program: Program, costs: ProgramCosts, device: int) -> None:
-        check_costs(program, costs)
-        self.program, self.costs, self.device = program, costs, device
-        self.sums = _sums(program, costs, device)
-        self._messages: dict[tuple[int, int, bool], MessageCosts] = {}
-
-    def message(self, action: Action) -> tuple[MessageCosts, int]:
-        """The costs of a message between stages, and its units."""
-        key = source, target, is_gradient = action.message[:3]
-        if key not in self._messages:
-            self._messages[key] = message_costs(
-                self.program, self.costs, source, target, is_gradient=is_gradient
-            )
-        return self._messages[key], self.program.num_units(action)
-
-    def group_bytes(self, number: int) -> float:
-        """The gradients that the REDUCE actions of a number sum."""
-        group = number % len(self.program.reduce_groups)
-        return sum(bucket.size_bytes for bucket in self.costs.buckets if bucket.group == group)
+    program: Program
+    device: int
+    sums: list[DeviceSum]
 
 
 class EmulatedRank:
-    """The :class:`~lightning_gpp.runtime.pace.Pace` of one rank.
+    """The :class:`~lightning_gpp.runtime.run_state.Pace` of one rank.
 
     Args:
-        rank: which.
         clock: of all ranks.
         reservations: of all ranks.
         costs: of the programs that it runs.
 
     Attributes:
         cursor_s: the emulated moment at which it is.
+        slip_s: emulated seconds by which it is late, as real work took longer.
     """
 
     def __init__(
-        self,
-        rank: int,
-        clock: EmulatedClock,
-        reservations: SharedReservations,
-        costs: ProgramCosts,
+        self, clock: EmulatedClock, reservations: SharedReservations, costs: ProgramCosts
     ) -> None:
-        self.rank, self.clock, self.reservations = rank, clock, reservations
-        self.cursor_s = 0.0
+        self.clock, self.reservations = clock, reservations
+        self.cursor_s = self.slip_s = 0.0
         self._costs = costs
-        self._slips: list[Slip] = []
         self._known: dict[int, _Running] = {}
         self._running: _Running | None = None
         self._action: Action | None = None
@@ -108,7 +82,7 @@ class EmulatedRank:
         self._num_sums = 0
         self._beginnings: list[tuple[float, Callable[[float], None]]] = []
 
-    def spend(self, what: str, duration_s: float) -> None:
+    def spend(self, duration_s: float) -> None:
         """Lets emulated time pass.
 
         Nothing is late that takes no time: what follows it makes up for it, or slips.
@@ -116,8 +90,7 @@ class EmulatedRank:
         if duration_s <= 0:
             return
         end_s, now_s = self.cursor_s + duration_s, self.clock.now_s()
-        if now_s > end_s:
-            self._slips.append(Slip(self.rank, what, now_s - end_s))
+        self.slip_s += max(0.0, now_s - end_s)
         self.cursor_s = max(end_s, now_s)
         self.clock.sleep_until(end_s)
 
@@ -126,22 +99,19 @@ class EmulatedRank:
         self.cursor_s = max(self.cursor_s, moment_s)
         self.clock.sleep_until(self.cursor_s)
 
-    def take_slips(self) -> tuple[Slip, ...]:
-        """What has slipped since the last call."""
-        found, self._slips = tuple(self._slips), []
-        return found
-
     @contextlib.contextmanager
-    def run(self, program: Program, device: int, has_sums: bool = True) -> Iterator[None]:
-        """The body runs a device's part of a program; ``has_sums``: those of gradients, too."""
+    def run(self, program: Program, device: int) -> Iterator[None]:
+        """The body runs a device's part of a program, or a half of it: all sums or none."""
         if id(program) not in self._known:
-            self._known[id(program)] = _Running(program, self._costs, device)
+            check_costs(program, self._costs)
+            sums = _sums(program, self._costs, device)
+            self._known[id(program)] = _Running(program, device, sums)
         self._running = self._known[id(program)]
         self._num_sums, self._sum_ready_s = 0, 0.0
         try:
             yield
-            is_complete = self._num_sums == len(self._running.sums)
-            assert is_complete or not has_sums, "the costs have as many sums as the runtime begins"
+            every = len(self._running.sums)
+            assert self._num_sums in (0, every), "the costs have as many sums as the runtime begins"
         finally:
             self._running = None
 
@@ -156,7 +126,7 @@ class EmulatedRank:
                 begin(ready_s)
             self._beginnings = []
             self.cursor_s = self._action_start_s
-            self.spend(str(action), compute_s(self._in_program.costs, action))
+            self.spend(compute_s(self._costs, action))
         self._action = None
 
     def timed(self, record: ActionRecord) -> ActionRecord:
@@ -178,15 +148,18 @@ class EmulatedRank:
         """
         running = self._in_program
         if tag[0] == SHARED_GRADIENTS:
-            size_bytes, cluster = running.group_bytes(tag[1]), running.costs.cluster
+            group, cluster = tag[1] % len(running.program.reduce_groups), self._costs.cluster
+            buckets = [bucket for bucket in self._costs.buckets if bucket.group == group]
+            size_bytes = sum(bucket.size_bytes for bucket in buckets)
             if not size_bytes:
                 return self.cursor_s
             duration_s = cluster.link(running.device, target_device).transfer_s(size_bytes)
             taken = channels(cluster, running.device, target_device)
         else:
             assert self._action is not None, "an action sends it"
-            costs, num_units = running.message(self._action)
-            duration_s, taken = costs.transfer_s(num_units), costs.channels
+            program, (source, target, is_gradient, _) = running.program, self._action.message
+            costs = message_costs(program, self._costs, source, target, is_gradient=is_gradient)
+            duration_s, taken = costs.transfer_s(program.num_units(self._action)), costs.channels
         return self.reservations.reserve(taken, self.cursor_s, duration_s) + duration_s
 
     def next_sum(self) -> DeviceSum:
@@ -201,7 +174,7 @@ class EmulatedRank:
         """
         ready_s = self.cursor_s
         if self._action is not None and self._action == found.final_in:
-            ready_s += found.ready_fraction * compute_s(self._in_program.costs, self._action)
+            ready_s += found.ready_fraction * compute_s(self._costs, self._action)
         ready_s = self._sum_ready_s = max(self._sum_ready_s, ready_s)
         if self._action is not None and self._action.kind.is_compute:
             self._beginnings.append((ready_s, begin))
@@ -277,7 +250,7 @@ class EmulatedTransport:
 
 
 class EmulatedSums:
-    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of an emulated rank.
+    """The :class:`~lightning_gpp.runtime.sums.Sums` of an emulated rank.
 
     A sum really begins when its gradients are final in emulated time, so that all its ranks have
     said when they were ready once it is over. It ends when its rounds are done.

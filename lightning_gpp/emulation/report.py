@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import number_text, seconds_text
-from lightning_gpp.emulation.clock import EmulatedStep, Slip, slip_s
+from lightning_gpp.emulation.shared import EmulatedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class EmulationReport:
 
     Attributes:
         step_s: of every whole mini-batch.
-        slips: in the step whose time is the median.
+        slip_s: of the rank that slipped most in the step whose time is the median.
         predicted_s: of the same program on the same costs, simulated.
         time_scale: real seconds that an emulated second took.
         num_devices: of the cluster.
@@ -28,7 +28,7 @@ class EmulationReport:
     """
 
     step_s: tuple[float, ...]
-    slips: tuple[Slip, ...]
+    slip_s: float
     predicted_s: float
     time_scale: float
     num_devices: int
@@ -48,7 +48,7 @@ class EmulationReport:
         """The numbers for loggers."""
         return {
             "emulated_step_s": self.typical_s,
-            "emulated_slip_s": slip_s(self.slips),
+            "emulated_slip_s": self.slip_s,
             "predicted_step_s": self.predicted_s,
         }
 
@@ -58,12 +58,9 @@ class EmulationReport:
         percent = f"{100 * round(self.error, 3) + 0.0:+.1f} %"  # never -0.0
         count = f"median of {len(self.step_s)} steps, {low} to {high}"
         slip = "no slip: all real work fitted its emulated time"
-        if self.slips:
-            worst, late_s = max(self.slips, key=lambda each: each.late_s), slip_s(self.slips)
-            slip = (
-                f"slip {100 * late_s / self.typical_s:.1f} % of the step on the rank that slipped "
-                f"most; worst: {worst.what} on rank {worst.rank}, {seconds_text(worst.late_s)}"
-            )
+        if self.slip_s:
+            part = 100 * self.slip_s / self.typical_s
+            slip = f"slip {part:.1f} % of the step on the rank that slipped most"
         lines = [
             f"Emulated on {self.num_devices} devices ({', '.join(self.kinds)}): "
             f"{seconds_text(self.typical_s)} per step "
@@ -94,5 +91,5 @@ def emulation_report(
         return None
     taken_s = [max(part.end_s for part in parts) - parts[0].start_s for parts in counted]
     middle = counted[taken_s.index(statistics.median_low(taken_s))]
-    slips = tuple(slip for part in middle for slip in part.slips)
-    return EmulationReport(tuple(taken_s), slips, num_devices=len(ranks), **told)
+    slip_s = max(part.slip_s for part in middle)
+    return EmulationReport(tuple(taken_s), slip_s, num_devices=len(ranks), **told)

@@ -8,7 +8,7 @@ order of the devices, and messages of a device before its sums). Nothing overtak
 for one channel holds up later ones on the others.
 
 Gradients are summed beside the backward, bucket by bucket (wait-free back-propagation; Shi et al.,
-arXiv 1805.03812), as :mod:`lightning_gpp.runtime.sums.reduction` does it.
+arXiv 1805.03812), as :mod:`lightning_gpp.runtime.sums` does it.
 
 A search plays thousands of items many times, which is why :func:`play` is one long loop.
 """

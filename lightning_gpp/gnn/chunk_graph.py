@@ -30,8 +30,7 @@ from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.operators.observe import observation, run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
-from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, Remembered
-from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, GraphTrainingError, Remembered
 from lightning_gpp.gnn.history import History, Surroundings, exchanged
 from lightning_gpp.gnn.message_passing import Mixing, is_dropout
 
@@ -56,14 +55,11 @@ class Pass:
         rows: of the vertices.
         values: of the nodes that ran, and those that were given.
         wide: of some nodes, the extended rows: with those of mirrors.
-        cut: of whole values, the rows that were met: by whether these are extended ones, or by the
-            edges that they belong to.
     """
 
     rows: ChunkRows
     values: dict[fx.Node, Any] = field(default_factory=dict)
     wide: dict[fx.Node, Any] = field(default_factory=dict)
-    cut: dict[tuple[fx.Node, bool | EdgeSet], Any] = field(default_factory=dict)
 
 
 class ChunkGraph:
@@ -78,17 +74,14 @@ class ChunkGraph:
         around: what it shares with others.
 
     Attributes:
-        kinds: of all nodes.
-        arguments: those that are the same for all chunks and at hand, by name.
         device: that chunks run on.
         wide: nodes whose values have the rows of mirrors, too.
-        node: by its name.
-        exchanged: what messages read of sources that is made outside of their layer: (messages,
-            value). All between runs for the rows of mirrors, too.
+        exchanged: (messages, value): what they read of sources and is made outside of their layer;
+            what is between runs for the rows of mirrors, too.
 
     Raises:
-        GraphTrainingError: a draw for the whole graph, or, with several ways, something that
-            cannot run for mirrors.
+        GraphTrainingError: a draw for the whole graph, or with several ways what cannot run for
+            mirrors.
     """
 
     def __init__(
@@ -236,13 +229,7 @@ class ChunkGraph:
         return run_node(node, self.module, {}, *args, **kwargs)
 
     def size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
-        """A number out of shapes, as the rows of a chunk have it.
-
-        Args:
-            node: whose value it is.
-            found: the chunk, and what is known.
-            wide: whether the rows of mirrors are among them.
-        """
+        """A number out of shapes, as the rows of a chunk (``wide``: and of mirrors) have it."""
 
         def shaped(arg: fx.Node) -> Any:
             if arg in found.values:
@@ -260,13 +247,7 @@ class ChunkGraph:
         return self._run(node, shaped)
 
     def value(self, node: fx.Node, found: Pass, *, wide: bool = False) -> Any:
-        """A value as the rows of a chunk see it, whole ones cut.
-
-        Args:
-            node: whose.
-            found: the chunk, and what is known.
-            wide: whether the rows of mirrors are asked for.
-        """
+        """A value as the rows of a chunk (``wide``: and of mirrors) see it, whole ones cut."""
         kind = self.kinds[node]
         if kind is NodeKind.SIZE:
             return self.size(node, found, wide=wide)
@@ -275,36 +256,23 @@ class ChunkGraph:
         if kind is not NodeKind.WHOLE or node in found.values:
             is_narrow = wide or node not in self.wide
             return found.values[node] if is_narrow else found.rows.narrow(found.values[node])
-        if (node, wide) not in found.cut:
 
-            def cut(leaf: Any) -> Any:
-                has_rows = leaf.shape[:1] == (self.around.chunks.num_vertices,)
-                return found.rows.of(leaf, wide=wide) if has_rows else leaf
+        def cut(leaf: Any) -> Any:
+            has_rows = leaf.shape[:1] == (self.around.chunks.num_vertices,)
+            return found.rows.of(leaf, wide=wide) if has_rows else leaf
 
-            found.cut[node, wide] = pytree.tree_map_only(Tensor, cut, self.whole_value(node))
-        return found.cut[node, wide]
+        return pytree.tree_map_only(Tensor, cut, self.whole_value(node))
 
     # Runs ------------------------------------------------------------------------------------
 
     def needed(self, members: Collection[str]) -> list[fx.Node]:
         """The nodes that have to run for each chunk, of those with some names."""
-        per_chunk = (NodeKind.ROWS, NodeKind.EDGES, NodeKind.WEIGHTS)
-        return [
-            node
-            for node in self.nodes
-            if node.name in members
-            and self.kinds[node] in per_chunk
-            and node.op != "placeholder"
-            and node.target is not guard
-        ]
+        found = (node for node in self.nodes if node.name in members and node.op != "placeholder")
+        ones = (NodeKind.WHOLE, NodeKind.SIZE)
+        return [n for n in found if self.kinds[n] not in ones and n.target is not guard]
 
     def run(self, nodes: Sequence[fx.Node], found: Pass) -> Pass:
-        """Runs nodes on the vertices of a chunk.
-
-        Args:
-            nodes: of :meth:`needed`, in order.
-            found: what is known; gets what they make.
-        """
+        """Runs nodes of :meth:`needed`, in order; ``found`` gets what they make."""
         for node in nodes:
             if isinstance(node.target, Mixing):
                 value = self._messages(node, node.target, found)
@@ -335,9 +303,7 @@ class ChunkGraph:
             return value
         if value.shape[:1] != (edges.edges.tensor.shape[1],):
             return value
-        if (arg, edges) not in found.cut:
-            found.cut[arg, edges] = value.index_select(0, edges.of(found.rows).edges)
-        return found.cut[arg, edges]
+        return value.index_select(0, edges.of(found.rows).edges)
 
     # Messages --------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.samples import GraphInputs
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Pass
-from lightning_gpp.gnn.chunks import ChunkRows, Chunks
-from lightning_gpp.gnn.errors import REMEDY, GraphTrainingError
+from lightning_gpp.gnn.chunks import REMEDY, ChunkRows, Chunks, GraphTrainingError
 from lightning_gpp.gnn.history import Surroundings, Techniques
 from lightning_gpp.gnn.message_passing import Mixing, is_message_passing
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation

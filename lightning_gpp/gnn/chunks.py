@@ -12,8 +12,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.graph.graph_parallel import VertexShares
+
+REMEDY = (
+    "give GNNPipeStrategy(mode='exact', ways=1), which runs every layer on the whole graph, or use "
+    "another layer (LayerNorm in the place of BatchNorm or GraphNorm)"
+)
+"""What to do about a layer that computes something else on chunks of vertices."""
+
+
+class GraphTrainingError(ValueError):
+    """A graph or a model does not fit training in chunks; the text names what and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def program_within(
     Raises:
         ValueError: none fits, or none was found within the limit.
     """
-    from lightning_gpp.spmd.costs.judge import message_bytes
+    from lightning_gpp.spmd.costs.prices import message_bytes
 
     start_s = time.monotonic()
     plan = call_within(limit_s, _search_program, problem, name)

@@ -55,25 +55,17 @@ class SideStream:
                 f"messages between ranks on devices of type {device.type!r} need streams, which "
                 f"torch.{device.type} does not have; use one such device, or CPUs"
             )
-        self._stream = self._of_device.Stream(device=device)
+        self.stream = self._of_device.Stream(device=device)
 
     def current(self) -> AbstractContextManager[Any]:
         """This thread queues on it while the body runs."""
-        return self._of_device.stream(self._stream)  # type: ignore[no-any-return]
+        return self._of_device.stream(self.stream)  # type: ignore[no-any-return]
 
     def mark(self) -> Any:
         """An event after what is queued so far."""
         event = self._of_device.Event()
-        event.record(self._stream)
+        event.record(self.stream)
         return event
-
-    def after_compute(self) -> None:
-        """What is queued from now on runs after what this thread has queued elsewhere."""
-        self._stream.wait_stream(self._of_device.current_stream(self.device))
-
-    def reads(self, tensor: Tensor) -> None:
-        """The memory of a tensor is not given to others before what is queued is over."""
-        tensor.record_stream(self._stream)
 
 
 class DeviceCopies:
@@ -93,11 +85,12 @@ class DeviceCopies:
 
     def to_host(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """Begins to copy tensors into host memory; the event says when they are there."""
-        self._out.after_compute()
+        stream = self._out.stream
+        stream.wait_stream(torch.get_device_module(self._device).current_stream(self._device))
         found = []
         with self._out.current():
             for tensor in tensors:
-                self._out.reads(tensor)
+                tensor.record_stream(stream)  # its memory is given to nobody else before
                 found.append(self.buffer(tensor.shape, tensor.dtype))
                 found[-1].copy_(tensor, non_blocking=True)
         return found, self._out.mark()

@@ -19,21 +19,19 @@ from torch.nn import Parameter
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.runtime.pace import ActionRecord, Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.run_state import Boundary, RunState
-from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
+from lightning_gpp.runtime.run_state import ActionRecord, Boundary, Pace, RunState
+from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, ends_of, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.reduction import GradientReduction
-from lightning_gpp.runtime.sums.sums import Sums, sum_shared
+from lightning_gpp.runtime.sums import GradientReduction, Sums, sum_shared
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.schedule.program_parts import Part
 
 
-class NothingCameError(RuntimeError):
-    """A stage was to get values from another one, which has failed."""
+class _NothingCameError(RuntimeError):
+    """A stage was to get values from another one, whose error is known."""
 
 
 @dataclass(slots=True)
@@ -114,30 +112,30 @@ class Run:
 
     def whole(self) -> None:
         """Runs everything in one go, up to the update that ends the program."""
-        self.perform_all(self.program.before_update(self.device), has_sums=True)
+        self.perform_all(self.program.before_update(self.device))
 
     def forward_half(self) -> None:
         """Runs all forwards."""
-        self.perform_all(self.program.forward_half(self.device), has_sums=False)
+        self.perform_all(self.program.forward_half(self.device))
 
     def backward_half(self, *, retain: bool) -> None:
         """Runs all backwards and sums; ``retain``: they can be run again."""
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
-        self.perform_all(self.program.around_turn(self.device)[1], has_sums=True)
+        self.perform_all(self.program.around_turn(self.device)[1])
 
     def window(self, number: int) -> None:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
-        self.perform_all(Window(self.program, number).actions(self.device), has_sums=True)
+        self.perform_all(Window(self.program, number).actions(self.device))
 
-    def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
-        """Runs actions of this device; ``has_sums``: those of gradients are among them."""
+    def perform_all(self, actions: Sequence[Action]) -> None:
+        """Runs actions of this device."""
         pace, on_record = self.executor.pace, self.executor.on_record
         if pace is None and on_record is None:
             for action in actions:
                 HANDLERS[action.kind](self, action)
         else:
-            with nullcontext() if pace is None else pace.run(self.program, self.device, has_sums):
+            with nullcontext() if pace is None else pace.run(self.program, self.device):
                 for action in actions:
                     record = self.perform_timed(action)
                     if on_record is not None:
@@ -209,12 +207,8 @@ class Run:
     ) -> list[Any]:
         """What has come for one micro-batch of a stage from the replicas of another.
 
-        Args:
-            edges: between the two, a group of :attr:`Program.in_groups` (forward) or
-                :attr:`Program.out_groups` (backward).
-            stage: the stage that takes.
-            microbatch: its micro-batch.
-            backward: whether gradients are meant.
+        ``edges`` are those between the two, a group of :attr:`Program.in_groups` (forward) or
+        :attr:`Program.out_groups` (``backward``: gradients).
         """
         parts, sizes = [], []
         for edge, index, part, is_local in self.program.messages(edges, stage, microbatch):
@@ -224,7 +218,7 @@ class Run:
             if payload.arrival is not None:
                 payload.settle()
             if payload.structure is not None and payload.is_nothing:
-                raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
+                raise _NothingCameError
             parts.append(payload.tensors if backward else unpack(payload))
             sizes.append(part)
         if len(parts) == 1:
@@ -273,11 +267,12 @@ class Run:
     # Forward ---------------------------------------------------------------------------------
 
     def forward(self, action: Action) -> None:
-        """A forward; where errors are noted, whoever waits for its values gets none and fails."""
+        """A forward; where errors are noted, whoever waits for its values gets none."""
         try:
             self._forward(action.stage, action.microbatch)
         except Exception as error:  # user code may raise anything
-            self._note(error)
+            if not isinstance(error, _NothingCameError):
+                self._note(error)
             for edges in self.program.out_groups[action.stage]:
                 self._put(edges, action.stage, action.microbatch, None, backward=False)
 
@@ -317,7 +312,7 @@ class Run:
             if flight.loss is not None:
                 self.loss_start_ns = start_ns
             elif has_backward:
-                flight.keep_results(outputs)
+                flight.results = ends_of(outputs)
         if is_kept:
             flight.let_go()
             self.state.flights[stage, number] = flight
@@ -336,9 +331,12 @@ class Run:
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 gradients = self._take(edges, stage, microbatch, backward=True)
-                flight.add_gradients(edges[0].values, gradients)
+                ends = [end for name in edges[0].values for end in flight.ends[name]]
+                flight.add_gradients(ends, gradients)
         if flight.results and self.boundary is not None:
-            flight.add_result_gradients(self.boundary.output_gradients(microbatch + self.shift))
+            of_results = self.boundary.output_gradients(microbatch + self.shift)
+            for name, ends in flight.results.items():
+                flight.add_gradients(ends, of_results[name])
         # With the user's step, which goes on from FEED, a loss shares its graph.
         is_shared = flight.loss is not None and self.program.feed_has_backward
         flight.backward(retain_graph=is_shared or self.keeps_flights)

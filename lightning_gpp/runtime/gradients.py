@@ -83,15 +83,10 @@ class GradientStash:
             if not is_one:
                 assert factor is not None
                 gradient = gradient * factor.to(gradient)
-            add_gradient(parameter, gradient)
-
-
-def add_gradient(parameter: Parameter, gradient: Tensor) -> None:
-    """Adds to ``p.grad``, which is the gradient itself where there was none."""
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
 
 
 def loss_that_calls(value: Tensor, call: Callable[[Tensor], object]) -> Tensor:

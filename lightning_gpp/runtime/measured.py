@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from itertools import chain
 from typing import Any
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
@@ -22,18 +22,10 @@ _SAME_NS = 1_000_000
 """Clocks that differ by less are one, read at different moments."""
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
-SPANS: Mapping[Kind, SpanKind] = MappingProxyType(
-    {
-        Kind.FORWARD: SpanKind.FORWARD,
-        Kind.BACKWARD: SpanKind.BACKWARD,
-        Kind.SEND_FORWARD: SpanKind.SEND,
-        Kind.RECEIVE_FORWARD: SpanKind.RECEIVE,
-        Kind.SEND_BACKWARD: SpanKind.SEND,
-        Kind.RECEIVE_BACKWARD: SpanKind.RECEIVE,
-        Kind.REDUCE: SpanKind.REDUCE,
-        Kind.STEP: SpanKind.OPTIMIZER,
-    }
-)
+_OTHERWISE = {Kind.STEP: "OPTIMIZER"}
+SPANS: Mapping[Kind, SpanKind] = {
+    kind: SpanKind[_OTHERWISE.get(kind, kind.name.partition("_")[0])] for kind in Kind
+}
 """What is shown of each kind of action; the forward of the feed is the user's step before it."""
 
 
@@ -74,11 +66,6 @@ class RankRecord:
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
 
-    def starts_ns(self) -> Iterator[int]:
-        """When everything began."""
-        yield from (mark.start_ns for mark in self.marks)
-        yield from (action.start_ns for run in self.runs for action in run.actions)
-
 
 def measured_timeline(
     records: Sequence[RankRecord],
@@ -110,9 +97,9 @@ def measured_timeline(
         raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
     offsets_ns = _offsets_ns(leads_ns)
     zero_ns = min(
-        start_ns + offset_ns
+        each.start_ns + offset_ns
         for record, offset_ns in zip(records, offsets_ns, strict=True)
-        for start_ns in record.starts_ns()
+        for each in chain[Mark | ActionRecord](record.marks, *(run.actions for run in record.runs))
     )
     per_ns_s = 1e-9 / (time_scale or 1.0)
     spans = [

@@ -81,28 +81,12 @@ class Flight:
 
     def let_go(self) -> None:
         """Keeps of the outputs only where gradients enter; their data live on where needed."""
-        self.ends = _ends(self.outputs)
-        self.outputs = {}
+        self.ends, self.outputs = ends_of(self.outputs), {}
 
-    def keep_results(self, outputs: Mapping[str, Any]) -> None:
-        """Keeps of the outputs of the model where gradients enter."""
-        self.results = _ends(outputs)
-
-    def add_gradients(self, values: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
-        """Takes the gradients that came back for some outputs.
-
-        Args:
-            values: names of the outputs.
-            gradients: one per tensor in them; None where the consumer has none.
-        """
-        self._add([end for name in values for end in self.ends[name]], gradients)
-
-    def add_result_gradients(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> None:
-        """Takes the gradients of the outputs of the model, by name."""
-        for name, ends in self.results.items():
-            self._add(ends, gradients[name])
-
-    def _add(self, ends: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None]) -> None:
+    def add_gradients(
+        self, ends: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Takes gradients, where there are some, that enter at some ends."""
         for end, gradient in zip(ends, gradients, strict=True):
             if gradient is not None and end is not None:
                 self.roots.append(end)
@@ -124,14 +108,12 @@ class Flight:
         return [tensor.grad for tensor in tensors_in([*map(self.inputs.__getitem__, values)])]
 
 
-def _ends(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
+def ends_of(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
+    """Where gradients enter the tensors in some values, by name."""
     ends: dict[str, list[GradientEdge | None]] = {}
     for name, value in values.items():
-        if isinstance(value, Tensor):
-            ends[name] = [get_gradient_edge(value) if value.requires_grad else None]
-        else:
-            tensors = tensors_in([value])
-            ends[name] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
+        tensors = [value] if isinstance(value, Tensor) else tensors_in([value])
+        ends[name] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
     return ends
 
 

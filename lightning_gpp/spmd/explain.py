@@ -1,4 +1,4 @@
-"""A program as a person reads it: who does how much, and what moves where and why."""
+"""A program as a person reads it: who does how much, and what moves."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ from lightning_gpp.spmd.costs.prices import PriceList, collective
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import (
     Computation,
-    Move,
     SpmdProgram,
     bytes_in_bucket,
 )
 from lightning_gpp.spmd.search.find import SpmdPlan
-
-LEGEND = (
-    "R=: whole on every device. R: the same, but of its gradient each device has a summand. "
-    "S0/64: dimension 0, divided over the devices in 64 equal units. P: a summand on every device."
-)
 
 
 def explain_plan(
@@ -54,8 +48,7 @@ def explain_plan(
     parts = [
         wrapped(text, max_width),
         "Devices\n" + device_table(plan, kinds),
-        "What moves between devices\n" + move_table(plan.program, graph, machine, max_width),
-        wrapped([LEGEND], max_width),
+        "What moves between devices\n" + move_table(plan.program, graph, machine),
     ]
     return "\n\n".join(parts)
 
@@ -71,37 +64,23 @@ def device_table(plan: SpmdPlan, kinds: Sequence[str]) -> str:
     return text_table(header, [[indices_text(d), *row] for row, d in rows.items()], left=["kind"])
 
 
-def move_table(
-    program: SpmdProgram, graph: SpmdGraph, machine: Machine, max_width: int = 100
-) -> str:
-    """Collectives by what they do, the longest first."""
-    prices = PriceList(graph, machine, program.shares)
-    groups: defaultdict[tuple[str, str, str], list[tuple[float, int]]] = defaultdict(list)
+def move_table(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> str:
+    """Collectives of a step, those that take longest first; most go forwards and backwards."""
+    prices, groups = PriceList(graph, machine, program.shares), dict[str, list[tuple[float, int]]]()
     for each in program.instructions:
-        seconds = sum(half.move_s for half in prices.of(each).halves)
-        if seconds and not isinstance(each, Computation):
-            size_bytes = graph.value_of[each.value].size_bytes
-            groups[_move(program, graph, each)].append((seconds, size_bytes))
+        if isinstance(each, Computation):
+            continue
+        value, ends = graph.value_of[each.value], (each.source, each.target)
+        duals = [end and end.dual for end in reversed(ends)]
+        buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
+        names = collective(*ends), f"{collective(*duals)}{buckets}"
+        for name, half in zip(names, prices.of(each).halves):
+            if half.move_s:
+                shown = str(name).replace("root", "scatter or gather")
+                groups.setdefault(shown, []).append((half.move_s, value.size_bytes))
     rows = []
-    for key, group in sorted(groups.items(), key=lambda pair: -sum(s for s, _ in pair[1])):
-        what, change, how = key
+    for name, group in sorted(groups.items(), key=lambda pair: -sum(s for s, _ in pair[1])):
         seconds, size_bytes = map(sum, zip(*group))
-        numbers = str(len(group)), bytes_text(size_bytes), seconds_text(seconds)
-        rows.append([what, change, *numbers, how])
-    header = ["of", "from → to", "number", "bytes", "takes", "how"]
-    left = ["of", "from → to", "how"]
-    table = text_table(header, rows, left=left, flexible="how", max_width=max_width)
-    return table if rows else "nothing"
-
-
-def _move(program: SpmdProgram, graph: SpmdGraph, each: Move) -> tuple[str, str, str]:
-    """Of what something moves, from where to where, and how forwards and backwards."""
-    value, source, target = graph.value_of[each.value], each.source, each.target
-    what = value.source.value.replace("operator", "activation")
-    change = " → ".join(str(end or "rank 0") for end in (source, target))
-    if source is None or target is None:
-        return what, change, "the step runs at rank 0"
-    backward = collective(target.dual, source.dual) if value.requires_grad else None
-    buckets = " in buckets" if bytes_in_bucket(program, each, graph) else ""
-    forward = collective(source, target) or "nothing"
-    return what, change, f"forward {forward}, backward {backward or 'nothing'}{buckets}"
+        rows.append([name, str(len(group)), bytes_text(size_bytes), seconds_text(seconds)])
+    header = ["collective", "number", "bytes", "takes"]
+    return text_table(header, rows, left=["collective"]) if rows else "nothing"

@@ -34,7 +34,7 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.sums import ProcessSums
+from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.schedule.lower import reduce_groups
 from lightning_gpp.schedule.program_parts import ReduceGroup
@@ -50,7 +50,7 @@ from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
-from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.state.partition import Partition
 
 CPU = torch.device("cpu")
 
@@ -82,7 +82,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
             )
         run.take(
             pipeline,
-            lambda optimizer, held: PartialOptimizer.keep(optimizer, run.module, held),
+            PartialOptimizer,
             [run.settings.prefix + name for name in pipeline.captured.changing],
         )
 
@@ -258,7 +258,7 @@ class PipelineBuild:
             stages.check_updates()
         codes, readers = self._codes(plan, stages, ranks)
         if first is None:
-            partition = Partition(run.module, ownership(run.module, readers), control, run.device)
+            partition = Partition(run.module, readers, control, run.device)
         else:
             partition = first.partition
             partition.also_read(readers)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
-from torch.optim import Optimizer
 
 from lightning_gpp.common.checks import is_number
 from lightning_gpp.schedule import GPIPE
@@ -116,7 +115,7 @@ class HAPStrategy(GraphPipeStrategy):
         super().setup(trainer)
         calls = self.session.forward
         assert isinstance(calls, SpmdCalls)
-        calls.prepare(self.program_planner, has_shares=self.shares is not None)
+        calls.prepare(self.program_planner)
 
     def _new_session(self) -> Session:
         def build(run: PipelinedRun, package: ProgramPackage | None) -> None:
@@ -141,14 +140,8 @@ class HAPStrategy(GraphPipeStrategy):
         if self._session is not None and self._session.run.model is not None:
             self._divided.partition.load(checkpoint["state_dict"])
 
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Steps an optimizer on all ranks; what was cleared in the module is cleared."""
         if self.session.run.model is not None:
             self._divided.partition.clear_gradients()
-        return super().optimizer_step(optimizer, closure, model, **kwargs)
+        return super().optimizer_step(*args, **kwargs)

@@ -13,32 +13,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import distributed as fabric_distributed
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
-from lightning.fabric.utilities.distributed import (
-    _distributed_is_initialized as distributed_is_initialized,
-)
-from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
 from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     ThroughputMonitor,
     WeightAveraging,
 )
-from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
-from lightning.pytorch.loops.fetchers import _DataFetcherWrapper as DataloaderIter
-from lightning.pytorch.overrides.distributed import (
-    _IndexBatchSamplerWrapper as IndexBatchSampler,
-)
+from lightning.pytorch.core import optimizer
+from lightning.pytorch.loops import fetchers
+from lightning.pytorch.overrides import distributed as samplers
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies.launchers import (
-    _MultiProcessingLauncher as MultiProcessingLauncher,
-)
-from lightning.pytorch.strategies.launchers import (
-    _SubprocessScriptLauncher as SubprocessScriptLauncher,
-)
-from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.strategies import launchers
+from lightning.pytorch.utilities import CombinedLoader, exceptions, model_helpers
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
@@ -46,18 +34,16 @@ from torchmetrics import Metric
 
 from lightning_gpp.common.instance_attribute import replaced
 
-__all__ = [
-    "DataloaderIter",
-    "IndexBatchSampler",
-    "LightningOptimizer",
-    "MultiProcessingLauncher",
-    "SIGTERMException",
-    "SubprocessScriptLauncher",
-    "distributed_is_initialized",
-    "do_nothing_closure",
-    "init_dist_connection",
-    "is_overridden",
-]
+DataloaderIter = fetchers._DataFetcherWrapper
+IndexBatchSampler = samplers._IndexBatchSamplerWrapper
+LightningOptimizer = optimizer.LightningOptimizer
+MultiProcessingLauncher = launchers._MultiProcessingLauncher
+SIGTERMException = exceptions.SIGTERMException
+SubprocessScriptLauncher = launchers._SubprocessScriptLauncher
+distributed_is_initialized = fabric_distributed._distributed_is_initialized
+do_nothing_closure = optimizer.do_nothing_closure
+init_dist_connection = fabric_distributed._init_dist_connection
+is_overridden = model_helpers.is_overridden
 
 
 def averages_kept_by(callbacks: Iterable[pl.Callback]) -> list[nn.Module]:

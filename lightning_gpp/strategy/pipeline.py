@@ -20,7 +20,7 @@ from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary, RunState
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.sums import ProcessSums
+from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
@@ -209,7 +209,7 @@ class Pipeline:
 
     def _adopt_new_groups(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.adopt_new_groups(self.module, self.partition.held_parameters)
+            optimizer.adopt_new_groups()
 
     @contextmanager
     def _both_ways(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -94,8 +93,8 @@ class PipelinedRun:
         self.num_pipelines = 1 if peers is None else peers.num_pipelines
         self.device = device
         self.waits = Waits() if self.peers is None else self.peers.waits
-        self.transport = ProcessTransport.between(
-            device, settings.timeout_s, self.waits, self.num_pipelines
+        self.transport = ProcessTransport(
+            device, None, settings.timeout_s, self.waits, num_pipelines=self.num_pipelines
         )
         self.is_alone = self.transport.num_ranks == 1
         self.model: Pipeline | SpmdModel | None = None
@@ -134,7 +133,7 @@ class PipelinedRun:
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
         self.module, self.has_module = module, True
-        self.leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
+        self.leader_state = LeaderState(module, optimizers, not self.is_alone)
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
         self.target = pipelined_module(module, self.settings.module)
         self.optimizers = optimizers
@@ -285,17 +284,19 @@ class PipelinedRun:
     def take(
         self,
         model: Pipeline | SpmdModel,
-        keep: Callable[[Optimizer, Sequence[Parameter]], PartialOptimizer],
+        kind: type[PartialOptimizer],
         changing: Collection[str],
     ) -> None:
         """All ranks: the model is built; the module becomes partial.
 
-        ``keep`` leaves to an optimizer what this rank holds; ``changing`` are the buffers that
-        training changes.
+        ``kind`` is that of its optimizers; ``changing`` are the buffers that training changes.
         """
         partition, self._changing = model.partition, frozenset(changing)
-        held, holders = partition.held_parameters(), partition.owners.holders
-        self.partial_optimizers = [keep(optimizer, held) for optimizer in self.optimizers]
+        held, holders = partition.held_parameters(), partition.holders
+        self.partial_optimizers = [kind(optimizer, partition) for optimizer in self.optimizers]
+        for partial in self.partial_optimizers:
+            partial.check()
+            partial.keep_held()
         with waiting_for("Giving every rank its parameters", self.module):
             partition.spread()
             if self.peers is not None:
@@ -334,12 +335,9 @@ class PipelinedRun:
         """Optimizers have the parameters of one device while the body runs; parts stay parts."""
         with ExitStack() as stack:
             if self.model is not None:
-                held = self.partition.held_parameters()
-                of_parts = None if isinstance(self.model, Pipeline) else self.model.partition
                 for partial in self.partial_optimizers:
-                    stack.enter_context(partial.whole_groups(of_parts or self.module, held))
-                if of_parts is not None:
-                    stack.enter_context(of_parts.parts_in_place())
+                    stack.enter_context(partial.whole_groups())
+                stack.enter_context(self.partition.parts_in_place())
             yield
 
     def take_saved_optimizers(self) -> None:
@@ -348,8 +346,8 @@ class PipelinedRun:
         if saved is None:
             return
         is_built = self.pipeline is not None
-        kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
-        states = saved.optimizers(kept)
+        kept = [partial.held_by_index() for partial in self.partial_optimizers]
+        states = saved.optimizers(kept if is_built else None)
         with self.whole_optimizers():
             for optimizer, state in zip(self.optimizers, states, strict=True):
                 groups = optimizer.state_dict()["param_groups"]

@@ -183,10 +183,7 @@ class Session:
 
     def _make_whole(self) -> None:
         partition, on_all_ranks = self.run.partition, self.on_all_ranks
-        states = [
-            partial.whole_state_dict(self.run.control, partition.stores)
-            for partial in self.run.partial_optimizers
-        ]
+        states = [partial.whole_state_dict() for partial in self.run.partial_optimizers]
         partition.reunite(on_all_ranks=on_all_ranks)
         for average in self.run.averages:
             average.reunite(on_all_ranks=on_all_ranks)
@@ -194,4 +191,4 @@ class Session:
             self.run.module.cpu()
         if self.run.control.is_leader:
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):
-                partial.make_whole(self.run.module, state)
+                partial.make_whole(state)

@@ -76,7 +76,7 @@ class LastSteps:
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
-            lr = self._rate(group)
+            lr = float(group["lr"])  # that of a capturable optimizer may be on a device
             for parameter in wanted.intersection(group["params"]):
                 kept = self._of(parameter)
                 before = None if kept.ahead else self._before(parameter, group, lr)
@@ -94,11 +94,6 @@ class LastSteps:
                     found[parameter] = kept.values.lerp_(parameter.detach(), way)
                     kept.ahead = further
         return found
-
-    def _rate(self, group: Group) -> float:
-        """The learning rate; that of a capturable optimizer may be on a device."""
-        lr = group["lr"]
-        return float(lr)
 
     def _of(self, parameter: Tensor) -> _AsKept:
         if parameter not in self._kept:
@@ -159,4 +154,4 @@ class LastSteps:
                 kept = self._kept.get(parameter)
                 if kept is not None and parameter.grad is not None:
                     kept.values.copy_(parameter.detach())
-                    kept.ahead, kept.lr = -1.0, self._rate(group)
+                    kept.ahead, kept.lr = -1.0, float(group["lr"])

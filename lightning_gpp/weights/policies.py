@@ -82,23 +82,21 @@ class Policy:
         forward: updates that the weights of a forward are predicted ahead.
         backward: which weights its backward meets.
         backward_ahead: updates that these are predicted ahead, where they are.
+        versions: copies of the weights of a stage that are alive at most, the newest included: at
+            least so many; and as many as its mini-batches in flight meet, but at most so many
+            (None: without limit).
         drains: whether the pipeline drains after every mini-batch, so that there is one version.
         is_one_behind: whether forwards run with the version before the one that their backward
             finds (2BW).
-        least_versions: copies of the weights of a stage that are alive at most, the newest
-            included: at least so many.
-        most_versions: as many as its mini-batches in flight meet, but at most these; None does not
-            limit them.
     """
 
     name: str
     forward: Callable[[Place], int] = nothing_ahead
     backward: BackwardWeights = BackwardWeights.OF_FORWARD
     backward_ahead: Callable[[Place], int] = nothing_ahead
+    versions: tuple[int, int | None] = (1, None)
     drains: bool = False
     is_one_behind: bool = False
-    least_versions: int = 1
-    most_versions: int | None = None
 
     @property
     def predicts(self) -> bool:
@@ -112,7 +110,7 @@ class Policy:
             per_update: mini-batches of an update.
         """
         keeps_predictions = self.predicts and self.backward is BackwardWeights.OF_FORWARD
-        return self.least_versions, self.most_versions, keeps_predictions, per_update
+        return *self.versions, keeps_predictions, per_update
 
     def why_not(self, per_update: int, most_ahead: int) -> str | None:
         """Why it cannot accumulate the gradients of so many mini-batches; None where it can.
@@ -137,38 +135,20 @@ class Policy:
 
 _MOMENT, _PREDICTED = BackwardWeights.OF_THE_MOMENT, BackwardWeights.PREDICTED
 
-PIPEOPTIM = Policy("pipeoptim", _difference, _MOMENT, most_versions=2)
+PIPEOPTIM = Policy("pipeoptim", _difference, _MOMENT, versions=(1, 2))
 
 _POLICIES = (
     PIPEOPTIM,
     Policy("pipeoptim-at-predicted", _difference),
-    Policy(
-        "pipeoptim-release",
-        lambda place: place.difference + 1,
-        _MOMENT,
-        least_versions=2,
-        most_versions=2,
-    ),
+    Policy("pipeoptim-release", lambda of: of.difference + 1, _MOMENT, versions=(2, 2)),
     Policy("stash"),
-    Policy("2bw", is_one_behind=True, least_versions=2, most_versions=2),
+    Policy("2bw", versions=(2, 2), is_one_behind=True),
+    Policy("spectrain", lambda of: _half_way(of) + of.difference, _PREDICTED, _half_way, (2, 2)),
     Policy(
-        "spectrain",
-        lambda place: place.rank // 2 + place.difference,
-        _PREDICTED,
-        _half_way,
-        least_versions=2,
-        most_versions=2,
+        "xpipe", lambda of: of.difference + of.rank - _half_way(of), _PREDICTED, _half_way, (2, 2)
     ),
-    Policy(
-        "xpipe",
-        lambda place: place.difference + place.rank - place.rank // 2,
-        _PREDICTED,
-        _half_way,
-        least_versions=2,
-        most_versions=2,
-    ),
-    Policy("flush", drains=True, most_versions=1),
-    Policy("none", backward=_MOMENT, most_versions=1),
+    Policy("flush", versions=(1, 1), drains=True),
+    Policy("none", backward=_MOMENT, versions=(1, 1)),
 )
 POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _POLICIES})
 """Policies of weights by name."""

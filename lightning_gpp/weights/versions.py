@@ -19,19 +19,6 @@ from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import BackwardWeights, Place, Policy
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardWeights:
-    """What one forward runs with.
-
-    Attributes:
-        weights: by name; their gradients go to the parameters.
-        saving: the forward runs in this, which decides what its backward meets.
-    """
-
-    weights: Mapping[str, Tensor]
-    saving: AbstractContextManager[None]
-
-
 class _VersionInUse:
     """The weights of a moment, for as long as a backward is to meet them.
 
@@ -72,18 +59,23 @@ class StageWeights:
         for watched in last_steps:
             watched.before_update.append(self._keep_newest)
 
-    def forward(self, place: Place) -> ForwardWeights:
-        """What the forward of a mini-batch runs with.
+    @contextlib.contextmanager
+    def forward(self, place: Place) -> Iterator[Mapping[str, Tensor]]:
+        """The forward of a mini-batch runs in this, which decides what its backward meets.
 
         Args:
             place: of the stage, for this mini-batch.
+
+        Yields:
+            The weights that it runs with, by name; their gradients go to the parameters.
         """
         policy = self._policy
         values = self._predicted(policy.forward(place))
         if policy.is_one_behind and not place.difference and self._before is not None:
             values = self._before.values
         weights = {name: routed(values[name], own) for name, own in self._parameters.items()}
-        return ForwardWeights(weights, self._saving(weights, place))
+        with self._saving(weights, place):
+            yield weights
 
     def apart(self, values: Sequence[Any]) -> list[Any]:
         """What a stage hands on; copies of what lies in memory of its weights.

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.sums import Sums
 from lightning_gpp.runtime.waits import TransportError
 
 RANKS = (0, 1)

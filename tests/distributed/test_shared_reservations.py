@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 from helpers.workers import WorkerPool
 
-from lightning_gpp.emulation.reservations import SharedReservations
+from lightning_gpp.emulation.shared import SharedReservations
 
 NUM_EACH = 3000
 NUM_SUMS = 50

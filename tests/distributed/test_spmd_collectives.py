@@ -13,7 +13,7 @@ from helpers.threads.collectives import ThreadCollectiveHub, ThreadCollectives
 from helpers.threads.start import of_ranks
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.waits import TransportError
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.sums.sums import ProcessSums
+from lightning_gpp.runtime.sums import ProcessSums
 
 
 def on_threads(check: Callable[..., Any], num_ranks: int) -> list[Any]:

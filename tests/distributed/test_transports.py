@@ -80,7 +80,7 @@ def test_an_error_of_another_rank_ends_a_flush(pool: WorkerPool) -> None:
 
 def run_contract_on_processes() -> None:
     dist.init_process_group("gloo")
-    transport = ProcessTransport.between(torch.device("cpu"), 100.0)
+    transport = ProcessTransport(torch.device("cpu"), None, 100.0)
     check_contract(transport)
     transport.close()
     # Rank 1 copies through host memory, as one with a GPU among CPUs does.

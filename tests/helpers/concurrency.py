@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.records import heard
 from helpers.training import make_trainer
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 
 PAUSE_S = 0.1
 

@@ -20,7 +20,7 @@ from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.obtain import can_convert
+from lightning_gpp.spmd.search.choices import can_convert
 
 
 def brute_force_s(

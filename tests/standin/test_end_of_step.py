@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.reduction import GradientBucket
+from lightning_gpp.runtime.sums import GradientBucket
 from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.logging.logs import joined

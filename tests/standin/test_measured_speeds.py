@@ -9,8 +9,8 @@ import torch
 from helpers.workers import WorkerPool
 
 from lightning_gpp.spmd.costs.machine import DeviceSpeeds
-from lightning_gpp.strategy.spmd import measured_speeds
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
+from lightning_gpp.strategy.spmd import planners
+from lightning_gpp.strategy.spmd.planners import measure_speeds
 
 
 def timed() -> tuple[DeviceSpeeds, int, int]:
@@ -30,7 +30,7 @@ def timed() -> tuple[DeviceSpeeds, int, int]:
     device = torch.device("cuda:0")
     with pytest.MonkeyPatch.context() as patch:
         for name, small in (("SIDE", 64), ("COPIED_BYTES", 1 << 16)):  # a CPU computes it
-            patch.setattr(measured_speeds, f"_ACCELERATOR_{name}", small)
+            patch.setattr(planners, f"_ACCELERATOR_{name}", small)
         patch.setattr(torch, "mm", counted(torch.mm))
         patch.setattr(torch, "add", counted(torch.add))
         counts()

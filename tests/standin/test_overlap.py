@@ -14,7 +14,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.payload import pack, unpack
-from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.processes.groups import meet
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 TAG = (0, 1, 0, 0)
@@ -26,7 +26,7 @@ def opened() -> tuple[ProcessTransport, torch.device]:
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=100))
     device = torch.device("cuda", dist.get_rank())
     torch.cuda.set_device(device)
-    transport = ProcessTransport.between(device, 30.0)
+    transport = ProcessTransport(device, None, 30.0)
     transport.connect([(0, 1), (1, 0)])
     return transport, device
 

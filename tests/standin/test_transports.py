@@ -11,7 +11,7 @@ from helpers import transport_contract as contract
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.payload import pack, pack_object, unpack
-from lightning_gpp.runtime.processes.rank_devices import meet
+from lightning_gpp.runtime.processes.groups import meet
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 
 BACKEND = "cpu:gloo,cuda:nccl"
@@ -22,7 +22,7 @@ def opened(devices: list[str]) -> tuple[ProcessTransport, torch.device]:
     device = torch.device(devices[dist.get_rank()])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    transport = ProcessTransport.between(device, 30.0)
+    transport = ProcessTransport(device, None, 30.0)
     transport.connect([(0, 1), (1, 0)])
     return transport, device
 

@@ -20,8 +20,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.cutting.microbatches import resized_batch, size_or_none
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
-from lightning_gpp.strategy.spmd.planners import machine_of
+from lightning_gpp.strategy.spmd.planners import machine_of, measure_speeds
 
 
 class SpmdProblem(NamedTuple):

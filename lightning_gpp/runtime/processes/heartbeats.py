@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_gpp.runtime.payload import Payload, pack_object, unpack
-from lightning_gpp.runtime.processes.rank_devices import host_identity
+from lightning_gpp.runtime.processes.groups import host_identity, of_every_rank
 from lightning_gpp.runtime.transport.process_transport import CLOSED, ProcessTransport
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.runtime.waits import start_thread
@@ -90,8 +90,7 @@ class Heartbeats:
         self._on_message, self._on_lost = on_message, on_lost
         self._stop, self._sending = threading.Event(), threading.Lock()
         mine = _Process(os.getpid(), os.getppid(), socket.gethostname(), host_identity())
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, mine)
+        found = of_every_rank(mine)
         others = range(1, len(found)) if dist.get_rank() == 0 else (0,)
         self._others: dict[int, _Process] = {other: found[other] for other in others}
         with self._sending:  # who listens already may want to answer

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
-from lightning_gpp.runtime.processes.device_group import (
+from lightning_gpp.runtime.processes.groups import (
     DeviceGroup,
     Operation,
     all_reduce,
     broadcast,
+    pipelines_of,
 )
-from lightning_gpp.runtime.processes.rank_devices import pipelines_of
 from lightning_gpp.runtime.waits import TransportError, Waits
 
 _BUCKET_BYTES = 25 * 2**20
@@ -61,10 +61,6 @@ class Peers:
         data = DeviceGroup.new(sets, device, timeout_s, self.waits)
         assert control is not None and data is not None, "every rank has peers"
         self._control, self._data = control, data
-
-    def __reduce__(self) -> Any:
-        """Connections of a running process have no copy: a copy of peers is None."""
-        return type(None), ()
 
     def close(self) -> None:
         """All peers after a run: they average nothing any more, but can still agree."""

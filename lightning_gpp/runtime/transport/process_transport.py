@@ -35,23 +35,25 @@ from torch import Tensor
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import Arrival, DeviceCopies, SideStream
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.processes.device_group import abort_group
-from lightning_gpp.runtime.processes.rank_devices import (
+from lightning_gpp.runtime.processes.groups import (
+    RankDevice,
+    abort_group,
     common_backend,
-    gather_rank_devices,
+    of_every_rank,
     own_group,
     pipelines_of,
 )
-from lightning_gpp.runtime.transport.message import (
+from lightning_gpp.runtime.transport.transport import (
     FIRST_BYTES,
     GOODBYE,
     Head,
+    Mailbox,
+    Tag,
     TensorHead,
     decode,
     encode,
     head_in,
 )
-from lightning_gpp.runtime.transport.transport import Mailbox, Tag
 from lightning_gpp.runtime.waits import (
     Background,
     TransportError,
@@ -90,7 +92,8 @@ class ProcessTransport:
 
     Args:
         device: where received tensors go.
-        backend: for tensors on devices: ``"gloo"``, or that of the devices (``"nccl"``).
+        backend: for tensors on devices: ``"gloo"``, or that of the devices (``"nccl"``); None: the
+            one by which the devices of all ranks can talk.
         timeout_s: limit of waits for peers that read nothing.
         waits: of this rank.
         num_pipelines: in as many parts ranks work for themselves; this is one of them.
@@ -106,7 +109,7 @@ class ProcessTransport:
     def __init__(
         self,
         device: torch.device,
-        backend: str = "gloo",
+        backend: str | None = "gloo",
         timeout_s: float = 1800.0,
         waits: Waits | None = None,
         *,
@@ -122,6 +125,8 @@ class ProcessTransport:
         self._control: Any = own_group(pipelines, "gloo", _LISTEN_TIMEOUT)
         self._payload: list[Any] = []  # to higher ranks, and to lower ones
         self._aborts: list[Callable[[], object]] = []
+        if backend is None:
+            backend = common_backend(of_every_rank(RankDevice.of(device)))
         if backend != "gloo":
             limit = timedelta(seconds=timeout_s)
             self._payload = [own_group(pipelines, backend, limit) for _ in range(2)]
@@ -143,18 +148,6 @@ class ProcessTransport:
             peer: start_thread(f"listen-{peer}", self._listen, peer, stack_bytes=0)
             for peer in self._senders
         }
-
-    @classmethod
-    def between(
-        cls,
-        device: torch.device,
-        timeout_s: float,
-        waits: Waits | None = None,
-        num_pipelines: int = 1,
-    ) -> ProcessTransport:
-        """All ranks: what joins the devices of a pipeline."""
-        backend = common_backend(gather_rank_devices(device))
-        return cls(device, backend, timeout_s, waits, num_pipelines=num_pipelines)
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
         """All ranks: makes the communicators of ranks that will exchange tensors of devices.

@@ -9,8 +9,7 @@ from functools import cached_property
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Option
-from lightning_gpp.spmd.rules.axes import Axes
-from lightning_gpp.spmd.rules.factors import Dims, FactorCut, FactorSpec, ShapedCall
+from lightning_gpp.spmd.rules.factors import Axes, Dims, FactorCut, FactorSpec, ShapedCall
 from lightning_gpp.spmd.rules.table import SPECS
 
 

@@ -91,12 +91,8 @@ def export_forward(
     """Exports ``module.forward(*args, **kwargs)`` in the module's present training mode.
 
     Whether values need gradients follows from the parameters', the arguments' and
-    ``torch.is_grad_enabled()``.
-
-    Args:
-        module: left as it is; its parameters may be on ``meta``.
-        args: of the forward; only shapes and types of tensors count.
-        kwargs: likewise, by name.
+    ``torch.is_grad_enabled()``. Of the arguments only shapes and types count; the module is left
+    as it is, and its parameters may be on ``meta``.
 
     Raises:
         ExportError: it cannot be captured.
@@ -347,7 +343,10 @@ class _NodeReader:
                 self._is_recorded,
             )
         )
-        return _like(node.meta["val"], iter(values))
+        own = iter(values)
+        return pytree.tree_map(
+            lambda each: next(own) if isinstance(each, Tensor) else None, node.meta["val"]
+        )
 
     def _out_of_place(
         self, node: Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any]
@@ -392,10 +391,3 @@ def _with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> An
     if isinstance(argument, list):
         return [_with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
     return argument
-
-
-def _like(value: Any, names: Iterator[str]) -> Any:
-    """The next names in the form of what an operator returns."""
-    if isinstance(value, tuple | list):
-        return [_like(each, names) for each in value]
-    return next(names) if isinstance(value, Tensor) else None

@@ -33,8 +33,7 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
     bytes_in_bucket,
 )
-from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.moves import Mover, Shards
+from lightning_gpp.spmd.run.moves import Collectives, Mover, Shards
 from lightning_gpp.spmd.run.operator_calls import CPU, is_random, run_operator
 
 Key = tuple[str, Placement]
@@ -156,12 +155,7 @@ class Interpreter:
 
 class _MoveNode(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        there: Callable[[Tensor], Tensor],
-        back: Callable[[Tensor], Tensor | None],
-    ) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, there: Callable[[Tensor], Tensor], back: Any) -> Tensor:
         ctx.back = back
         return there(tensor)
 

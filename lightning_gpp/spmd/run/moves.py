@@ -5,18 +5,48 @@ units of each of the ``outer`` parts (:class:`~lightning_gpp.spmd.placement.Plac
 
     outer=2, units=3, block=1, two devices with 2 and 1 units:   a b c | d e f
     device 0: a b d e        device 1: c f
+
+Contract of :class:`Collectives` (``tests/distributed/collectives_contract.py``), which
+:mod:`lightning_gpp.runtime.collectives` keeps over process groups: all ranks call the same methods
+in the same order; shards may differ in size and be empty; results do not alias arguments that are
+still the caller's; every wait gives up after its limit with an error that names ``purpose``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SUMMED, Placement, units_per_device
-from lightning_gpp.spmd.run.collectives import Collectives, Shape
+
+Shape = tuple[int, ...]
+
+
+class Collectives(Protocol):
+    """Collectives of one rank with the others."""
+
+    rank: int
+    num_ranks: int
+
+    def all_to_all(
+        self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, purpose: str
+    ) -> list[Tensor]:
+        """Gives every rank its part; what came from each, whose shapes are given."""
+
+    def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
+        """Begins a sum; calling what is returned waits for it. Others may come in between.
+
+        The tensor is given away: the sum may take its memory.
+        """
+
+    def broadcast(
+        self, tensor: Tensor | None, shape: Shape, dtype: torch.dtype, *, purpose: str
+    ) -> Tensor:
+        """Rank 0's tensor, which only rank 0 gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +179,8 @@ class Mover:
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
             return shards.join(group.all_to_all(parts, shapes, purpose=purpose), source)
         if source.is_shard:
-            shapes = shards.shapes(whole, source)
-            joined = shards.join(group.all_gather(tensor, shapes, purpose=purpose), source)
+            parts, shapes = [tensor] * group.num_ranks, shards.shapes(whole, source)
+            joined = shards.join(group.all_to_all(parts, shapes, purpose=purpose), source)
             return shards.cut(joined, target, rank) if target.is_shard else joined
         if target.is_shard:  # gloo's reduce-scatter cannot be waited for with a limit
             parts = shards.cut_all(tensor, target)

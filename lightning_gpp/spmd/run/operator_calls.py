@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.program import Computation, Option
-from lightning_gpp.spmd.run.collectives import Shape
-from lightning_gpp.spmd.run.moves import Mover
+from lightning_gpp.spmd.run.moves import Mover, Shape
 
 CPU = torch.device("cpu")
 

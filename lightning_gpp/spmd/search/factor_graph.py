@@ -27,8 +27,7 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.rules.theory import Rule, Theory
-from lightning_gpp.spmd.search.limits import Allowed
-from lightning_gpp.spmd.search.obtain import Obtained, ValueTable
+from lightning_gpp.spmd.search.choices import Allowed, Obtained, ValueTable
 
 
 @dataclass(frozen=True, slots=True)

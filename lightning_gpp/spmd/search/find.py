@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_gpp.common.units_of_measure import bytes_text
-from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.machine import Machine, Vector
+from lightning_gpp.spmd.costs.prices import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.choices import Allowed
 from lightning_gpp.spmd.search.factor_graph import FactorCosts, FactorGraph
-from lightning_gpp.spmd.search.limits import Allowed
 
 MOST_PRICES = 12
 """Tried between one too low and one high enough; a few are enough."""
@@ -97,28 +97,13 @@ def find_program(
     theory = theory or Theory(graph, machine.num_devices)
     search = _PricedSearch(FactorGraph(theory, machine, shares, allowed or Allowed()), name)
     found = search.at(0.0)
-    if limits_memory and not found.plan.evaluation.fits(machine):
+    if limits_memory and not found.evaluation.fits(machine):
         return search.fitting(found)
-    return found.plan
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """The cheapest program with some price of memory.
-
-    Attributes:
-        plan: with what no program costs less than, its bytes included.
-        seconds: of all that it pays.
-        held_bytes: on all devices with a limit together.
-    """
-
-    plan: SpmdPlan
-    seconds: float
-    held_bytes: float
+    return found
 
 
 class _PricedSearch:
-    """Answers at prices of memory.
+    """The cheapest programs at prices of memory.
 
     Args:
         factor_graph: the choice of a program.
@@ -128,6 +113,7 @@ class _PricedSearch:
     def __init__(self, factor_graph: FactorGraph, name: str) -> None:
         self._factor_graph, self._name = factor_graph, name
         self._machine = factor_graph.prices.machine
+        self._limited = np.isfinite(self._machine.memory_bytes)
         has_choice = [size > 1 for size in factor_graph.sizes]
         self._scopes = [
             tuple(each for each in factor.variables if has_choice[each])
@@ -135,26 +121,29 @@ class _PricedSearch:
         ]
         self._order = elimination_order(factor_graph.sizes, self._scopes)
 
-    def at(self, byte_s: float) -> _Answer:
-        """The cheapest program with a price per byte on any device with a limit."""
+    def _held_bytes(self, plan: SpmdPlan) -> float:
+        """On all devices with a limit together."""
+        return float(plan.evaluation.memory_bytes[self._limited].sum())
+
+    def at(self, byte_s: float) -> SpmdPlan:
+        """The cheapest program with a price per byte on any device with a limit.
+
+        With it what no program costs less than, its bytes included.
+        """
         graph = self._factor_graph
         every = {id(factor.costs): factor.costs for factor in graph.factors}
         tables = {key: table_of(costs, byte_s) for key, costs in every.items()}
         placed = [(s, tables[id(f.costs)]) for s, f in zip(self._scopes, graph.factors)]
         values, total_s = cheapest_values(self._order, placed, len(graph.sizes))
-        paid, seconds, held_bytes = list[int](), 0.0, 0.0
+        paid: list[int] = []
         for factor in graph.factors:
             costs, own = factor.costs, [values[variable] for variable in factor.variables]
             numbers = np.flatnonzero((costs.places == own).all(axis=1))
-            number = int(numbers[costs.priced(byte_s)[numbers].argmin()])
-            paid.append(number)
-            seconds += float(costs.seconds[number])
-            held_bytes += float(costs.memory_bytes[number])
+            paid.append(int(numbers[costs.priced(byte_s)[numbers].argmin()]))
         program = graph.program(paid, self._name)
-        evaluation = evaluate_program(program, graph.graph, self._machine)
-        return _Answer(SpmdPlan(program, evaluation, total_s), seconds, held_bytes)
+        return SpmdPlan(program, evaluate_program(program, graph.graph, self._machine), total_s)
 
-    def fitting(self, free: _Answer) -> SpmdPlan:
+    def fitting(self, free: SpmdPlan) -> SpmdPlan:
         """The cheapest program that fits, or a cheap one.
 
         Args:
@@ -164,35 +153,38 @@ class _PricedSearch:
             NoProgramFitsError: none fits, or none was found that does.
         """
         limits = self._machine.memory_bytes
-        limit_bytes = float(limits[np.isfinite(limits)].sum())
-        price, least_s = free.seconds / limit_bytes, free.plan.least_s or 0.0
+        limit_bytes = float(limits[self._limited].sum())
+        price, least_s = free.evaluation.price_s / limit_bytes, free.least_s or 0.0
         highest = price * HIGHEST
         fitting: list[SpmdPlan] = []
 
-        def at(price: float) -> tuple[_Answer, bool]:
-            """The answer, and whether it fits."""
+        def at(price: float) -> tuple[SpmdPlan, bool]:
+            """The cheapest program, and whether it fits."""
             nonlocal least_s
-            answer = self.at(price)
-            least_s = max(least_s, (answer.plan.least_s or 0.0) - price * limit_bytes)
-            fits = answer.plan.evaluation.fits(self._machine)
-            fitting.extend([answer.plan] if fits else [])
-            return answer, fits
+            plan = self.at(price)
+            least_s = max(least_s, (plan.least_s or 0.0) - price * limit_bytes)
+            fits = plan.evaluation.fits(self._machine)
+            fitting.extend([plan] if fits else [])
+            return plan, fits
 
         low, (high, fits) = free, at(price)
         while not fits:
             low, price = high, price * 8
             if price >= highest:
-                raise _too_large(high.plan.evaluation.memory_bytes, limits)
+                raise _too_large(high.evaluation.memory_bytes, limits)
             high, fits = at(price)
         for _ in range(MOST_PRICES):
-            if low.held_bytes <= high.held_bytes:
+            saved_bytes = self._held_bytes(low) - self._held_bytes(high)
+            if saved_bytes <= 0:
                 break
-            price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
-            answer, fits = at(price)
-            cost_s, high_s = (each.seconds + price * each.held_bytes for each in (answer, high))
+            price = (high.evaluation.price_s - low.evaluation.price_s) / saved_bytes
+            found, fits = at(price)
+            cost_s, high_s = (
+                each.evaluation.price_s + price * self._held_bytes(each) for each in (found, high)
+            )
             if cost_s >= high_s * (1 - SAME):
                 break
-            low, high = (low, answer) if fits else (answer, high)
+            low, high = (low, found) if fits else (found, high)
         best = min(fitting, key=lambda each: each.evaluation.price_s)
         return replace(best, least_s=least_s)
 

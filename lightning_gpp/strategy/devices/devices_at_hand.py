@@ -22,7 +22,7 @@ from lightning_gpp.cluster import (
     load_cluster,
 )
 from lightning_gpp.common.torch_device import device_name, memory_bytes
-from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.runtime.processes.groups import RankDevice
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
 """Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""
@@ -62,10 +62,10 @@ class DeviceAtHand:
     @classmethod
     def of(cls, device: torch.device) -> DeviceAtHand:
         """What this rank has."""
-        name, host = str(device), socket.gethostname()
-        if (own_bytes := memory_bytes(device)) is None:
-            return cls(name, device_name(device), host_memory_bytes(), host)
-        return cls(name, device_name(device), own_bytes, host, RankDevice.of(device).identity)
+        own_bytes = memory_bytes(device)
+        identity = "" if own_bytes is None else RankDevice.of(device).identity
+        memory = host_memory_bytes() if own_bytes is None else own_bytes
+        return cls(str(device), device_name(device), memory, socket.gethostname(), identity)
 
 
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:

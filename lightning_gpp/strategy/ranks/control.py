@@ -137,16 +137,12 @@ class Control:
         """All ranks: waits for the others."""
         self.combined(None, lambda _: None, purpose)
 
-    def flush(self) -> None:
-        """Waits until everything told so far has left."""
-        self.transport.flush()
-
     def gather(self, obj: Any, purpose: str) -> list[Any]:
         """All ranks: every rank's object on rank 0, an empty list on the others."""
         self.check_together()
         if not self.is_leader:
             self.send_to(0, obj)
-            self.flush()
+            self.transport.flush()
             return []
         return [obj, *(self.receive_from(rank, purpose) for rank in range(1, self.num_ranks))]
 
@@ -172,7 +168,7 @@ class Control:
             for piece in (*pieces, []):
                 self.receive_from(0, purpose)
                 self.send_to(0, piece)
-                self.flush()
+                self.transport.flush()
             return {}
         found = dict(own)
         self.tell(None)

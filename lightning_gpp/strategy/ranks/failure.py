@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,15 @@ class _Report:
     def of(cls, error: BaseException, rank: int) -> _Report:
         """Of an error of this rank."""
         summary = f"failed: {type(error).__name__}: {error}"
-        found = cls(rank, summary, "".join(traceback.format_exception(error)))
-        try:
-            told = replace(found, pickled=pickle.dumps(error))
-        except Exception:  # whatever it holds: ranks are told its text
-            return found
-        return found if told._same() is None else told
+        pickled = b""
+        # To loops StopIteration is the end of data, and what is no Exception ends more than a run.
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            with contextlib.suppress(Exception):  # whatever it holds: ranks are told its text
+                made = pickle.dumps(error)
+                again = pickle.loads(made)
+                is_same = (type(again), str(again)) == (type(error), str(error))
+                pickled = made if is_same and len(made) <= _MOST_PICKLED_BYTES else b""
+        return cls(rank, summary, "".join(traceback.format_exception(error)), pickled)
 
     @property
     def text(self) -> str:
@@ -93,24 +96,12 @@ class _Report:
 
     def error(self) -> Exception:
         """To be raised on other ranks: of the same type, so that scripts handle it alike."""
-        error = self._same() or PeerError(self.full_text)
-        error.__dict__["of_other_rank"] = self.full_text
-        if not isinstance(error, PeerError):
-            add_note(error, self.full_text)
-        return error
-
-    def _same(self) -> Exception | None:
-        """An error that says the same, if this process can make it."""
-        if not self.pickled or len(self.pickled) > _MOST_PICKLED_BYTES:
-            return None
-        try:
+        error: Exception = PeerError(self.full_text)
+        with contextlib.suppress(Exception):  # this process cannot make it, or there is none
             error = pickle.loads(self.pickled)
-            says = f"failed: {type(error).__name__}: {error}"
-        except Exception:  # it is made in a way of its own
-            return None
-        is_end_of_data = isinstance(error, StopIteration)  # to loops
-        is_same = isinstance(error, Exception) and says == self.summary and not is_end_of_data
-        return error if is_same else None
+            add_note(error, self.full_text)
+        error.__dict__["of_other_rank"] = self.full_text
+        return error
 
 
 def add_note(error: BaseException, text: str) -> None:

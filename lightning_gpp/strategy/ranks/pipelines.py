@@ -23,8 +23,8 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from lightning_gpp.runtime.processes.groups import device_backend, meet
 from lightning_gpp.runtime.processes.peers import Peers
-from lightning_gpp.runtime.processes.rank_devices import device_backend, meet
 from lightning_gpp.strategy.build import build_pipeline
 from lightning_gpp.strategy.devices.accelerators import (
     EmulatedAccelerator,
@@ -126,12 +126,8 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
-        state = super().__getstate__() | {
-            "_session": None,
-            "_hooks": None,
-            "peers": None,
-            "_scopes": ExitStack(),
-        }
+        running = dict.fromkeys(("_session", "_hooks", "peers"))
+        state = super().__getstate__() | running | {"_scopes": ExitStack()}
         if isinstance(self._launcher, SubprocessScriptLauncher):
             state["_launcher"] = launcher = copy.copy(self._launcher)
             launcher.procs = []
@@ -321,13 +317,12 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
         """Whether all (or any) ranks say yes."""
         if not distributed_is_initialized():
             return decision
-        if (control := self.control) is None:
-            votes, num_ranks = self.total(torch.tensor(int(decision))), dist.get_world_size()
-            return bool(votes == num_ranks if all else votes)
+        control = self.control
         if self.user_code_alone is None:
             votes = self.total(torch.tensor(int(decision)))
-            decision = bool(votes == control.num_ranks if all else votes)
-        if self.peers is None:
+            voters = dist.get_world_size() if control is None else control.num_ranks
+            decision = bool(votes == voters if all else votes)
+        if self.peers is None or control is None:
             return decision
         op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
         vote = torch.tensor(int(decision))

@@ -35,16 +35,18 @@ TERMINATED = 128 + signal.SIGTERM
 class ProcessLauncher(MultiProcessingLauncher):
     """Starts the ranks by ``spawn``, ``fork`` or ``forkserver``; none outlives the job."""
 
+    _strategy: Any
+
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a function on all ranks and returns what it returns on rank 0."""
         if self._start_method != "fork":  # each imports torch and Lightning, for seconds
-            show(f"Starting {self._our_strategy.num_processes} processes ...")
+            show(f"Starting {self._strategy.num_processes} processes ...")
         with ended_after_error():
             return super().launch(*args, **kwargs)
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
         """What rank 0 sends beside weights: how far training came, and the plan that was shown."""
-        shown = self._our_strategy.reports.shown_plan
+        shown = self._strategy.reports.shown_plan
         own = {"handed_back": handed_back(trainer), "shown_plan": shown}
         return super().get_extra_results(trainer) | own
 
@@ -52,11 +54,7 @@ class ProcessLauncher(MultiProcessingLauncher):
         """Takes it over in the starting process, from which the next loop's ranks are started."""
         super().update_main_process_results(trainer, extra)
         take_back(trainer, extra["handed_back"])
-        self._our_strategy.reports.shown_plan = extra["shown_plan"]
-
-    @property
-    def _our_strategy(self) -> Any:
-        return self._strategy
+        self._strategy.reports.shown_plan = extra["shown_plan"]
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.

@@ -12,7 +12,7 @@ import torch
 from lightning_gpp.common.torch_device import synchronize
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 

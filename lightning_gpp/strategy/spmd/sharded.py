@@ -9,22 +9,18 @@ state of optimizers lies as the parameters do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.state.optimizers import NamesParameters, PartialOptimizer
-from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.state.partition import Partition
 
 ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -54,8 +50,7 @@ class ShardedPartition(Partition):
         control: Control,
         device: torch.device,
     ) -> None:
-        readers = {name: range(control.num_ranks) for name in storage}
-        super().__init__(module, ownership(module, readers), control, device)
+        super().__init__(module, {n: range(control.num_ranks) for n in storage}, control, device)
         names = [name for name, where in storage.items() if where.is_shard and name in self._places]
         self.storage = {name: storage[name] for name in names}
         self.shards = shards
@@ -73,7 +68,7 @@ class ShardedPartition(Partition):
         self._parts[name] = whole = self._tensor(name)
         part = self.shards.cut(whole.detach(), self.storage[name], self.rank).clone()
         self._replace(name, torch.empty_like(whole, device="meta"))
-        whole.data = part.to(self._device)
+        whole.data = part.to(self.device)
         self._agreed[name] = whole.requires_grad
 
     def stored(self, name: str) -> Tensor:
@@ -127,7 +122,7 @@ class ShardedPartition(Partition):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that an optimizer has of the module, this rank's parts among them."""
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in super().named_parameters():
             part = self._parts.get(name, parameter)
             assert isinstance(part, nn.Parameter)
             yield name, part
@@ -138,21 +133,20 @@ class ShardedPartition(Partition):
 
     # What a partition answers ----------------------------------------------------------------
 
-    def copies(self) -> list[str]:
-        """Names of what several ranks hold whole."""
-        return [name for name in super().copies() if name not in self.storage]
+    def held_with_others(self) -> dict[str, nn.Parameter]:
+        """Parameters that all ranks hold whole, by name."""
+        found = super().held_with_others()
+        return {name: each for name, each in found.items() if name not in self.storage}
 
     def whole_values(self) -> dict[str, Tensor]:
-        """All ranks: on rank 0 the CPU values of what it does not hold whole."""
-        values = super().whole_values()
-        own = {name: part.detach().cpu() for name, part in self._parts.items()}
-        gathered = self._control.gather(own, "gathering the parts of the weights on rank 0")
-        if gathered:
-            for name in own:
-                values[name] = self.shards.join(
-                    [parts[name] for parts in gathered], self.storage[name]
-                )
-        return values
+        """All ranks: on rank 0, which holds the rest, the CPU values of what is divided."""
+        own = {(self.rank, name): part.detach().cpu() for name, part in self._parts.items()}
+        found = self.control.collect(own, "gathering the weights on rank 0", self.stores)
+        ranks = range(self.control.num_ranks)
+        return {
+            name: self.shards.join([found[rank, name] for rank in ranks], self.storage[name])
+            for name in (self._parts if found else ())
+        }
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank has ``meta`` tensors; a part becomes the whole."""
@@ -190,42 +184,31 @@ class ShardedPartition(Partition):
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: parts on all, whole ones on one."""
-        whole = [name for name in self.owners.counted_by(self.rank) if name not in self.storage]
-        tensors = [self._tensor(name) for name in whole] + list(self._parts.values())
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        whole = [name for name in self._counted if name not in self.storage]
+        return self._parameters([*whole, *self._parts])
 
 
-@dataclass(slots=True)
 class ShardedOptimizer(PartialOptimizer):
-    """An optimizer of parameters that are whole, in parts, or on rank 0 alone.
-
-    Attributes:
-        partition: knows which.
-    """
+    """An optimizer of parameters that are whole, in parts, or on rank 0 alone."""
 
     partition: ShardedPartition
 
-    @classmethod
-    def of(
-        cls, optimizer: Optimizer, partition: ShardedPartition, held: Sequence[nn.Parameter]
-    ) -> ShardedOptimizer:
-        """Takes the optimizer of a module that is still whole.
+    def check(self) -> None:
+        """Before the module is divided.
 
         Raises:
             TypeError: there are parts of parameters, and it is not known to treat every element by
                 itself.
         """
-        sharded = list(partition.storage)
-        if sharded and type(optimizer) not in ELEMENTWISE:
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        sharded, kind = list(self.partition.storage), type(self.optimizer)
+        if sharded and kind not in ELEMENTWISE:
+            known = ", ".join(each.__name__ for each in ELEMENTWISE)
             raise TypeError(
-                f"{type(optimizer).__name__} is not known to treat every element of a parameter by "
-                f"itself, and the program divides {sharded[0]!r} and {len(sharded) - 1} others "
-                f"over the devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), "
-                "which stores every parameter whole"
+                f"{kind.__name__} is not known to treat every element of a parameter by itself, "
+                f"and the program divides {sharded[0]!r} and {len(sharded) - 1} others over the "
+                f"devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), which "
+                "stores every parameter whole"
             )
-        base = PartialOptimizer.keep(optimizer, partition, held)
-        return cls(base.optimizer, base.names, base.kept, partition)
 
     def place_state(self) -> None:
         """State of the whole parameters, out of a checkpoint, becomes that of the parts."""
@@ -236,33 +219,13 @@ class ShardedOptimizer(PartialOptimizer):
                 if isinstance(value, Tensor) and tuple(value.shape) == partition.whole_shape(name):
                     rank = partition.rank
                     state[key] = partition.shards.cut(value, placement, rank).clone()
-        PartialOptimizer.place_state(self)
+        super().place_state()
 
-    def adopt_new_groups(
-        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
-    ) -> None:
-        """Drops what this rank does not hold from groups that were added since.
-
-        Raises:
-            NotImplementedError: such a group has a parameter that is divided.
-        """
-        for group in self.optimizer.param_groups[len(self.names) :]:
-            if any(parameter.is_meta for parameter in group["params"]):
-                raise NotImplementedError(
-                    "a group with divided parameters was added to the optimizer while training; "
-                    "give it to the optimizer in configure_optimizers"
-                )
-        PartialOptimizer.adopt_new_groups(self, module, held)
-
-    def whole_state_dict(
-        self, control: Control, store: Callable[[Tensor], Tensor]
-    ) -> dict[str, Any]:
+    def whole_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
-        found = control.collect(
-            {(control.rank, index): each for index, each in self.state_by_index().items()},
-            "gathering the optimizer state on rank 0",
-            partial(pytree.tree_map_only, Tensor, store),
-        )
+        control = self.partition.control
+        own = {(control.rank, index): each for index, each in self.state_by_index().items()}
+        found = self._gathered(own)
         if not control.is_leader:
             return self.optimizer.state_dict()
         state = {index: found[rank, index] for rank, index in sorted(found, reverse=True)}

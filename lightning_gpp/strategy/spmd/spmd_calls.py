@@ -22,7 +22,7 @@ from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
@@ -43,9 +43,6 @@ NO_AUTOCAST = (
     "an SPMD program is of operators with the types that they were exported with, which autocast "
     "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
 )
-
-MANY_EXPORTS = 8
-"""A warning comes with this many: exporting takes about as long as a hundred small steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +100,17 @@ class SpmdCalls(ForwardCalls):
         num_ranks = run.control.num_ranks
         self._group = ProcessCollectives(run.settings.timeout_s, run.device, run.waits)
         self._planner: ProgramPlanner | None = None
+        self._has_shares = shares is not None
         self._shares = tuple(shares or (1 / num_ranks,) * num_ranks)
         self._exports: dict[Hashable, _Known] = {}
         self._tentative: Hashable = None
         """The key of a training call that one in evaluation has led to; it may come otherwise."""
         self._has_trained = False
 
-    def prepare(self, planner: str | ProgramPlanner, *, has_shares: bool) -> None:
+    def prepare(self, planner: str | ProgramPlanner) -> None:
         """All ranks time what they are to do; rank 0 has a planner afterwards, if it is named."""
         if isinstance(planner, str):
-            self._planner = planner_for(self._run, self._group, planner, has_shares=has_shares)
+            self._planner = planner_for(self._run, self._group, planner, self._has_shares)
         else:
             self._planner = planner
 
@@ -133,11 +131,11 @@ class SpmdCalls(ForwardCalls):
         storage = {prefix + name: program.stored(name) for name in names}
         shards = Shards(program.shares)
         partition = ShardedPartition(run.module, storage, shards, run.control, run.device)
-        model = SpmdModel(partition, self._group, run.control, prefix, run.device)
+        model = SpmdModel(partition, self._group, prefix)
         model.add(package)
         run.take(
             model,
-            lambda optimizer, held: ShardedOptimizer.of(optimizer, partition, held),
+            ShardedOptimizer,
             [prefix + name for name in written_buffers(package.graph)],
         )
         model.optimizers = run.partial_optimizers
@@ -227,12 +225,6 @@ class SpmdCalls(ForwardCalls):
             run.lead(Build(Autocast.current(run.device)))
             self.build(package)
         run.leader_state.look_again()
-        if number + 1 == MANY_EXPORTS:
-            rank_zero_warn(
-                f"the forward was called with {MANY_EXPORTS} forms of arguments (sizes, modes), "
-                "each of which is captured by itself; pad batches to a few sizes, or use "
-                "DataLoader(drop_last=True)"
-            )
         has_random = any(map(is_random, graph.operators))
         return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.emulation.real_time import RealTime
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
@@ -57,9 +57,7 @@ class SpmdModel:
     Attributes:
         partition: what this rank holds.
         group: the ranks.
-        control: between rank 0 and the others.
         prefix: of the divided module's names in the LightningModule.
-        device: of this rank.
         time: in which steps run, which is real.
         optimizers: of the parameters that this rank has, or has parts of.
         interpreters: one per export, in their order, with its constants.
@@ -67,17 +65,16 @@ class SpmdModel:
 
     partition: ShardedPartition
     group: ProcessCollectives
-    control: Control
     prefix: str
-    device: torch.device
     time: RealTime = field(default_factory=RealTime)
     optimizers: list[PartialOptimizer] = field(default_factory=list)
     interpreters: list[tuple[Interpreter, dict[str, Tensor]]] = field(default_factory=list)
 
     def add(self, package: ProgramPackage) -> None:
         """Another export can be called."""
-        there = {name: value.to(self.device) for name, value in package.constants.items()}
-        interpreter = Interpreter(package.graph, package.program, self.group, self.device)
+        device = self.partition.device
+        there = {name: value.to(device) for name, value in package.constants.items()}
+        interpreter = Interpreter(package.graph, package.program, self.group, device)
         self.interpreters.append((interpreter, there))
 
     def call(self, message: Forward, boundary: CallBoundary | None) -> RankCall:
@@ -88,13 +85,13 @@ class SpmdModel:
     def forward(self, message: Forward, boundary: CallBoundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
         halves = self._halves(message, boundary)
-        with torch.no_grad(), message.autocast.on(self.device), lifted():
+        with torch.no_grad(), message.autocast.on(self.partition.device), lifted():
             halves.forward_half()
 
     def _halves(self, message: Forward, boundary: CallBoundary | None) -> _Halves:
         assert isinstance(message, SpmdForward)
         for partial in self.optimizers:
-            partial.adopt_new_groups(self.partition, self.partition.held_parameters)
+            partial.adopt_new_groups()
         self.partition.agree_on_gradients()
         interpreter, constants = self.interpreters[message.export]
         stored = {
@@ -103,7 +100,8 @@ class SpmdModel:
             if value.source in (ValueSource.PARAMETER, ValueSource.BUFFER)
             and value.name not in constants
         }
-        return _Halves(interpreter, constants | stored, message.seed, boundary, self.control)
+        values, control = constants | stored, self.partition.control
+        return _Halves(interpreter, values, message.seed, boundary, control)
 
     def close(self) -> None:
         """All ranks: gives the process group back."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning, ThroughputMonitor
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.overrides import TorchFunctionMode
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import averages_kept_by, is_overridden, throughputs_of
@@ -84,27 +84,12 @@ def finetuning_hooks(
             hook = callback.on_train_epoch_start
 
             def on_whole_groups(*args: Any, hook: Callable[..., Any] = hook, **kwargs: Any) -> Any:
-                with whole_optimizers(), SameParameter():
+                with whole_optimizers(), instance_attribute(torch, "equal", operator.is_):
                     return hook(*args, **kwargs)
 
-            replaced = functools.wraps(hook)(on_whole_groups)
-            stack.enter_context(instance_attribute(callback, "on_train_epoch_start", replaced))
+            wrapped = functools.wraps(hook)(on_whole_groups)
+            stack.enter_context(instance_attribute(callback, "on_train_epoch_start", wrapped))
     return stack
-
-
-class SameParameter(TorchFunctionMode):
-    """While active, ``torch.equal`` asks whether two tensors are one object."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.equal:
-            return args[0] is args[1]
-        return func(*args, **(kwargs or {}))
 
 
 def count_pipelines(trainer: pl.Trainer, num_pipelines: int) -> None:

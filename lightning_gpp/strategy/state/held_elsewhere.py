@@ -13,9 +13,8 @@ of tensors; here it is, so that such a change is an error and not lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -66,13 +65,7 @@ class HeldElsewhere(TorchFunctionMode):
         self.device = device
         self._of_stages = of_stages
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device, name = self.device, getattr(func, "__name__", "")
         if device is not None and args and isinstance(args[0], Tensor) and args[0].is_meta:
@@ -95,12 +88,7 @@ class HeldElsewhere(TorchFunctionMode):
             self._check_inputs(kwargs["inputs"])
         return func(*args, **kwargs)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        place: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, place: Any) -> None:
         super().__exit__(kind, error, place)  # type: ignore[no-untyped-call]
         if isinstance(error, RuntimeError) and any(t in str(error).lower() for t in _LACKS_VALUES):
             raise RuntimeError(LACKS_VALUES) from error

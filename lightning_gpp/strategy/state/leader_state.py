@@ -47,39 +47,15 @@ Key = tuple[str, Any, str]
 State = dict[Key, Any]
 
 
-_Values = dict[tuple[str, str], "_Seen"]
-"""Paths of parts and names of attributes -> values."""
+_Values = dict[tuple[str, str], tuple[Any, Any]]
+"""Path of a part and name of an attribute -> its value, and what tells that this has changed: the
+entries of a list, how often a tensor was changed."""
 
 
-class _Seen(NamedTuple):
-    """A value, and what tells that it has changed: the entries of a list, a tensor's version."""
-
-    value: Any
-    mark: Any
-
-    @classmethod
-    def of(cls, value: Any) -> _Seen:
-        if isinstance(value, Tensor):
-            return cls(value, num_changes(value))
-        return cls(value, tuple(value) if isinstance(value, list) else None)
-
-    def is_as(self, old: _Seen) -> bool:
-        """Of values that are no lists; a tensor whose changes nobody counts is taken as changed."""
-        if isinstance(self.value, Tensor):
-            return self.value is old.value and self.mark == old.mark is not None
-        return type(self.value) is type(old.value) and bool(self.value == old.value)
-
-    def filled(self, old: _Seen) -> tuple[bool, int, tuple[Any, ...]] | None:
-        """Of a list: whether it is another one, entries that stay, those after; None: the same."""
-        before = old.mark if isinstance(old.value, list) else ()
-        stays = len(before) <= len(self.mark) and all(map(operator.is_, before, self.mark))
-        kept, is_new = len(before) if stays else 0, old.value is not self.value
-        if not is_new and kept == len(self.mark) == len(before):
-            return None
-        return is_new, kept, self.mark[kept:]
-
-
-_NOTHING = _Seen(_MISSING, None)
+def _seen(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, Tensor):
+        return value, num_changes(value)
+    return value, tuple(value) if isinstance(value, list) else None
 
 
 class _Snapshot(NamedTuple):
@@ -103,11 +79,7 @@ class LeaderState:
     """
 
     def __init__(
-        self,
-        module: pl.LightningModule,
-        optimizers: Sequence[Optimizer],
-        *,
-        has_followers: bool = True,
+        self, module: pl.LightningModule, optimizers: Sequence[Optimizer], has_followers: bool
     ) -> None:
         self._module, self._has_followers = module, has_followers
         self._optimizers = optimizers
@@ -236,7 +208,7 @@ class LeaderState:
             bytes(map(_requires_grad, tensors)),
             self._settings(),
             [part.__dict__.copy() for _, part in self._parts],
-            {("", name): _Seen.of(value) for name, value in own if type(value) is list},
+            {("", name): _seen(value) for name, value in own if type(value) is list},
         )
 
     def _settings(self) -> State:
@@ -253,7 +225,7 @@ class LeaderState:
 
     def _metric_states(self) -> _Values:
         return {
-            (path, name): _Seen.of(value)
+            (path, name): _seen(value)
             for path, metric in self._of_metrics
             for name, value in vars(metric).items()
             if name not in _METRICS_OWN and _is_state(value)
@@ -277,10 +249,8 @@ class LeaderState:
                         continue
                     if not isinstance(before, _PLAIN) or before != value:
                         changes["attribute", path, name] = value
-        told = _changes(old.lists, new.lists)
-        return changes | {
-            key: value for key, value in told.items() if all(map(_is_number, value[2]))
-        }
+        told = _changes(old.lists, new.lists).items()
+        return changes | {key: value for key, value in told if all(map(_is_number, value[2]))}
 
 
 def _tensors_at(places: Sequence[TensorPlace]) -> list[Tensor]:
@@ -289,15 +259,23 @@ def _tensors_at(places: Sequence[TensorPlace]) -> list[Tensor]:
 
 
 def _changes(old: _Values, new: _Values) -> State:
-    """The new values, and of lists the entries after those that stay."""
+    """The new values; of lists whether it is another one, entries that stay, and those after."""
     changes: State = {}
-    for (path, name), now in new.items():
-        before = old.get((path, name), _NOTHING)
-        if isinstance(now.value, list):
-            if (filled := now.filled(before)) is not None:
-                changes["list", path, name] = *filled[:2], list(map(_copy, filled[2]))
-        elif not now.is_as(before):
-            changes["attribute", path, name] = _copy(now.value)
+    for (path, name), (value, mark) in new.items():
+        was, before = old.get((path, name), (_MISSING, None))
+        if isinstance(value, list):
+            before = before if isinstance(was, list) else ()
+            stays = len(before) <= len(mark) and all(map(operator.is_, before, mark))
+            kept, is_new = len(before) if stays else 0, value is not was
+            if is_new or not kept == len(before) == len(mark):
+                changes["list", path, name] = is_new, kept, [*map(_copy, mark[kept:])]
+            continue
+        if isinstance(value, Tensor):  # one whose changes nobody counts is taken as changed
+            is_same = value is was and mark == before is not None
+        else:
+            is_same = type(value) is type(was) and bool(value == was)
+        if not is_same:
+            changes["attribute", path, name] = _copy(value)
     return changes
 
 

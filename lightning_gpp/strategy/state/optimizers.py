@@ -8,9 +8,9 @@ the indices they have on one device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.mapped_tensor import in_memory
-from lightning_gpp.strategy.ranks.control import Control
-
-NamesParameters = Any
-"""A module, or what stands for it: has ``named_parameters``, each once."""
+from lightning_gpp.strategy.state.partition import Partition
 
 
 @dataclass(slots=True)
@@ -32,39 +29,35 @@ class PartialOptimizer:
 
     Attributes:
         optimizer: the user's.
+        partition: which these are, and their names.
         names: for every group the names of all its parameters, as on one device.
         kept: for every group the positions of the parameters that this rank keeps.
     """
 
     optimizer: Optimizer
-    names: list[list[str]]
-    kept: list[list[int]]
+    partition: Partition
+    names: list[list[str]] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
 
-    @classmethod
-    def keep(
-        cls, optimizer: Optimizer, module: NamesParameters, held: Sequence[nn.Parameter]
-    ) -> PartialOptimizer:
-        """Drops what this rank does not hold from an optimizer of the whole module.
-
-        Args:
-            optimizer: of the whole module; ``module`` is still whole.
-            module: names the parameters.
-            held: the parameters that this rank holds.
+    def check(self) -> None:
+        """Before the module is divided.
 
         Raises:
             TypeError: the optimizer looks at all parameters together, so it cannot be split.
         """
-        own = {id(parameter) for parameter in held}
-        is_split = any(id(p) not in own for g in optimizer.param_groups for p in g["params"])
-        if is_split and isinstance(optimizer, torch.optim.LBFGS):
+        own = set(map(id, self.partition.held_parameters()))
+        is_split = any(id(p) not in own for g in self.optimizer.param_groups for p in g["params"])
+        if is_split and isinstance(self.optimizer, torch.optim.LBFGS):
             raise TypeError(
                 "LBFGS takes inner products over all parameters, which are spread over ranks here; "
                 "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"
             )
-        found = cls(optimizer, [], [])
-        for parameter in found._drop_from_groups(module, held):
-            optimizer.state.pop(parameter, None)
-        return found
+
+    def keep_held(self) -> None:
+        """Drops what this rank does not hold from the groups of one device."""
+        self.names, self.kept = [], []
+        for parameter in self._drop_from_groups():
+            self.optimizer.state.pop(parameter, None)
 
     def place_state(self) -> None:
         """The state of parameters goes where they are; what only counts steps, as torch has it."""
@@ -77,44 +70,40 @@ class PartialOptimizer:
                         state[key] = in_memory(value).to(parameter.device)
 
     @contextmanager
-    def whole_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> Iterator[None]:
+    def whole_groups(self) -> Iterator[None]:
         """Groups have all parameters of one device while the body runs, on ``meta`` if elsewhere.
 
         The body may add groups and load state; what this rank does not hold is dropped after.
         """
-        self._fill_groups(module)
+        self._fill_groups()
         yield
-        whole = PartialOptimizer.keep(self.optimizer, module, held)
-        self.names, self.kept = whole.names, whole.kept
+        self.keep_held()
         self.place_state()
 
-    def adopt_new_groups(
-        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
-    ) -> None:
+    def adopt_new_groups(self) -> None:
         """Drops what this rank does not hold from groups that were added since."""
         if len(self.optimizer.param_groups) > len(self.names):
-            self._drop_from_groups(module, held())
+            self._drop_from_groups()
 
-    def _drop_from_groups(
-        self, module: NamesParameters, held: Sequence[nn.Parameter]
-    ) -> list[nn.Parameter]:
+    def _drop_from_groups(self) -> list[nn.Parameter]:
         """Drops what is not held from groups that are not known yet; returns it."""
-        name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-        held_ids = {id(parameter) for parameter in held}
+        name_of = {id(parameter): name for name, parameter in self.partition.named_parameters()}
+        held = set(map(id, self.partition.held_parameters()))
         dropped: list[nn.Parameter] = []
         for group in self.optimizer.param_groups[len(self.names) :]:
             if any(id(parameter) not in name_of for parameter in group["params"]):
                 raise ValueError(
-                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
-                    "make what it belongs to an attribute of the module"
+                    "the optimizer holds a parameter that is no parameter of the LightningModule "
+                    "(make what it belongs to an attribute of the module), or one that an SPMD "
+                    "program divides (give it to the optimizer in configure_optimizers)"
                 )
             self.names.append([name_of[id(p)] for p in group["params"]])
-            self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
-            dropped += [p for p in group["params"] if id(p) not in held_ids]
-            group["params"] = [p for p in group["params"] if id(p) in held_ids]
+            self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held])
+            dropped += [p for p in group["params"] if id(p) not in held]
+            group["params"] = [p for p in group["params"] if id(p) in held]
         return dropped
 
-    def _held(self) -> dict[int, nn.Parameter]:
+    def held_by_index(self) -> dict[int, nn.Parameter]:
         """The parameters that this rank keeps, by their indices on one device."""
         found: dict[int, nn.Parameter] = {}
         offset = 0
@@ -126,46 +115,35 @@ class PartialOptimizer:
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[str], list[int]]]:
         return zip(self.optimizer.param_groups, self.names, self.kept, strict=True)
 
-    def kept_indices(self) -> list[int]:
-        """Indices on one device of the parameters that this rank keeps."""
-        return list(self._held())
-
-    def state_by_index(
-        self, counted: Iterable[nn.Parameter] | None = None
-    ) -> dict[int, dict[str, Any]]:
+    def state_by_index(self, *, counted_only: bool = False) -> dict[int, dict[str, Any]]:
         """State of the parameters of this rank by their index on one device, on the CPU.
 
         Args:
-            counted: of these only; by default of all.
+            counted_only: whether only of those that count on this rank.
         """
-        ids = None if counted is None else {id(parameter) for parameter in counted}
+        counted = set(map(id, self.partition.counted_parameters()))
         return {
             index: pytree.tree_map_only(
                 Tensor, lambda leaf: leaf.detach().cpu(), dict(self.optimizer.state[parameter])
             )
-            for index, parameter in self._held().items()
-            if parameter in self.optimizer.state and (ids is None or id(parameter) in ids)
+            for index, parameter in self.held_by_index().items()
+            if parameter in self.optimizer.state and (not counted_only or id(parameter) in counted)
         }
 
-    def whole_state_dict(
-        self, control: Control, store: Callable[[Tensor], Tensor]
-    ) -> dict[str, Any]:
-        """All ranks: on rank 0 the state dict that one device would write, else this rank's own.
+    def whole_state_dict(self) -> dict[str, Any]:
+        """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
+        found = self._gathered(self.state_by_index())
+        is_leader = self.partition.control.is_leader
+        return self._state_dict(found) if is_leader else self.optimizer.state_dict()
 
-        Args:
-            control: how to reach the other ranks.
-            store: where rank 0 keeps a tensor of another.
-        """
-        found = control.collect(
-            self.state_by_index(),
-            "gathering the optimizer state on rank 0",
-            partial(pytree.tree_map_only, Tensor, store),
-        )
-        return self._state_dict(found) if control.is_leader else self.optimizer.state_dict()
+    def _gathered(self, own: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+        store = partial(pytree.tree_map_only, Tensor, self.partition.stores)
+        purpose = "gathering the optimizer state on rank 0"
+        return self.partition.control.collect(own, purpose, store)
 
-    def counted_state_dict(self, counted: Iterable[nn.Parameter]) -> dict[str, Any]:
-        """What one device would write, with the state of these parameters of this rank only."""
-        return self._state_dict(self.state_by_index(counted))
+    def counted_state_dict(self) -> dict[str, Any]:
+        """What one device would write, with the state that counts on this rank only."""
+        return self._state_dict(self.state_by_index(counted_only=True))
 
     def _state_dict(self, state: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """As one device would write it."""
@@ -176,14 +154,14 @@ class PartialOptimizer:
         ]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
+    def make_whole(self, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""
-        self._fill_groups(module)
+        self._fill_groups()
         self.optimizer.load_state_dict(state)
 
-    def _fill_groups(self, module: NamesParameters) -> None:
+    def _fill_groups(self) -> None:
         """Groups get all parameters that they have on one device."""
-        parameters = dict(module.named_parameters())
+        parameters = dict(self.partition.named_parameters())
         for group, names, kept in self._groups():
             own = dict(zip(kept, group["params"], strict=True))
             group["params"] = [own.get(i, parameters[name]) for i, name in enumerate(names)]

@@ -8,8 +8,7 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,71 +20,61 @@ from lightning_gpp.common.torch_device import free_bytes, is_accelerator
 from lightning_gpp.strategy.ranks.control import Control
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Ranks that hold each parameter and buffer.
-
-    Attributes:
-        holders: first qualified name of a tensor of the module -> ranks, ascending. The first
-            holder's value is the one that counts.
-        read: names of what a stage reads; the others are rank 0's.
-    """
-
-    holders: Mapping[str, tuple[int, ...]]
-    read: frozenset[str]
-
-    def held_by(self, rank: int) -> list[str]:
-        """Names of what a rank holds, in a fixed order."""
-        return [name for name, ranks in self.holders.items() if rank in ranks]
-
-    def counted_by(self, rank: int) -> list[str]:
-        """Names of what a rank holds first, so that each name counts on one rank."""
-        return [name for name, ranks in self.holders.items() if ranks[0] == rank]
-
-
-def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Ownership:
-    """Who holds what.
-
-    Args:
-        module: the whole LightningModule.
-        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
-    """
-    places = list(tensor_places(module, remove_duplicate=False))
-    first_name = {id(place.tensor): place.name for place in reversed(places)}
-    first_of = {place.name: first_name[id(place.tensor)] for place in places}
-    ranks: dict[str, set[int]] = {name: set() for name in first_of.values()}
-    for name, reading in readers.items():
-        ranks[first_of[name]].update(reading)
-    holders = {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()}
-    return Ownership(holders, frozenset(name for name, found in ranks.items() if found))
-
-
 class Partition:
     """The module of this rank, partial while the pipeline runs.
 
     Args:
         module: the whole LightningModule.
-        owners: who holds what.
+        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
         control: how to reach the other ranks.
         device: where this rank's stages run.
 
     Attributes:
+        control: likewise.
+        device: likewise.
         rank: this rank.
+        holders: first name of a tensor of the module -> ranks that hold it, ascending; the value
+            of the first one counts.
+        read: first names of what a stage reads; the others are rank 0's.
     """
 
     def __init__(
-        self, module: nn.Module, owners: Ownership, control: Control, device: torch.device
+        self,
+        module: nn.Module,
+        readers: Mapping[str, Iterable[int]],
+        control: Control,
+        device: torch.device,
     ) -> None:
-        self.module, self.owners = module, owners
-        self.rank, self._control, self._device = control.rank, control, device
-        self._places = _places(module)
-        self._held = owners.held_by(self.rank)
+        self.module, self.rank = module, control.rank
+        self.control, self.device = control, device
+        places: dict[int, list[TensorPlace]] = {}
+        for place in tensor_places(module):
+            places.setdefault(id(place.tensor), []).append(place)
+        self._places = {of_one[0].name: of_one for of_one in places.values()}
+        reading = self._by_first_name(readers)
+        self.holders = {name: reading.get(name, (0,)) for name in self._places}
+        self.read = {*reading}
+        self._held = [name for name, ranks in self.holders.items() if self.rank in ranks]
+        self._counted = [name for name, ranks in self.holders.items() if self.rank == ranks[0]]
         self._in_files = any(is_mapped(self._tensor(name)) for name in self._places)
+
+    def _first_names(self) -> dict[str, str]:
+        """Every name that a tensor has in the module -> its first one."""
+        first = {id(self._tensor(name)): name for name in self._places}
+        places = tensor_places(self.module, remove_duplicate=False)
+        return {place.name: first[id(place.tensor)] for place in places}
+
+    def _by_first_name(self, readers: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+        """Ranks that read each tensor, by its first name, of what is read."""
+        first, ranks = self._first_names(), dict[str, set[int]]()
+        for name, reading in readers.items():
+            ranks.setdefault(first[name], set()).update(reading)
+        return {name: tuple(sorted(found)) for name, found in ranks.items() if found}
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
-        device = next((parameter.device for parameter in module.parameters()), self._device)
-        return Partition(module, self.owners, self._control, device)
+        device = next((parameter.device for parameter in module.parameters()), self.device)
+        return Partition(module, self.holders, self.control, device)
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
@@ -102,8 +91,9 @@ class Partition:
     def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again on rank 0, or everywhere."""
         self.make_whole(self.whole_values())
-        if on_all_ranks:
-            self.share_all()
+        values = self._of_leader("waiting for the weights", every=True) if on_all_ranks else ()
+        for name, value in values:
+            self.make_whole({name: self.stores(value)})
 
     def read_all(self, *, on_all_ranks: bool) -> None:
         """All ranks: the same for user code that reads weights, which finds them on the device.
@@ -111,45 +101,55 @@ class Partition:
         Where that has no room for them, they are in host memory.
         """
         self.reunite(on_all_ranks=on_all_ranks)
-        if not is_accelerator(self._device):
+        if not is_accelerator(self.device):
             return
         away = [name for name in self._places if self._tensor(name).device.type == "cpu"]
-        free = free_bytes(self._device)
+        free = free_bytes(self.device)
         if free is not None and sum(self._tensor(name).nbytes for name in away) > free / 2:
             return
         for name in away:
-            self._replace(name, self._tensor(name).detach().to(self._device))
+            self._replace(name, self._tensor(name).detach().to(self.device))
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
-        if self._control.is_leader:
-            for rank in range(1, self._control.num_ranks):
-                tensors = [self._tensor(name).detach() for name in self.owners.held_by(rank)]
-                for piece in in_pieces(tensor.nbytes for tensor in tensors):
-                    self._control.send_to(rank, tensors[piece])
-                    self._control.flush()  # one rank's, and of these a few, at a time
-        else:
-            names = self._held
-            while names:
-                values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
-                self._fill(names[: len(values)], values)
-                names = names[len(values) :]
+        for name, value in self._of_leader("waiting for the initial weights of rank 0"):
+            self._fill(name, value)
         for name in self._held:
             self._keep(name)
         Partition.make_partial(self)
 
+    def _of_leader(self, purpose: str, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """All ranks: on other ranks than 0 its values of what they hold, or of everything."""
+        control = self.control
+        wanted = {
+            rank: [name for name, ranks in self.holders.items() if every or rank in ranks]
+            for rank in range(1, control.num_ranks)
+        }
+        if not control.is_leader:
+            left = wanted[self.rank]
+            while left:
+                values = control.receive_from(0, purpose)
+                yield from zip(left, values)
+                left = left[len(values) :]
+                del values
+                control.send_to(0, None)
+            return
+        for rank, names in wanted.items():
+            tensors = [self._tensor(name).detach() for name in names]
+            for piece in in_pieces(tensor.nbytes for tensor in tensors):
+                control.send_to(rank, tensors[piece])
+                control.receive_from(rank, purpose)  # one rank has a few at a time in its memory
+
     def _keep(self, name: str) -> None:
         """What this rank holds goes onto its device."""
         tensor = self._tensor(name)
-        _move(tensor, self._device)
+        _move(tensor, self.device)
         if is_mapped(tensor):
             tensor.data = in_memory(tensor.data)
 
     def holders_of_all_names(self) -> dict[str, tuple[int, ...]]:
         """Ranks that hold each parameter and buffer, by every name that it has in the module."""
-        first = {id(self._tensor(name)): name for name in self._places}
-        places = tensor_places(self.module, remove_duplicate=False)
-        return {place.name: self.owners.holders[first[id(place.tensor)]] for place in places}
+        return {name: self.holders[first] for name, first in self._first_names().items()}
 
     def also_read(self, readers: Mapping[str, Iterable[int]]) -> None:
         """Stages of another pipeline read parameters and buffers, too, where they are.
@@ -162,51 +162,32 @@ class Partition:
         Raises:
             ValueError: they do not, or a rank reads what it does not hold.
         """
-        found, holders = ownership(self.module, readers), self.owners.holders
-        for name in found.read:
-            reading, holding = {*found.holders[name]}, {*holders[name]}
+        for name, reading in self._by_first_name(readers).items():
+            holding = self.holders[name]
             is_parameter = isinstance(self._tensor(name), nn.Parameter)
-            if reading - holding or (is_parameter and reading != holding):
+            if {*reading} - {*holding} or (is_parameter and reading != holding):
                 raise ValueError(
                     f"forward was called in another form than the first, in which ranks "
-                    f"{sorted(reading)} read {name!r}, which ranks {sorted(holding)} hold. Call it "
-                    "alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
+                    f"{[*reading]} read {name!r}, which ranks {[*holding]} hold. Call it alike in "
+                    "all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
                 )
-        self.owners = replace(self.owners, read=self.owners.read | found.read)
-
-    def copies(self) -> list[str]:
-        """Names of what several ranks hold."""
-        return [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
+            self.read.add(name)
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
-        names = self.owners.counted_by(self.rank)
-        own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
-        return self._control.collect(own, "gathering the weights on rank 0", self.stores)
+        names = () if self.control.is_leader else self._counted
+        own = {name: self._tensor(name).detach().cpu() for name in names}
+        return self.control.collect(own, "gathering the weights on rank 0", self.stores)
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
-        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self.rank)}
+        counted = {id(self._tensor(name)) for name in self._counted}
         elsewhere = {id(self._tensor(name)) for name in self._places} - counted
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in self.module.state_dict(keep_vars=True).items()
-            if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
+            if id(value) in counted or (self.control.is_leader and id(value) not in elsewhere)
         }
-
-    def share_all(self) -> None:
-        """All ranks: those other than 0, whose module is whole, take values that they lack of it.
-
-        One at a time where they lie in files, so that no process has all in its memory.
-        """
-        purpose, is_leader = "waiting for the trained weights", self._control.is_leader
-        parts = [[name] for name in self._places] if self._in_files else [list(self._places)]
-        for names in parts:
-            mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
-            found = self._control.share(mine, purpose)
-            self.make_whole({name: self.stores(value) for name, value in found.items()})
-            if self._in_files:
-                self._control.gather(None, purpose)
 
     @property
     def stores(self) -> Callable[[Tensor], Tensor]:
@@ -228,15 +209,23 @@ class Partition:
     @property
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
-        return len(self._held) < len(self.owners.holders)
+        return len(self._held) < len(self.holders)
 
     def stage_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank's stages read, each once."""
-        return self._parameters(name for name in self._held if name in self.owners.read)
+        return self._parameters(name for name in self._held if name in self.read)
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
         return self._parameters(self._held)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that an optimizer has of the module, each once."""
+        return self.module.named_parameters()
+
+    def parts_in_place(self) -> AbstractContextManager[None]:
+        """The module has what optimizers know while the body runs: it always has."""
+        return nullcontext()
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
         """Parameters and buffers that this rank holds, each once, in an order that all know.
@@ -248,12 +237,12 @@ class Partition:
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""
-        tensors = {name: self._tensor(name) for name in self.copies() if name in self._held}
+        tensors = {n: self._tensor(n) for n in self._held if len(self.holders[n]) > 1}
         return {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
-        return self._parameters(self.owners.counted_by(self.rank))
+        return self._parameters(self._counted)
 
     def _parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
         tensors = map(self.stored, names)
@@ -266,17 +255,15 @@ class Partition:
     def _tensor(self, name: str) -> Tensor:
         return self._places[name][0].tensor
 
-    def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
+    def _fill(self, name: str, value: Tensor) -> None:
+        tensor = self._tensor(name)
+        if tensor.shape != value.shape or tensor.dtype != value.dtype:
+            raise ValueError(
+                f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} but "
+                f"{tuple(value.shape)} {value.dtype} on rank 0; all ranks must build the same model"
+            )
         with torch.no_grad():
-            for name, value in zip(names, values, strict=True):
-                tensor = self._tensor(name)
-                if tensor.shape != value.shape or tensor.dtype != value.dtype:
-                    raise ValueError(
-                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} "
-                        f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
-                        "the same model"
-                    )
-                tensor.copy_(value)
+            tensor.copy_(value)
 
     def _replace(self, name: str, value: Tensor) -> None:
         old = self._tensor(name)
@@ -285,14 +272,6 @@ class Partition:
             new = nn.Parameter(value, requires_grad=old.requires_grad)
         for place in self._places[name]:
             place.put(new)
-
-
-def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
-    """First name of every tensor -> all places that hold it."""
-    found: dict[int, list[TensorPlace]] = {}
-    for place in tensor_places(module):
-        found.setdefault(id(place.tensor), []).append(place)
-    return {places[0].name: places for places in found.values()}
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:

@@ -50,10 +50,8 @@ def place_precision(
     """
     if isinstance(plugin, plugins.MixedPrecision):
         plugin.device = device.type
-        if plugin.scaler is not None and not isinstance(plugin.scaler, AgreedScaler):
-            plugin.scaler = AgreedScaler.like(plugin.scaler, device)
-        if isinstance(plugin.scaler, AgreedScaler):
-            plugin.scaler.total = total
+        if plugin.scaler is not None:
+            plugin.scaler = AgreedScaler.like(plugin.scaler, device, total)
 
 
 def loss_scale(plugin: plugins.Precision) -> float:
@@ -134,11 +132,8 @@ class MixedPrecision(_ClipsOverRanks, plugins.MixedPrecision):
     """Autocast, for float16 with one loss scale."""
 
 
-_CLASSES: dict[type[plugins.Precision], Any] = {
-    plugins.Precision: Precision,
-    plugins.DoublePrecision: DoublePrecision,
-    plugins.HalfPrecision: HalfPrecision,
-    plugins.MixedPrecision: MixedPrecision,
+_CLASSES: dict[type, Any] = {
+    ours.__bases__[1]: ours for ours in (Precision, DoublePrecision, HalfPrecision, MixedPrecision)
 }
 
 
@@ -156,16 +151,20 @@ class AgreedScaler(GradScaler):
     total: Callable[[Tensor], Tensor]
 
     @classmethod
-    def like(cls, scaler: GradScaler, device: torch.device) -> AgreedScaler:
+    def like(
+        cls, scaler: GradScaler, device: torch.device, total: Callable[[Tensor], Tensor]
+    ) -> AgreedScaler:
         """One with the scale and the factors of another.
 
         Args:
             scaler: the other; Lightning makes one for a GPU, which disables itself where there is
                 none.
             device: of this rank.
+            total: of a number on all ranks.
         """
         was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
         made = cls(device.type, enabled=scaler.is_enabled() or was_meant)
+        made.total = total
         if scaler.is_enabled():
             made.load_state_dict(scaler.state_dict())
         return made

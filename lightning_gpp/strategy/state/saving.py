@@ -77,10 +77,10 @@ class SavingStrategy(PipelinesStrategy):
         run.take_saved_optimizers()
         for partial in run.partial_optimizers:
             if partial.optimizer is optimizer and self.state_dict_type == "sharded":
-                return partial.counted_state_dict(run.partition.counted_parameters())
+                return partial.counted_state_dict()
             if partial.optimizer is optimizer:
                 with run.failures.guard():
-                    return partial.whole_state_dict(run.control, run.partition.stores)
+                    return partial.whole_state_dict()
         return optimizer.state_dict()
 
     def save_checkpoint(

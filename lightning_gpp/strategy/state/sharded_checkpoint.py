@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from lightning_gpp.common.mapped_tensor import empty_mapped
-from lightning_gpp.runtime.processes.rank_devices import own_group, pipelines_of
+from lightning_gpp.runtime.processes.groups import own_group, pipelines_of
 
 REST = "meta.pt"
 """File in the folder with what is neither the model nor an optimizer, as Lightning names it."""

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_gpp.common.mapped_tensor import empty_mapped
 from lightning_gpp.common.tensor_places import exchange_tensors, has_meta, own_places
@@ -34,15 +34,12 @@ def give_values(module: nn.Module) -> None:
                 "that draws them. Write one, or make the layers in configure_model, without "
                 'torch.device("meta"): no process gets the memory of all then, either'
             )
-    exchange_tensors(module, _drawn)
+    exchange_tensors(
+        module, lambda old: empty_mapped(tuple(old.shape), old.dtype) if old.is_meta else None
+    )
     with torch.no_grad():
         for _, part in lacking:
             part.reset_parameters()
-
-
-def _drawn(tensor: Tensor) -> Tensor | None:
-    """Memory for one without values."""
-    return empty_mapped(tuple(tensor.shape), tensor.dtype) if tensor.is_meta else None
 
 
 _lost: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()

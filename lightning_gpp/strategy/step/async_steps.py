@@ -88,9 +88,8 @@ class WeightVersions:
         def run(values: Sequence[Any], call: StageCall) -> Sequence[Any]:
             if not torch.is_grad_enabled():
                 return function(values, call)
-            found = weights.forward(self.place(call.microbatch, ahead, most_ahead))
-            with found.saving:
-                return weights.apart(function(values, replace(call, weights=found.weights)))
+            with weights.forward(self.place(call.microbatch, ahead, most_ahead)) as own:
+                return weights.apart(function(values, replace(call, weights=own)))
 
         return run
 

@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.runtime.executor import NothingCameError
 from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
@@ -188,7 +187,7 @@ def take_part(
         boundaries: on rank 0 those of all passes, the one that is cut last.
 
     Returns:
-        On rank 0 the errors, those of stages that got nothing from others last.
+        On rank 0 the errors.
     """
     errors: list[str] = []
     *whole, cut = boundaries or [None] * 4
@@ -204,7 +203,7 @@ def take_part(
                 as_trained=as_trained,
             )
     found = run.control.gather(errors, "waiting for what a trial of the forward showed")
-    return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
+    return [*itertools.chain(*found)]
 
 
 _MOST_VALUES = 8

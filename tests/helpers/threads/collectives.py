@@ -67,7 +67,7 @@ class ThreadCollectiveHub:
 
 
 class ThreadCollectives:
-    """The :class:`~lightning_gpp.spmd.run.collectives.Collectives` of one thread.
+    """The :class:`~lightning_gpp.spmd.run.moves.Collectives` of one thread.
 
     Args:
         hub: joins the threads.
@@ -91,17 +91,6 @@ class ThreadCollectives:
     def _meet(self, what: str, value: Any, purpose: str) -> list[Any]:
         number, self._count = self._count, self._count + 1
         return self._hub.meet(self._rank, number, what, value, purpose)
-
-    def all_gather(
-        self,
-        shard: Tensor,
-        shapes: Sequence[tuple[int, ...]],
-        *,
-        purpose: str,
-    ) -> list[Tensor]:
-        """The tensors of all ranks."""
-        found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
-        return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """A sum over ranks, which is over when it has begun: threads meet at once."""

@@ -19,9 +19,8 @@ from helpers.threads.start import of_ranks
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
 from helpers.threads.virtual_time import VirtualTime
-from lightning_gpp.emulation.clock import slip_s
+from lightning_gpp.emulation.emulation import choose_time_scale
 from lightning_gpp.emulation.rank import EmulatedRank, EmulatedSums, EmulatedTransport
-from lightning_gpp.emulation.time_scale import choose_time_scale
 from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
@@ -46,7 +45,7 @@ def emulate_plan(plan: Plan, request: PlanRequest) -> tuple[float, float]:
     virtual, reservations = VirtualTime(len(every)), LocalReservations()
     clock = virtual.clock(choose_time_scale(program, costs))
     hub, sum_hub = ThreadHub(len(every), virtual.condition), ThreadSumHub(virtual.condition)
-    paces = [EmulatedRank(rank, clock, reservations, costs) for rank in every]
+    paces = [EmulatedRank(clock, reservations, costs) for _ in every]
     sums = [ThreadSums(sum_hub, rank) for rank in every]
     executors = [
         Executor(
@@ -71,14 +70,14 @@ def emulate_plan(plan: Plan, request: PlanRequest) -> tuple[float, float]:
             pace.wait_until(0.0)
             sizes = shapes.unit_sizes
             Run(executors[rank], program, sizes, training=True, boundary=boundary).whole()
-            with pace.run(program, rank, has_sums=False):
+            with pace.run(program, rank):
                 for update in updates:
                     with pace.action(update):
                         pass
             return clock.now_s()
 
     ends_s = of_ranks(len(every), step, [each.waits for each in (*hub.mailboxes, *sums)])
-    return max(ends_s), max(slip_s(pace.take_slips()) for pace in paces)
+    return max(ends_s), max(pace.slip_s for pace in paces)
 
 
 @dataclass(frozen=True)

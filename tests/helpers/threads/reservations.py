@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.emulation.reservations import Meeting
+from lightning_gpp.emulation.shared import Meeting
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
+from lightning_gpp.runtime.sums import PendingSum, Ranks
 from lightning_gpp.runtime.waits import TransportError, Waits, too_late
 
 
@@ -54,7 +54,7 @@ class _Meeting:
 
 
 class ThreadSums:
-    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of one thread."""
+    """The :class:`~lightning_gpp.runtime.sums.Sums` of one thread."""
 
     def __init__(self, hub: ThreadSumHub, rank: int) -> None:
         self._hub, self._rank = hub, rank

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lightning_gpp.emulation.clock import EmulatedClock
+from lightning_gpp.emulation.shared import EmulatedClock
 
 
 class VirtualTime:

@@ -16,7 +16,7 @@ from helpers.reference import assert_equal_copies, assert_same_training, train_o
 from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.runtime.processes.groups import RankDevice
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.strategy.devices.accelerators import parse_pool
 

@@ -6,7 +6,7 @@ import pytest
 from helpers.concurrency import record_towers
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Kind
 
 NUM_MICROBATCHES = 6

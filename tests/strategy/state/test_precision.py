@@ -24,7 +24,7 @@ from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Kind
 from lightning_gpp.strategy.state.precision import (
     AgreedScaler,
@@ -190,8 +190,7 @@ def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool
     optimizer = torch.optim.Adam([weight], lr=0.1, fused=fused)
     if rank == 2:
         optimizer.param_groups[0]["params"] = []
-    scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"))
-    scaler.total = summed
+    scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"), summed)
     made = []
     for gradient in (float("inf") if rank == rank_with_infinity else 4.0, 4.0):
         before = weight.detach().clone()

@@ -17,7 +17,7 @@ from lightning_gpp.common.torch_device import (
     synchronize,
     widest_float,
 )
-from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.runtime.processes.groups import RankDevice
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 
 CPU, META, XPU, MPS = map(torch.device, ("cpu", "meta", "xpu:1", "mps:0"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.threads.reservations import LocalReservations
 
-from lightning_gpp.emulation.reservations import SharedReservations
+from lightning_gpp.emulation.shared import SharedReservations
 
 PAIR = (0, 1)
 

@@ -46,7 +46,7 @@ def gradients(layers: Layers, *, recompute: bool) -> list[Tensor]:
     flight, _ = fly(layers, recompute=recompute, x=x)
     flight.let_go()
     torch.manual_seed(99)  # what other stages draw in between must not matter
-    flight.add_gradients(("y",), [torch.ones(8, 16)])
+    flight.add_gradients(flight.ends["y"], [torch.ones(8, 16)])
     flight.backward()
     assert x.grad is not None
     return [x.grad, *(p.grad for p in layers.module.parameters() if p.grad is not None)]

@@ -11,18 +11,16 @@ from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.judge import PricedProgram
 from lightning_gpp.spmd.costs.machine import (
     Machine,
     collective_times,
     device_speeds,
     measured_speeds,
 )
-from lightning_gpp.spmd.costs.prices import PriceList
+from lightning_gpp.spmd.costs.prices import PricedProgram, PriceList
 from lightning_gpp.spmd.explain import explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
-from lightning_gpp.spmd.ratios import best_shares
+from lightning_gpp.spmd.plan import BASELINES, best_shares, plan_baseline, plan_hap
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
 from lightning_gpp.strategy.spmd.planners import HapPlanner
 
@@ -125,15 +123,13 @@ def test_a_plan_is_explained() -> None:
     shares = plan.program.shares
     for part in (
         *("A step takes", f"0  old   {100 * shares[0]:.2f} %", f"1  new   {100 * shares[1]:.2f} %"),
-        *("whole on every device", "backward all-reduce in buckets"),
+        *("whole on every device", "all-reduce in buckets"),
     ):
         assert " ".join(part.split()) in " ".join(text.split()), text
     assert max(map(len, text.split("\n"))) <= 80
 
 
-def test_speeds_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="speed above 0"):
-        measured_speeds([1.0, 0.0])
+def test_devices_that_are_alike_get_alike() -> None:
     kind = DeviceKind("toy", {"float32": 1e9}, 1e9)
     cluster = dataclasses.replace(uniform_cluster(2, kind="toy"), device_kinds=(kind,))
     assert device_speeds(cluster).shares == (0.5, 0.5)

@@ -20,9 +20,9 @@ from lightning_gpp.spmd.costs.machine import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search import find
+from lightning_gpp.spmd.search.choices import Allowed
 from lightning_gpp.spmd.search.factor_graph import FactorGraph
 from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
-from lightning_gpp.spmd.search.limits import Allowed
 
 
 def question(seed: int):

@@ -10,9 +10,8 @@ from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import TensorSpec
-from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.machine import AlphaBeta, CollectiveTimes, Machine, measured_speeds
-from lightning_gpp.spmd.costs.prices import PriceList
+from lightning_gpp.spmd.costs.prices import PriceList, evaluate_program
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, shard
 from lightning_gpp.spmd.program import (

@@ -7,7 +7,8 @@ chain: 0 - 1 - 2 - 3        diamond:  0 < 1 > 3        skip: 0 - 1 - 2, and 0 - 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,7 @@ from lightning_gpp.schedule.windows import version_differences
 from lightning_gpp.strategy.step.async_steps import WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place
-from lightning_gpp.weights.versions import ForwardWeights, StageWeights
+from lightning_gpp.weights.versions import StageWeights
 
 NUM_BATCHES = 14
 EACH = [name for name, policy in POLICIES.items() if not policy.is_one_behind]
@@ -128,10 +129,11 @@ class CountedWeights(StageWeights):
         super().__init__(*arguments)
         self._copies: list[weakref.ref[Tensor]] = []
 
-    def forward(self, place: Place) -> ForwardWeights:
-        found = super().forward(place)
-        self._copies += map(weakref.ref, found.weights.values())
-        return found
+    @contextmanager
+    def forward(self, place: Place) -> Iterator[Mapping[str, Tensor]]:
+        with super().forward(place) as found:
+            self._copies += map(weakref.ref, found.values())
+            yield found
 
     def _keep_newest(self) -> None:
         newest = None if self._newest is None else self._newest()

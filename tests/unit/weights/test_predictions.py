@@ -24,9 +24,8 @@ def test_what_a_stage_hands_on_of_its_weights_stays(policy: str) -> None:
     weights = StageWeights(POLICIES[policy], {"own": own}, [LastSteps(optimizer)])
 
     def forward() -> Tensor:
-        found = weights.forward(PLACE)
-        with found.saving:
-            handed_on: Tensor = weights.apart([found.weights["own"][:2]])[0]
+        with weights.forward(PLACE) as found:
+            handed_on: Tensor = weights.apart([found["own"][:2]])[0]
         return handed_on
 
     seen = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gpp.runtime.processes.rank_devices import RankDevice, common_backend
+from lightning_gpp.runtime.processes.groups import RankDevice, common_backend
 
 CPU = RankDevice("cpu", "host a")
 ELSEWHERE = RankDevice("cpu", "host b")

@@ -10,7 +10,7 @@ from lightning_gpp import graph as model
 from lightning_gpp.cluster import BUCKET_BYTES, uniform_cluster
 from lightning_gpp.planner import Plan, Stage
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.runtime.sums import reduction
+from lightning_gpp.runtime import sums
 from lightning_gpp.simulate.plan_costs import program_costs
 
 BIG, SMALL = BUCKET_BYTES, BUCKET_BYTES // 12 * 4
@@ -56,7 +56,7 @@ def test_sums_of_a_plan_are_those_of_the_runtime(operators: list[list[int]]):
         for name, size in sizes.items()
         if name != "o0.w1"
     }
-    cut = [sum(p.nbytes for p in bucket.values()) for bucket in reduction._cut(trained)]
+    cut = [sum(p.nbytes for p in bucket.values()) for bucket in sums._cut(trained)]
     assert [bucket.size_bytes for bucket in costs.buckets] == [float(size) for size in cut]
     ready = [bucket.ready_fraction for bucket in costs.buckets]
     assert ready == sorted(ready)

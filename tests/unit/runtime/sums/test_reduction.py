@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import StageEdge, StageGraph
-from lightning_gpp.runtime.sums import reduction
-from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime import sums as sums_module
+from lightning_gpp.runtime.sums import GradientReduction
 from lightning_gpp.schedule import Action, Kind, build_program
 
 NAMES = ("first", "second", "third")
@@ -54,7 +54,7 @@ def chain(parameters: dict[str, Parameter], log: list[str]) -> Tensor:
 
 @pytest.fixture
 def parameters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Parameter]:
-    monkeypatch.setattr(reduction, "BUCKET_BYTES", 1)  # every parameter is a bucket
+    monkeypatch.setattr(sums_module, "BUCKET_BYTES", 1)  # every parameter is a bucket
     return {name: Parameter(torch.full((3,), 2.0)) for name in NAMES}
 
 

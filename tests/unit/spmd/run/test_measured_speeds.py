@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_gpp.spmd.costs.machine import AlphaBeta
-from lightning_gpp.strategy.spmd import measured_speeds
+from lightning_gpp.strategy.spmd import planners
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def test_messages_are_as_large_as_shows_the_bandwidth(line: AlphaBeta, largest: 
         sizes.append(size_bytes)
         return line.alpha_s + line.beta_s_per_byte * size_bytes
 
-    found = measured_speeds.line_of(seconds)
+    found = planners.line_of(seconds)
     assert (found.alpha_s, found.beta_s_per_byte) == pytest.approx(
         (line.alpha_s, line.beta_s_per_byte)
     )

@@ -1,8 +1,5 @@
 """Collectives among processes, by ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
-Shards of unequal sizes are gathered by an exchange, which moves them as they are, so that it makes
-no difference whether a plan pads or groups them.
-
 What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
 what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
 """
@@ -17,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.device_group import (
+from lightning_gpp.runtime.processes.groups import (
     DeviceGroup,
     Operation,
     all_reduce,
@@ -25,14 +22,11 @@ from lightning_gpp.runtime.processes.device_group import (
 )
 from lightning_gpp.runtime.waits import Waits
 
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""It has the second name before torch 2.13, where that one warns."""
-
 _MISSING = "the collective did not end"
 
 
 class ProcessCollectives:
-    """The :class:`~lightning_gpp.spmd.run.collectives.Collectives` of one process of the world.
+    """The :class:`~lightning_gpp.spmd.run.moves.Collectives` of one process of the world.
 
     Args:
         timeout_s: limit of every wait.
@@ -60,24 +54,6 @@ class ProcessCollectives:
             ones = [(1,)] * self.num_ranks
             self.all_to_all(one, ones, purpose="connecting the ranks")
 
-    def all_gather(
-        self,
-        shard: Tensor,
-        shapes: Sequence[tuple[int, ...]],
-        *,
-        purpose: str,
-    ) -> list[Tensor]:
-        """The tensors of all ranks."""
-        sizes = {prod(shape) for shape in shapes}
-        if len(sizes) > 1:
-            parts = [shard] * self.num_ranks
-            return self.all_to_all(parts, shapes, purpose=purpose)
-        (size,), flat = sizes, _flat(shard)
-        out = self._group.buffer(self.num_ranks * size, flat.dtype)
-        self._do(flat, lambda group, own: _all_gather(group, out, own), purpose)
-        rows = self._group.on_device(out).view(self.num_ranks, size)
-        return [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
-
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
         flat = _flat(tensor)
@@ -101,7 +77,12 @@ class ProcessCollectives:
         sent = torch.cat([_flat(part) for part in parts])
         out = self._group.buffer(sum(sizes), sent.dtype)
         splits = [part.numel() for part in parts]
-        self._do(sent, lambda group, own: _all_to_all(group, out, own, sizes, splits), purpose)
+
+        def exchange(group: Any, own: Tensor) -> list[Any]:
+            more = {"group": group, "async_op": True}
+            return [dist.all_to_all_single(out, own, sizes, splits, **more)]
+
+        self._do(sent, exchange, purpose)
         pieces = torch.split(self._group.on_device(out), sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -132,20 +113,3 @@ class ProcessCollectives:
 def _flat(tensor: Tensor) -> Tensor:
     # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
     return tensor.detach().reshape(-1).contiguous()
-
-
-def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:
-    return _begun(_all_gather_single(out, tensor, group=group, async_op=True))
-
-
-def _all_to_all(
-    group: Any, out: Tensor, sent: Tensor, sizes: list[int], splits: list[int]
-) -> list[dist.Work]:
-    """Parts of some sizes come, and others go."""
-    work = dist.all_to_all_single(out, sent, sizes, splits, group=group, async_op=True)
-    return _begun(work)
-
-
-def _begun(work: Any) -> list[dist.Work]:
-    assert work is not None, "all ranks are in the group"
-    return [work]

@@ -5,6 +5,12 @@ as their gradients come. In the last backward of the stage for a mini-batch, a b
 gradients are all there starts to be summed in the background (the idea of PyTorch DDP, VLDB 2020,
 section 3.2.3). The REDUCE action at the end waits for the sums. Buckets start in an order that is
 fixed beforehand and the same on all that sum, whatever comes first.
+
+Contract of :class:`Sums` (``tests/distributed/sums_contract.py``): :meth:`Sums.start` returns at
+once and the tensor is summed in place while its rank goes on; all ranks of a group begin its sums
+in the same order; the result has the same bits on all of them; waiting gives up after ``timeout_s``
+with a :class:`~lightning_gpp.runtime.waits.TransportError`; the error that ends all waits of a rank
+(:class:`~lightning_gpp.runtime.waits.Waits`) ends these, too.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +27,117 @@ from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
+from lightning_gpp.runtime.payload import Payload, pack, unpack
+from lightning_gpp.runtime.processes.groups import DeviceGroup, all_reduce, pipelines_of
+from lightning_gpp.runtime.transport.transport import Tag, Transport
+from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.schedule import Action, Program
+
+Ranks = tuple[int, ...]
+
+
+PendingSum = Callable[[float, str], object]
+"""Waits until a tensor holds the sum that has begun: gets the seconds after which to give up, and
+what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``)."""
+
+
+class Sums(Protocol):
+    """Begins sums on one rank."""
+
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins to sum a contiguous tensor in place over ranks, this one among them."""
+
+
+CPU = torch.device("cpu")
+
+
+class ProcessSums:
+    """The :class:`~lightning_gpp.runtime.sums.Sums` of one process.
+
+    Args:
+        groups: sets of ranks of a pipeline that will sum; all ranks of the world make the same
+            ones together.
+        timeout_s: limit that ``torch.distributed`` itself keeps.
+        device: where this rank's tensors are.
+        waits: of this rank.
+        num_pipelines: that are side by side, each with sums of its own.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Ranks],
+        timeout_s: float,
+        device: torch.device = CPU,
+        waits: Waits | None = None,
+        num_pipelines: int = 1,
+    ) -> None:
+        self.waits = waits or Waits()
+        self._groups: dict[Ranks, DeviceGroup] = {}
+        for ranks in sorted(set(groups)):
+            sets = [[own[rank] for rank in ranks] for own in pipelines_of(num_pipelines)]
+            group = DeviceGroup.new(sets, device, timeout_s, self.waits)
+            if group is not None:
+                self._groups[ranks] = group
+
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins an all-reduce."""
+        if tensor.is_meta:
+            tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
+        missing = f"the gradients of ranks {', '.join(map(str, ranks))} were not summed"
+        return self._groups[ranks].begin(tensor, all_reduce, missing, in_place=True)
+
+    def close(self) -> None:
+        """Gives the groups back; all ranks call it."""
+        for group in self._groups.values():
+            group.destroy()
+        self._groups = {}
+
+
+SHARED_GRADIENTS = -2
+"""First number of the tags of messages with gradients."""
+
+
+def sum_shared(
+    parameters: Sequence[Parameter],
+    ranks: Sequence[int],
+    number: int,
+    transport: Transport,
+    receive: Callable[[int, Tag], Payload],
+) -> None:
+    """Sums gradients by messages: of what stages share, and sparse ones of replicas.
+
+    The first of the ranks adds them up and answers with the sum. A message takes what there is:
+    replicas do not know of each other which rows of a table they used.
+
+    Args:
+        parameters: the same on all of the ranks.
+        ranks: those that hold it.
+        number: of the sum, for the tags.
+        transport: of this rank.
+        receive: receives a message from a rank.
+    """
+    up: Tag = (SHARED_GRADIENTS, number, 0, 0)
+    down: Tag = (SHARED_GRADIENTS, number, 1, 0)
+    gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
+    if transport.rank != ranks[0]:
+        transport.send(pack(gradients), target=ranks[0], tag=up)
+        gradients = unpack(receive(ranks[0], down))
+    else:
+        for rank in ranks[1:]:
+            gradients = _added(gradients, unpack(receive(rank, up)))
+        for rank in ranks[1:]:
+            transport.send(pack(gradients), target=rank, tag=down)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _added(
+    gradients: Sequence[Tensor | None], others: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    return [
+        other if own is None else own if other is None else own + other
+        for own, other in zip(gradients, others, strict=True)
+    ]
 
 
 @dataclass(slots=True)
@@ -32,6 +148,7 @@ class GradientBucket:
         number: of the REDUCE actions that wait for it.
         ranks: that sum.
         parameters: by name; all of one type.
+        final_in: the last backward of their stage; None where there is none.
         missing: parameters whose gradient may still come.
         flat: the gradients one after the other, and for each whether it exists (1 or 0).
         had_gradient: for each parameter whether it had a gradient here (1 or 0).
@@ -41,6 +158,7 @@ class GradientBucket:
     number: int
     ranks: Ranks
     parameters: Mapping[str, Parameter]
+    final_in: Action | None = None
     missing: set[str] = field(default_factory=set)
     flat: Tensor = field(default_factory=lambda: torch.empty(0))
     had_gradient: list[float] = field(default_factory=list)
@@ -111,7 +229,6 @@ class GradientReduction:
     ) -> None:
         self._sums = sums
         self._started = 0
-        self._final: dict[Action, list[int]] = {}
         self._buckets: list[GradientBucket] = []
         for number, of, group in program.sums():
             if group.stage is None or device not in group.devices or of != minibatch:
@@ -119,17 +236,15 @@ class GradientReduction:
             known = {name: parameters[name] for name in group.parameters if name in parameters}
             trained = {name: each for name, each in known.items() if each.requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+            final_in = program.last_backward(device, group.stage, minibatch)
             self._buckets += [
-                GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)
+                GradientBucket(number, ranks, part, final_in, set(part)) for part in _cut(trained)
             ]
-            final = program.last_backward(device, group.stage, minibatch)
-            if final is not None:
-                self._final.setdefault(final, []).append(number)
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
         """The body is a backward: begins the sums of what is final in it as soon as it can."""
-        buckets = [b for b in self._buckets if b.number in self._final.get(action, ())]
+        buckets = [bucket for bucket in self._buckets if bucket.final_in == action]
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(bucket, name)

@@ -1,1 +1,0 @@
-"""Collectives on shards of unequal sizes."""

@@ -1,1 +1,0 @@
-"""Sums of gradients over replicas, started while the backward goes on."""
