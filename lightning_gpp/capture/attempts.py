@@ -20,7 +20,6 @@ import torch
 from torch import fx, nn
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import ValuesDifferError, compare
 from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
@@ -184,15 +183,14 @@ class _Attempt:
             CaptureError: it computes something else than the module.
             KeepWholeError: a sub-module decides.
         """
-        traces, sample = self._traces(policy), self.runs.sample
+        traces, runs = self._traces(policy), self.runs
         how = replace(how, nodes=node_contents(traces[True]))
         try:
             second, seen = self._other_size(traces[True])
             first = {n: observation(n) for n in traces[True].graph.nodes if n.op != "output"}
-            runs, how = self.runs, replace(how, cuts=Cuts.of(first, sample, seen, second))
-            captured = CapturedModel(self.module, runs.arguments, traces, how, sample)
-            for run in runs.passes(second):
-                self._check(captured, run)
+            how = replace(how, cuts=Cuts.of(first, runs.sample, seen, second))
+            captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
+            runs.check(captured, second)
         except GuardError as error:
             scope = _scope_of(error, traces[True])
             inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
@@ -205,37 +203,21 @@ class _Attempt:
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
-        for other in self.runs.others:
-            num_samples = self.runs.sample.num_samples
-            if self.runs.runs(other, backward=other.num_samples < num_samples):
-                try:
-                    return other, self.runs.observed(trace, other, training=True)
-                except GuardError as error:
-                    if _scope_of(error, trace):  # a sub-module, which can be kept whole
-                        raise
-                    _logger.warning(
-                        "captured with micro-batches of %d samples, as forward raises with %d: %s",
-                        *(num_samples, other.num_samples, error),
-                    )
-        return None, None
-
-    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
-        """Compares the graph with the module.
-
-        On a device that may differ from run to run by more than rounding itself: kernels add up in
-        any order, in half precision (backwards of fused attention).
-        """
-        runs, what = self.runs, str(run)
-        try:
-            compare(runs.of(run), runs.replayed(captured, run), what)
-        except ValuesDifferError as error:
-            if error.is_large or runs.sample.device.type == "cpu":
-                raise
+        runs = self.runs
+        for other in list(runs.others):
+            if not runs.runs(other):
+                runs.others.remove(other)
+                continue
             try:
-                compare(runs.again(run), runs.again(run), what)
-            except ValuesDifferError:
-                return
-            raise
+                return other, runs.observed(trace, other, training=True)
+            except GuardError as error:
+                if _scope_of(error, trace):  # a sub-module, which can be kept whole
+                    raise
+                _logger.warning(
+                    "captured with micro-batches of %d samples, as forward raises with %d: %s",
+                    *(runs.sample.num_samples, other.num_samples, error),
+                )
+        return None, None
 
 
 def _scope_of(error: GuardError, trace: Trace) -> str:
