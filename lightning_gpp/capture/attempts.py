@@ -35,7 +35,7 @@ from lightning_gpp.capture.operators.observe import (
 from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
-from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
+from lightning_gpp.capture.tracing.trace import Trace, check_same_graph
 from lightning_gpp.capture.values.samples import Sample, other_content
 
 _logger = logging.getLogger(__name__)
@@ -167,8 +167,7 @@ class _Attempt:
             if self.blocks is not None:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
-                given = (self.module, runs.arguments, policy, sample.fresh())
-                trace = trace_concretely(*given, observer=observer)
+                trace = trace_concretely(observer, runs.arguments, policy, sample.fresh())
         observations = runs.observed(trace, sample, mode, observer)
         if protect_inputs(trace, observations):
             observations = runs.observed(trace, sample, mode)
@@ -192,9 +191,12 @@ class _Attempt:
             captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
             runs.check(captured, second)
         except GuardError as error:
-            scope = _scope_of(error, traces[True])
-            inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
-            raise KeepWholeError(str(error), scope, on_data=any(map(reads_data, inside))) from error
+            on_data = any(
+                reads_data(node)
+                for node in traces[True].graph.nodes
+                if f"{node.meta.get('scope', '')}.".startswith(f"{error.scope}.")
+            )
+            raise KeepWholeError(str(error), error.scope, on_data=on_data) from error
         return captured
 
     def _other_size(self, trace: Trace) -> tuple[Sample | None, _Seen | None]:
@@ -211,24 +213,13 @@ class _Attempt:
             try:
                 return other, runs.observed(trace, other, training=True)
             except GuardError as error:
-                if _scope_of(error, trace):  # a sub-module, which can be kept whole
+                if error.scope:  # a sub-module, which can be kept whole
                     raise
                 _logger.warning(
                     "captured with micro-batches of %d samples, as forward raises with %d: %s",
                     *(runs.sample.num_samples, other.num_samples, error),
                 )
         return None, None
-
-
-def _scope_of(error: GuardError, trace: Trace) -> str:
-    """The module that took a decision."""
-    guards = (node for node in trace.graph.nodes if node.target is guard)
-    scopes = (str(node.meta["scope"]) for node in guards if node.args[3] == error.location)
-    return next(scopes, "")
-
-
-def _is_inside(node: fx.Node, scope: str) -> bool:
-    return f"{node.meta.get('scope', '')}.".startswith(f"{scope}.")
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:

@@ -16,7 +16,6 @@ from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
 from lightning_gpp.cluster.collectives import ring_lines as ring_lines
 from lightning_gpp.cluster.device_kind import DEVICE_KINDS as DEVICE_KINDS
 from lightning_gpp.cluster.device_kind import DeviceKind as DeviceKind
-from lightning_gpp.cluster.device_kind import known_kind as known_kind
 from lightning_gpp.cluster.layout import ClusterLayout as ClusterLayout
 from lightning_gpp.cluster.layout import HostGroup as HostGroup
 from lightning_gpp.cluster.layout import load_cluster as load_cluster

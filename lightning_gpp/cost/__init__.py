@@ -7,7 +7,6 @@ from lightning_gpp.cost.costs import costs_from_json as costs_from_json
 from lightning_gpp.cost.costs import costs_to_json as costs_to_json
 from lightning_gpp.cost.costs import load_costs as load_costs
 from lightning_gpp.cost.estimate import estimate_costs as estimate_costs
-from lightning_gpp.cost.estimate import estimate_profile as estimate_profile
 from lightning_gpp.cost.estimate import graph_work as graph_work
 from lightning_gpp.cost.estimate import with_estimates as with_estimates
 from lightning_gpp.cost.profile import OpProfile as OpProfile

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 
 from lightning_gpp.cluster import Cluster, DeviceKind
 from lightning_gpp.cost.costs import ESTIMATED, Costs
-from lightning_gpp.cost.profile import Profile
-from lightning_gpp.cost.roofline import powers_of_two, roofline, roofline_costs
+from lightning_gpp.cost.roofline import powers_of_two, roofline_costs
 from lightning_gpp.cost.work import DEFAULT_DTYPE, Line, OpWork
 from lightning_gpp.graph import ModelGraph, OpNode, TensorSpec, Value
 
@@ -31,18 +30,6 @@ NOMINAL_KIND = DeviceKind(
 
 IMAGE_DIMS = 4
 """Tensors of so many dimensions or more are taken for (samples, channels, height, width, ...)."""
-
-
-def estimate_profile(graph: ModelGraph) -> Profile:
-    """A profile from sizes alone, for no device in particular, at the graph's micro-batch size.
-
-    >>> estimate_profile(ModelGraph(inputs=(), operators=(), outputs=())).device
-    'estimated'
-    """
-    size = graph.microbatch_size
-    works = graph_work(graph)
-    operators = {name: roofline(work, size, NOMINAL_KIND) for name, work in works.items()}
-    return Profile(operators, size, ESTIMATED, is_estimated=True)
 
 
 def estimate_costs(graph: ModelGraph, cluster: Cluster, minibatch_size: int) -> Costs:

@@ -43,27 +43,21 @@ _REFUSED = frozenset({"backward", "grad", "__set__"})
 
 
 def trace_concretely(
-    module: nn.Module,
-    arguments: Arguments,
-    policy: LeafPolicy,
-    tensors: Mapping[str, Tensor],
-    *,
-    observer: Observer | None = None,
+    observer: Observer, arguments: Arguments, policy: LeafPolicy, tensors: Mapping[str, Tensor]
 ) -> Trace:
-    """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
+    """Traces a module's forward in the mode that it is in.
 
     Args:
-        module: whose forward is traced.
+        observer: of the module, watches the calls of its forward.
         arguments: of it.
         policy: which sub-modules stay whole.
         tensors: its inputs.
-        observer: watches the calls of the forward.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    recording = Recording(module, observer or Observer(module))
+    module, recording = observer.module, Recording(observer)
     recorder = recording.recorder
     recorder.opened = policy.opened
     inputs = {}
