@@ -10,7 +10,6 @@ from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json
 from lightning_gpp.cluster.cluster import cluster_to_json as cluster_to_json
 from lightning_gpp.cluster.cluster import uniform_cluster as uniform_cluster
 from lightning_gpp.cluster.collectives import BUCKET_BYTES as BUCKET_BYTES
-from lightning_gpp.cluster.collectives import AllReduce as AllReduce
 from lightning_gpp.cluster.collectives import all_reduce_channels as all_reduce_channels
 from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
 from lightning_gpp.cluster.collectives import ring_lines as ring_lines
