@@ -95,24 +95,22 @@ def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None) -> OpWork
 
 def values_line(values: Iterable[Value]) -> Line:
     """Bytes of values: what has a dimension of samples grows with them."""
-    line = Line()
-    for value in values:
-        for spec in value.tensors:
-            if spec.batch_dim is None or not spec.shape[spec.batch_dim]:
-                line += Line(fixed=spec.size_bytes)
-            else:
-                line += Line(per_sample=spec.size_bytes / spec.shape[spec.batch_dim])
-    return line
+    specs = (spec for value in values for spec in value.tensors)
+    return sum((_growing(spec, spec.size_bytes) for spec in specs), Line())
+
+
+def _growing(spec: TensorSpec, amount: float) -> Line:
+    """What there is of something, which grows as a tensor does."""
+    if spec.batch_dim is None or not spec.shape[spec.batch_dim]:
+        return Line(fixed=amount)
+    return Line(per_sample=amount / spec.shape[spec.batch_dim])
 
 
 def _is_lookup(read: Iterable[Value], operator: OpNode) -> bool:
     """Whether parameters are a table: they meet indices only."""
     tensors = [spec for value in read for spec in value.tensors]
-    return (
-        bool(operator.parameters)
-        and bool(tensors)
-        and not any(spec.is_differentiable for spec in tensors)
-    )
+    is_index = not any(spec.is_differentiable for spec in tensors)
+    return is_index and bool(operator.parameters) and bool(tensors)
 
 
 def _guessed_flops(graph: ModelGraph, operator: OpNode) -> Line:
@@ -124,10 +122,7 @@ def _guessed_flops(graph: ModelGraph, operator: OpNode) -> Line:
     num_parameters = sum(
         graph.parameter[name].size_bytes // output.item_bytes for name in operator.parameters
     )
-    flops = 2.0 * num_parameters * _rows(output)
-    if output.batch_dim is None or not output.shape[output.batch_dim]:
-        return Line(fixed=flops)
-    return Line(per_sample=flops / output.shape[output.batch_dim])
+    return _growing(output, 2.0 * num_parameters * _rows(output))
 
 
 def _rows(spec: TensorSpec) -> int:
