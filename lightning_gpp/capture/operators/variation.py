@@ -74,7 +74,7 @@ _Rows = frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
-class _Known:
+class _Followed:
     """What is known of a value.
 
     Attributes:
@@ -120,13 +120,13 @@ class _Walk:
     num: int
     other_num: int
     of_graphs: bool
-    known: dict[fx.Node, _Known] = field(default_factory=dict)
+    known: dict[fx.Node, _Followed] = field(default_factory=dict)
     decision: str | None = None
 
     def visit(self, node: fx.Node) -> None:
         shapes, seen = self._shapes(node), self.seen[node]
         growing = ([self._grows(*pair) for pair in pairs] for pairs in shapes)
-        known = _Known(tuple(grown.index(True) if any(grown) else None for grown in growing))
+        known = _Followed(tuple(grown.index(True) if any(grown) else None for grown in growing))
         self.known[node] = known
         reads = [self.known[arg].way for arg in node.all_input_nodes]
         if node.op == "placeholder":
@@ -265,7 +265,7 @@ class _Walk:
         along = numbers[name == "roll" : None if name in ("roll", "flip") else 1]
         return name in _ALONG and any(dim % len(pairs) in dims for dim in along or numbers or (-1,))
 
-    def _is_read(self, node: fx.Node, operands: Sequence[_Known]) -> bool:
+    def _is_read(self, node: fx.Node, operands: Sequence[_Followed]) -> bool:
         """Whether Python knows something of the data from then on."""
         name = _name(node)
         if _is_in_vain(node):
