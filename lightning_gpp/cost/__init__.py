@@ -11,8 +11,6 @@ from lightning_gpp.cost.estimate import graph_work as graph_work
 from lightning_gpp.cost.estimate import with_estimates as with_estimates
 from lightning_gpp.cost.profile import OpProfile as OpProfile
 from lightning_gpp.cost.profile import Profile as Profile
-from lightning_gpp.cost.profile import profile_from_json as profile_from_json
-from lightning_gpp.cost.profile import profile_to_json as profile_to_json
 from lightning_gpp.cost.roofline import powers_of_two as powers_of_two
 from lightning_gpp.cost.roofline import roofline_costs as roofline_costs
 from lightning_gpp.cost.work import Line as Line
