@@ -38,7 +38,7 @@ from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
+from lightning_gpp.capture.values.samples import Sample, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped
 
@@ -123,7 +123,7 @@ class Rehearsal:
     def take_samples(self, count: int) -> None:
         """The first samples take the place of the given ones."""
         if count != self.sample.num_samples:
-            self.sample = few_samples(self.sample, count)
+            self.sample = self.sample.sized(count)
 
     def begin(self) -> None:
         """Finds out what the module computes; with one sample twice if it does not train on one."""

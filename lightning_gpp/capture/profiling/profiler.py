@@ -28,7 +28,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text, module_content
 from lightning_gpp.capture.operators.observe import function_name
 from lightning_gpp.capture.values.placed import on_device
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample
+from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of, map_tensors, tensors_of
 from lightning_gpp.common.tensor_places import memory_of
 from lightning_gpp.common.torch_device import device_name, synchronize
@@ -140,7 +140,7 @@ def _samples(captured: CapturedModel, sample: Sample, count: int) -> list[Sample
     if not any(s.batch_dim is not None for item in inputs for s in item.value.tensors):
         return [sample]
     sizes = [*(size // part for part in (2, 4) if not size % part), 2 * size, 4 * size]
-    return [sample, *(few_samples(sample, other) for other in sizes[: max(count, 1) - 1])]
+    return [sample, *(sample.sized(other) for other in sizes[: max(count, 1) - 1])]
 
 
 def _quicker(one: Profile, other: Profile) -> Profile:
