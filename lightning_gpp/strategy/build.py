@@ -20,7 +20,7 @@ from lightning_gpp.capture import (
 )
 from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
-from lightning_gpp.common.without_collection import without_collection
+from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
@@ -67,7 +67,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
         RuntimeError: forward logs.
     """
     is_in_files = any(map(is_mapped, run.module.parameters()))
-    collecting = freed_at_once() if is_in_files else without_collection()
+    collecting = freed_at_once() if is_in_files else collecting_only_new()
     with collecting, torch.inference_mode(False):  # what moves would be inference tensors
         run.stop_early_modules()
         if run.module.training:
