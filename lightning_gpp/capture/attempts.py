@@ -20,7 +20,6 @@ import torch
 from torch import fx, nn
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import ValuesDifferError, compare
 from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback, steady_names
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
@@ -36,7 +35,7 @@ from lightning_gpp.capture.operators.observe import (
 from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
-from lightning_gpp.capture.tracing.trace import Trace, check_same_graph, guard
+from lightning_gpp.capture.tracing.trace import Trace, check_same_graph
 from lightning_gpp.capture.values.samples import Sample, other_content
 
 _logger = logging.getLogger(__name__)
@@ -168,8 +167,7 @@ class _Attempt:
             if self.blocks is not None:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
-                given = (self.module, runs.arguments, policy, sample.fresh())
-                trace = trace_concretely(*given, observer=observer)
+                trace = trace_concretely(observer, runs.arguments, policy, sample.fresh())
         observations = runs.observed(trace, sample, mode, observer)
         if protect_inputs(trace, observations):
             observations = runs.observed(trace, sample, mode)
@@ -184,19 +182,21 @@ class _Attempt:
             CaptureError: it computes something else than the module.
             KeepWholeError: a sub-module decides.
         """
-        traces, sample = self._traces(policy), self.runs.sample
+        traces, runs = self._traces(policy), self.runs
         how = replace(how, nodes=node_contents(traces[True]))
         try:
             second, seen = self._other_size(traces[True])
             first = {n: observation(n) for n in traces[True].graph.nodes if n.op != "output"}
-            runs, how = self.runs, replace(how, cuts=Cuts.of(first, sample, seen, second))
-            captured = CapturedModel(self.module, runs.arguments, traces, how, sample)
-            for run in runs.passes(second):
-                self._check(captured, run)
+            how = replace(how, cuts=Cuts.of(first, runs.sample, seen, second))
+            captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
+            runs.check(captured, second)
         except GuardError as error:
-            scope = _scope_of(error, traces[True])
-            inside = (n for n in traces[True].graph.nodes if _is_inside(n, scope))
-            raise KeepWholeError(str(error), scope, on_data=any(map(reads_data, inside))) from error
+            on_data = any(
+                reads_data(node)
+                for node in traces[True].graph.nodes
+                if f"{node.meta.get('scope', '')}.".startswith(f"{error.scope}.")
+            )
+            raise KeepWholeError(str(error), error.scope, on_data=on_data) from error
         return captured
 
     def _other_size(self, trace: Trace) -> tuple[Sample | None, _Seen | None]:
@@ -205,48 +205,21 @@ class _Attempt:
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
-        for other in self.runs.others:
-            num_samples = self.runs.sample.num_samples
-            if self.runs.runs(other, backward=other.num_samples < num_samples):
-                try:
-                    return other, self.runs.observed(trace, other, training=True)
-                except GuardError as error:
-                    if _scope_of(error, trace):  # a sub-module, which can be kept whole
-                        raise
-                    _logger.warning(
-                        "captured with micro-batches of %d samples, as forward raises with %d: %s",
-                        *(num_samples, other.num_samples, error),
-                    )
-        return None, None
-
-    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
-        """Compares the graph with the module.
-
-        On a device that may differ from run to run by more than rounding itself: kernels add up in
-        any order, in half precision (backwards of fused attention).
-        """
-        runs, what = self.runs, str(run)
-        try:
-            compare(runs.of(run), runs.replayed(captured, run), what)
-        except ValuesDifferError as error:
-            if error.is_large or runs.sample.device.type == "cpu":
-                raise
+        runs = self.runs
+        for other in list(runs.others):
+            if not runs.runs(other):
+                runs.others.remove(other)
+                continue
             try:
-                compare(runs.again(run), runs.again(run), what)
-            except ValuesDifferError:
-                return
-            raise
-
-
-def _scope_of(error: GuardError, trace: Trace) -> str:
-    """The module that took a decision."""
-    guards = (node for node in trace.graph.nodes if node.target is guard)
-    scopes = (str(node.meta["scope"]) for node in guards if node.args[3] == error.location)
-    return next(scopes, "")
-
-
-def _is_inside(node: fx.Node, scope: str) -> bool:
-    return f"{node.meta.get('scope', '')}.".startswith(f"{scope}.")
+                return other, runs.observed(trace, other, training=True)
+            except GuardError as error:
+                if error.scope:  # a sub-module, which can be kept whole
+                    raise
+                _logger.warning(
+                    "captured with micro-batches of %d samples, as forward raises with %d: %s",
+                    *(runs.sample.num_samples, other.num_samples, error),
+                )
+        return None, None
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:

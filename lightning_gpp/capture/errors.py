@@ -31,11 +31,12 @@ class GuardError(CaptureError):
 
     Attributes:
         location: ``file:line`` of the decision.
+        scope: the module that takes it.
     """
 
-    def __init__(self, message: str, location: str = "") -> None:
+    def __init__(self, message: str, location: str = "", scope: str = "") -> None:
         super().__init__(message)
-        self.location = location
+        self.location, self.scope = location, scope
 
 
 def _is_foreign(filename: str) -> bool:

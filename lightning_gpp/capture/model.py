@@ -206,8 +206,8 @@ class CapturedModel:
             training: [node for node in trace.graph.nodes if node.name in members]
             for training, trace in self._traces.items()
         }
-        names = self.tensors_read(nodes[True])
-        return StageModule(self.module, nodes, inputs, outputs, *names, self._device)
+        read = self.tensors_read(nodes[True])
+        return StageModule(self.module, nodes, inputs, outputs, read, self._device)
 
     def tensors_read(self, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
         """Canonical names of the parameters, and of the buffers, that calls read."""

@@ -36,6 +36,8 @@ class StageModule:
     Attributes:
         inputs: names of the values it is called with.
         outputs: names of the values it returns.
+        module: the user's.
+        captured_on: the device of the capture.
         parameter_names: canonical names of the parameters it reads.
         buffer_names: canonical names of the buffers it reads.
     """
@@ -46,17 +48,13 @@ class StageModule:
         nodes: Mapping[bool, Sequence[fx.Node]],
         inputs: Sequence[str],
         outputs: Sequence[str],
-        parameter_names: Sequence[str],
-        buffer_names: Sequence[str],
+        tensors_read: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.parameter_names, self.buffer_names = tuple(parameter_names), tuple(buffer_names)
-        self._module, self._captured_on = module, device
-        self._sources = {
-            training: _Source(module, of_mode, inputs, outputs, device)
-            for training, of_mode in nodes.items()
-        }
+        self.parameter_names, self.buffer_names = map(tuple, tensors_read)
+        self.module, self.captured_on = module, device
+        self._sources = {mode: _Source(self, of_mode) for mode, of_mode in nodes.items()}
         self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
         self._compiled_with: Mapping[str, Any] | None = None
 
@@ -98,7 +96,7 @@ class StageModule:
             return self._functions[key](*values)
         given = {place: weight for name, weight in weights.items() for place in self._places[name]}
         found: tuple[Any, ...] = torch.func.functional_call(
-            _Holder(self._module), given, (self._functions[key], *values), tie_weights=False
+            _Holder(self.module), given, (self._functions[key], *values), tie_weights=False
         )
         return found
 
@@ -106,17 +104,17 @@ class StageModule:
     def _places(self) -> dict[str, list[str]]:
         """Where each parameter is in what is called with others."""
         places: dict[int, list[str]] = {}
-        for place, parameter in self._module.named_parameters(remove_duplicate=False):
+        for place, parameter in self.module.named_parameters(remove_duplicate=False):
             places.setdefault(id(parameter), []).append(f"module.{place}")
-        own = ((name, self._module.get_parameter(name)) for name in self.parameter_names)
+        own = ((name, self.module.get_parameter(name)) for name in self.parameter_names)
         return {name: places[id(parameter)] for name, parameter in own}
 
     def _device(self, values: Sequence[Any]) -> torch.device:
         """Where the stage computes; some of its values are on the CPU on any device (lengths)."""
-        for value in (*values, *map(self._module.get_parameter, self.parameter_names[:1])):
+        for value in (*values, *map(self.module.get_parameter, self.parameter_names[:1])):
             if isinstance(value, Tensor) and value.device.type != "cpu":
                 return value.device
-        return torch.device("cpu") if self._captured_on.type == "meta" else self._captured_on
+        return torch.device("cpu") if self.captured_on.type == "meta" else self.captured_on
 
 
 class _Holder(nn.Module):
@@ -139,18 +137,11 @@ class _Holder(nn.Module):
 class _Source:
     """Writes the function and keeps the objects it names."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        nodes: Sequence[fx.Node],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        captured_on: torch.device,
-    ) -> None:
-        self.module, self.captured_on = module, captured_on
+    def __init__(self, stage: StageModule, nodes: Sequence[fx.Node]) -> None:
+        self.stage, outputs = stage, stage.outputs
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
-        lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
+        lines = [f"def stage({', '.join(map(_variable, stage.inputs))}):"]
         last_reader = {
             value.name: node.name
             for node in nodes
@@ -178,9 +169,9 @@ class _Source:
 
     def _moved(self, value: Any, device: torch.device) -> Any:
         """A constant on the stage's device if it was on the device of the capture."""
-        if isinstance(value, torch.device) and value == self.captured_on:
+        if isinstance(value, torch.device) and value == self.stage.captured_on:
             return device
-        if isinstance(value, Tensor) and value.device == self.captured_on:
+        if isinstance(value, Tensor) and value.device == self.stage.captured_on:
             return value.to(device)
         return value
 
@@ -190,7 +181,7 @@ class _Source:
             text = self._expression(value)
             args.append(f"{key}={text}" if _is_name(key) else f"**{{{key!r}: {text}}}")
         if node.op == "call_module":
-            target = self.module.get_submodule(str(node.target))
+            target = self.stage.module.get_submodule(str(node.target))
             call = f"{self._object('m', target)}({', '.join(args)})"
         elif node.op == "call_method":
             call = f"{args[0]}.{node.target}({', '.join(args[1:])})"
@@ -225,7 +216,7 @@ class _Source:
 
     def _attribute(self, node: fx.Node) -> str:
         path, _, attribute = str(node.target).rpartition(".")
-        owner = self._object("m", self.module.get_submodule(path))
+        owner = self._object("m", self.stage.module.get_submodule(path))
         return f"{owner}.{attribute}" if _is_name(attribute) else f"getattr({owner}, {attribute!r})"
 
     def _object(self, kind: str, value: Any) -> str:

@@ -10,13 +10,11 @@ from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json
 from lightning_gpp.cluster.cluster import cluster_to_json as cluster_to_json
 from lightning_gpp.cluster.cluster import uniform_cluster as uniform_cluster
 from lightning_gpp.cluster.collectives import BUCKET_BYTES as BUCKET_BYTES
-from lightning_gpp.cluster.collectives import AllReduce as AllReduce
 from lightning_gpp.cluster.collectives import all_reduce_channels as all_reduce_channels
 from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
 from lightning_gpp.cluster.collectives import ring_lines as ring_lines
 from lightning_gpp.cluster.device_kind import DEVICE_KINDS as DEVICE_KINDS
 from lightning_gpp.cluster.device_kind import DeviceKind as DeviceKind
-from lightning_gpp.cluster.device_kind import known_kind as known_kind
 from lightning_gpp.cluster.layout import ClusterLayout as ClusterLayout
 from lightning_gpp.cluster.layout import HostGroup as HostGroup
 from lightning_gpp.cluster.layout import load_cluster as load_cluster

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from lightning_gpp.cluster.device_kind import DEVICE_KINDS, DeviceKind, known_kind
+from lightning_gpp.cluster.device_kind import DeviceKind, data_sheets
 from lightning_gpp.common.checks import LARGEST, check_whole, is_number
 from lightning_gpp.common.strict_json import JsonFormat
 
@@ -171,7 +171,7 @@ class Cluster:
 
     def knows(self, kind: str) -> bool:
         """Whether there is a data sheet of a kind of device."""
-        return kind in DEVICE_KINDS or any(own.name == kind for own in self.device_kinds)
+        return kind in data_sheets(self.device_kinds)
 
     def device_kind(self, name: str) -> DeviceKind:
         """The data sheet of a kind of device: the cluster's own, or the one that is known.
@@ -179,8 +179,14 @@ class Cluster:
         Raises:
             ValueError: there is none.
         """
-        own = {kind.name: kind for kind in self.device_kinds}
-        return own[name] if name in own else known_kind(name)
+        known = data_sheets(self.device_kinds)
+        if name not in known:
+            raise ValueError(
+                f"nothing is known of devices of kind {name!r}; known kinds: {', '.join(known)}. "
+                "Name one of these (preset uniform: cluster.kind=…), or give its numbers as one "
+                "of the cluster's device_kinds"
+            )
+        return known[name]
 
 
 def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cpu") -> Cluster:

@@ -19,45 +19,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, get_args
 
 from lightning_gpp.cluster.cluster import Cluster, Link, channels
 
 BUCKET_BYTES = 4 * 2**20
 """Gradients are summed in buckets; one is closed when it has this many bytes."""
 
-AllReduce = Literal["ring", "tree"]
-"""How a sum over several devices is done."""
-
 Pairs = Sequence[tuple[int, int]]
 
 
-def all_reduce_s(
-    cluster: Cluster, devices: Sequence[int], size_bytes: float, algorithm: AllReduce = "ring"
-) -> float:
-    """Seconds to sum ``size_bytes`` over devices so that all of them have the sum.
+def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
+    """Seconds of a ring that sums ``size_bytes`` over devices so that all of them have the sum.
 
     Args:
         cluster: the links.
-        devices: in the order of the ring; the first is the root of the tree.
+        devices: in the order of the ring.
         size_bytes: on every device.
-        algorithm: ring or tree.
-
-    Raises:
-        ValueError: the algorithm is unknown.
 
     >>> from lightning_gpp.cluster import Link, uniform_cluster
     >>> cluster = uniform_cluster(4, Link(bandwidth_bytes_per_s=1e9, latency_s=0.001))
     >>> all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000), all_reduce_s(cluster, [0, 1], 0)
     (0.012, 0.0)
-    >>> all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000, "tree")
-    0.02
     """
     if len(devices) < 2 or not size_bytes:
         return 0.0
-    if algorithm == "ring":
-        return max(a + b * size_bytes for a, b in ring_lines(cluster, devices))
-    return rounds_s(cluster, _rounds(devices, algorithm), size_bytes)
+    return max(a + b * size_bytes for a, b in ring_lines(cluster, devices))
+
+
+def tree_all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
+    """The same by a tree, whose root is the first device.
+
+    >>> from lightning_gpp.cluster import Link, uniform_cluster
+    >>> cluster = uniform_cluster(4, Link(bandwidth_bytes_per_s=1e9, latency_s=0.001))
+    >>> tree_all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000)
+    0.02
+    """
+    rounds = [[(t, s) for s, t in up] if down else up for up in _tree(devices) for down in (0, 1)]
+    return rounds_s(cluster, rounds, size_bytes)
 
 
 def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, float], ...]:
@@ -91,42 +89,18 @@ def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, f
     )
 
 
-def all_reduce_channels(
-    cluster: Cluster, devices: Sequence[int], algorithm: AllReduce = "ring"
-) -> tuple[str, ...]:
-    """What a sum occupies: the channels of all of its messages, each once.
-
-    Raises:
-        ValueError: the algorithm is unknown.
-    """
-    if len(devices) < 2:
-        return ()
-    found = (
-        channel
-        for pairs in _rounds(devices, algorithm)
-        for source, target in pairs
-        for channel in channels(cluster, source, target, is_sum=True)
-    )
+def all_reduce_channels(cluster: Cluster, devices: Sequence[int]) -> tuple[str, ...]:
+    """What a sum by a ring occupies: the channels of all of its messages, each once."""
+    pairs = _ring(devices) if len(devices) > 1 else []
+    found = (channel for pair in pairs for channel in channels(cluster, *pair, is_sum=True))
     return tuple(dict.fromkeys(found))
-
-
-def _rounds(devices: Sequence[int], algorithm: str) -> list[Pairs]:
-    """The messages of every round, of a ring once."""
-    if algorithm == "ring":
-        return [_ring(devices)]
-    if algorithm != "tree":
-        known = ", ".join(get_args(AllReduce))
-        raise ValueError(f"unknown all-reduce {algorithm!r}; known ones: {known}")
-    ups = list(_tree(devices))
-    downs = [[(parent, child) for child, parent in up] for up in ups]
-    return [pairs for both in zip(ups, downs, strict=True) for pairs in both]
 
 
 def _ring(devices: Sequence[int]) -> Pairs:
     return list(zip(devices, (*devices[1:], devices[0]), strict=True))
 
 
-def _tree(devices: Sequence[int]) -> Iterator[Pairs]:
+def _tree(devices: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     """The messages of every round up a binomial tree.
 
     >>> [list(pairs) for pairs in _tree([0, 1, 2, 3, 4])]

@@ -18,7 +18,7 @@ Memory is in decimal bytes, 4 to 6 % less than what the cards have: a CUDA conte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -129,16 +129,6 @@ DEVICE_KINDS: Mapping[str, DeviceKind] = MappingProxyType(
 """Device kinds by name."""
 
 
-def known_kind(name: str) -> DeviceKind:
-    """The data sheet of a kind.
-
-    Raises:
-        ValueError: there is none; the text lists those that there are.
-    """
-    if name not in DEVICE_KINDS:
-        raise ValueError(
-            f"nothing is known of devices of kind {name!r}; known kinds: "
-            f"{', '.join(DEVICE_KINDS)}. Name one of these (preset uniform: cluster.kind=…), or "
-            "give its numbers as one of the cluster's device_kinds"
-        )
-    return DEVICE_KINDS[name]
+def data_sheets(own: Iterable[DeviceKind] = ()) -> dict[str, DeviceKind]:
+    """The known kinds by name, with those of a cluster in their place or beside them."""
+    return {**DEVICE_KINDS, **{kind.name: kind for kind in own}}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, FORMAT, Cluster, Device, Link
-from lightning_gpp.cluster.device_kind import DEVICE_KINDS, DeviceKind
+from lightning_gpp.cluster.device_kind import DeviceKind, data_sheets
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.data_file import read_document
 from lightning_gpp.common.strict_json import JsonFormat, JsonFormError
@@ -102,8 +102,11 @@ class ClusterLayout:
     def _devices(self) -> Iterator[Device]:
         """Devices in order, without end where the last group is open."""
         host = first_rack = 0
+        sheets = data_sheets(self.device_kinds)
         for group in self.hosts:
             in_group = rack = 0
+            sheet = sheets.get(group.kind)
+            memory_bytes = group.memory_bytes or getattr(sheet, "memory_bytes", None)
             while group.num_hosts is None or in_group < group.num_hosts:
                 if group.hosts_per_rack is not None:
                     rack = first_rack + in_group // group.hosts_per_rack
@@ -111,7 +114,7 @@ class ClusterLayout:
                     yield Device(
                         name=f"host{host}:{index}",
                         kind=group.kind,
-                        memory_bytes=self._memory_bytes(group),
+                        memory_bytes=memory_bytes,
                         host=f"host{host}",
                         rack=f"rack{rack}",
                     )
@@ -119,12 +122,6 @@ class ClusterLayout:
                 host += 1
             if group.hosts_per_rack is not None:
                 first_rack = rack + 1
-
-    def _memory_bytes(self, group: HostGroup) -> int | None:
-        if group.memory_bytes is not None:
-            return group.memory_bytes
-        sheets = {**DEVICE_KINDS, **{kind.name: kind for kind in self.device_kinds}}
-        return sheets[group.kind].memory_bytes if group.kind in sheets else None
 
 
 LAYOUT_FORMAT = JsonFormat("lightning_gpp.cluster_layout", version=1)

@@ -38,25 +38,14 @@ def _put(owner: Any, name: str, value: Any) -> None:
         owner[name] = value
 
 
-@contextlib.contextmanager
-def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
+def instance_attribute(
+    obj: object, name: str, value: Any
+) -> contextlib.AbstractContextManager[None]:
     """Puts an attribute on an object while the body runs; nothing of it stays after.
 
     Left in place it would be pickled with the object.
     """
-    table = vars(obj)
-    before = table.get(name, _MISSING)
-    if value is _MISSING:
-        table.pop(name, None)
-    else:
-        table[name] = value
-    try:
-        yield
-    finally:
-        if before is _MISSING:
-            table.pop(name, None)
-        else:
-            table[name] = before
+    return replaced([(vars(obj), name, value)])
 
 
 def taken_away(obj: object, name: str, otherwise: Any) -> contextlib.AbstractContextManager[None]:

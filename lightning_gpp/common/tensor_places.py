@@ -66,6 +66,18 @@ def memory_of(tensor: Tensor) -> Hashable:
     return is_plain, tensor.untyped_storage()._cdata if is_plain else id(tensor)
 
 
+def num_changes(tensor: Tensor) -> int | None:
+    """Changes in place so far, of a tensor or of what shares its memory; None if nobody counts.
+
+    >>> tensor = torch.zeros(2)
+    >>> before = num_changes(tensor)
+    >>> tensor[0] = 1
+    >>> num_changes(tensor) == before
+    False
+    """
+    return None if tensor.is_inference() else tensor._version
+
+
 def bits_of(tensor: Tensor) -> Tensor:
     """The bytes of a tensor: numbers that are equal may differ (a zero's sign), NaN may not."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -7,13 +7,10 @@ from lightning_gpp.cost.costs import costs_from_json as costs_from_json
 from lightning_gpp.cost.costs import costs_to_json as costs_to_json
 from lightning_gpp.cost.costs import load_costs as load_costs
 from lightning_gpp.cost.estimate import estimate_costs as estimate_costs
-from lightning_gpp.cost.estimate import estimate_profile as estimate_profile
 from lightning_gpp.cost.estimate import graph_work as graph_work
 from lightning_gpp.cost.estimate import with_estimates as with_estimates
 from lightning_gpp.cost.profile import OpProfile as OpProfile
 from lightning_gpp.cost.profile import Profile as Profile
-from lightning_gpp.cost.profile import profile_from_json as profile_from_json
-from lightning_gpp.cost.profile import profile_to_json as profile_to_json
 from lightning_gpp.cost.roofline import powers_of_two as powers_of_two
 from lightning_gpp.cost.roofline import roofline_costs as roofline_costs
 from lightning_gpp.cost.work import Line as Line

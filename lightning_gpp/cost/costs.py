@@ -16,7 +16,7 @@ from pathlib import Path
 from lightning_gpp.cluster import UNSPECIFIED_KIND
 from lightning_gpp.common.data_file import read_document
 from lightning_gpp.common.strict_json import JsonFormat
-from lightning_gpp.cost.profile import PROFILE_FORMAT, OpProfile, Profile
+from lightning_gpp.cost.profile import OpProfile, Profile
 from lightning_gpp.cost.work import Line
 
 ANY_DEVICE = "any"
@@ -204,11 +204,11 @@ costs_from_json = partial(COSTS_FORMAT.loads, Costs)
 
 
 def load_costs(path: str | Path) -> Costs:
-    """Reads a file that holds costs or one profile, in JSON or YAML.
+    """Reads a file that holds costs, in JSON or YAML.
 
     Raises:
         ValueError: the file is not of that form; the text names it, the key, and what was expected.
         FileNotFoundError: there is no such file.
     """
-    found = read_document(path, {COSTS_FORMAT: Costs, PROFILE_FORMAT: Profile})
-    return Costs((found,)) if isinstance(found, Profile) else found
+    found: Costs = read_document(path, {COSTS_FORMAT: Costs})
+    return found

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 
 from lightning_gpp.cluster import Cluster, DeviceKind
 from lightning_gpp.cost.costs import ESTIMATED, Costs
-from lightning_gpp.cost.profile import Profile
-from lightning_gpp.cost.roofline import powers_of_two, roofline, roofline_costs
+from lightning_gpp.cost.roofline import powers_of_two, roofline_costs
 from lightning_gpp.cost.work import DEFAULT_DTYPE, Line, OpWork
 from lightning_gpp.graph import ModelGraph, OpNode, TensorSpec, Value
 
@@ -31,18 +30,6 @@ NOMINAL_KIND = DeviceKind(
 
 IMAGE_DIMS = 4
 """Tensors of so many dimensions or more are taken for (samples, channels, height, width, ...)."""
-
-
-def estimate_profile(graph: ModelGraph) -> Profile:
-    """A profile from sizes alone, for no device in particular, at the graph's micro-batch size.
-
-    >>> estimate_profile(ModelGraph(inputs=(), operators=(), outputs=())).device
-    'estimated'
-    """
-    size = graph.microbatch_size
-    works = graph_work(graph)
-    operators = {name: roofline(work, size, NOMINAL_KIND) for name, work in works.items()}
-    return Profile(operators, size, ESTIMATED, is_estimated=True)
 
 
 def estimate_costs(graph: ModelGraph, cluster: Cluster, minibatch_size: int) -> Costs:
@@ -108,24 +95,22 @@ def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None) -> OpWork
 
 def values_line(values: Iterable[Value]) -> Line:
     """Bytes of values: what has a dimension of samples grows with them."""
-    line = Line()
-    for value in values:
-        for spec in value.tensors:
-            if spec.batch_dim is None or not spec.shape[spec.batch_dim]:
-                line += Line(fixed=spec.size_bytes)
-            else:
-                line += Line(per_sample=spec.size_bytes / spec.shape[spec.batch_dim])
-    return line
+    specs = (spec for value in values for spec in value.tensors)
+    return sum((_growing(spec, spec.size_bytes) for spec in specs), Line())
+
+
+def _growing(spec: TensorSpec, amount: float) -> Line:
+    """What there is of something, which grows as a tensor does."""
+    if spec.batch_dim is None or not spec.shape[spec.batch_dim]:
+        return Line(fixed=amount)
+    return Line(per_sample=amount / spec.shape[spec.batch_dim])
 
 
 def _is_lookup(read: Iterable[Value], operator: OpNode) -> bool:
     """Whether parameters are a table: they meet indices only."""
     tensors = [spec for value in read for spec in value.tensors]
-    return (
-        bool(operator.parameters)
-        and bool(tensors)
-        and not any(spec.is_differentiable for spec in tensors)
-    )
+    is_index = not any(spec.is_differentiable for spec in tensors)
+    return is_index and bool(operator.parameters) and bool(tensors)
 
 
 def _guessed_flops(graph: ModelGraph, operator: OpNode) -> Line:
@@ -137,10 +122,7 @@ def _guessed_flops(graph: ModelGraph, operator: OpNode) -> Line:
     num_parameters = sum(
         graph.parameter[name].size_bytes // output.item_bytes for name in operator.parameters
     )
-    flops = 2.0 * num_parameters * _rows(output)
-    if output.batch_dim is None or not output.shape[output.batch_dim]:
-        return Line(fixed=flops)
-    return Line(per_sample=flops / output.shape[output.batch_dim])
+    return _growing(output, 2.0 * num_parameters * _rows(output))
 
 
 def _rows(spec: TensorSpec) -> int:

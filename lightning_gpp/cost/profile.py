@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from lightning_gpp.common.checks import LARGEST
-from lightning_gpp.common.strict_json import JsonFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,3 @@ class Profile:
     def __post_init__(self) -> None:
         if not 0 < self.microbatch_size <= LARGEST:
             raise ValueError(f"microbatch_size must be above 0 samples, got {self.microbatch_size}")
-
-
-PROFILE_FORMAT = JsonFormat("lightning_gpp.profile", version=2, older=(1,))
-profile_to_json = PROFILE_FORMAT.dumps
-profile_from_json = partial(PROFILE_FORMAT.loads, Profile)

@@ -24,8 +24,8 @@ BACKWARD_PER_FORWARD = 2.0
 """A backward computes two gradients, of the input and of the parameters."""
 
 
-def forward_s(work: OpWork, num_samples: float, kind: DeviceKind) -> float:
-    """Seconds of an operator's forward.
+def roofline(work: OpWork, num_samples: float, kind: DeviceKind) -> OpProfile:
+    """What an operator costs for one micro-batch on a kind of device.
 
     Args:
         work: what it does.
@@ -38,24 +38,15 @@ def forward_s(work: OpWork, num_samples: float, kind: DeviceKind) -> float:
     >>> from lightning_gpp.cost.work import Line
     >>> matmul = OpWork(flops=Line(per_sample=4e6), moved_bytes=Line(per_sample=1e3, fixed=8e6))
     >>> device = DeviceKind("toy", {"float32": 1e12}, 1e12, launch_s=1e-6)
-    >>> [forward_s(matmul, size, device) for size in (1, 10)]  # by memory, by computing
+    >>> [roofline(matmul, size, device).forward_s for size in (1, 10)]  # by memory, by computing
     [9.001e-06, 4.1e-05]
     """
     flops = work.flops.at(num_samples)
     compute_s = flops / kind.flops_per_s(work.dtype) if flops else 0.0
     memory_s = work.moved_bytes.at(num_samples) / kind.memory_bytes_per_s
-    return work.num_kernels * kind.launch_s + max(compute_s, memory_s)
-
-
-def roofline(work: OpWork, num_samples: float, kind: DeviceKind) -> OpProfile:
-    """What an operator costs for one micro-batch on a kind of device; arguments as above."""
-    seconds = forward_s(work, num_samples, kind)
-    return OpProfile(
-        forward_s=seconds,
-        backward_s=BACKWARD_PER_FORWARD * seconds,
-        activation_bytes=round(work.activation_bytes.at(num_samples)),
-        forward_flops=work.flops.at(num_samples),
-    )
+    forward_s = work.num_kernels * kind.launch_s + max(compute_s, memory_s)
+    kept_bytes = round(work.activation_bytes.at(num_samples))
+    return OpProfile(forward_s, BACKWARD_PER_FORWARD * forward_s, kept_bytes, flops)
 
 
 def roofline_costs(

@@ -167,7 +167,7 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
         for name, tensor in tensors.items()
     }
     with torch.enable_grad():
-        found = profile_probes(list(map(probe, model.graph)), cut, float(len(vertices)))
+        found = profile_probes(list(map(probe, model.graph)), cut, len(vertices))
     model.forget()
     operators = {
         name: replace(

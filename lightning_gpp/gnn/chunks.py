@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.tensor_places import num_changes
 from lightning_gpp.graph.graph_parallel import VertexShares
 
 REMEDY = (

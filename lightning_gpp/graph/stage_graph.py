@@ -141,15 +141,11 @@ def _carried(
     graph: ModelGraph, stage_of: Mapping[str, int], last: int
 ) -> dict[tuple[int, int], dict[str, None]]:
     """(source, target) -> names of the values that go from stage to stage, each once."""
-    reads = [
-        (name, FEED if producer is None else stage_of[producer], stage_of[reader])
-        for name, producer, reader in graph.reads
-    ]
-    for name in graph.outputs:
-        producer = graph.producer.get(name)
-        reads.append((name, FEED if producer is None else stage_of[producer], last))
+    reads = [(name, producer, stage_of[reader]) for name, producer, reader in graph.reads]
+    reads += [(name, graph.producer.get(name), last) for name in graph.outputs]
     found: dict[tuple[int, int], dict[str, None]] = {}
-    for name, source, target in reads:
+    for name, producer, target in reads:
+        source = FEED if producer is None else stage_of[producer]
         if source > target:
             raise ValueError(
                 f"stage {target} reads {name!r} from stage {source}: stages must be convex and "

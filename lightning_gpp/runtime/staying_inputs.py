@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.common.host_copies import to_host
-from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.common.tensor_places import bits_of
+from lightning_gpp.common.tensor_places import bits_of, num_changes
 from lightning_gpp.runtime.payload import Payload
 
 

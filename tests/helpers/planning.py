@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cost import Profile, estimate_profile
+from lightning_gpp.cost import Profile, graph_work, roofline_costs
+from lightning_gpp.cost.estimate import NOMINAL_KIND
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanEvaluation, evaluate_plan, make_plan, plan_request
+
+
+def estimated(graph: ModelGraph) -> Profile:
+    """Costs from sizes alone, at the size that the graph was captured with."""
+    works = graph_work(graph)
+    return roofline_costs(works, [NOMINAL_KIND], [graph.microbatch_size]).profiles[0]
 
 
 def balanced_plan(
@@ -21,7 +28,7 @@ def balanced_plan(
     **options: Any,
 ) -> Plan:
     """The plan of ``balanced`` with micro-batches of the size of the profile."""
-    costs = profile or estimate_profile(graph)
+    costs = profile or estimated(graph)
     return make_plan(
         graph,
         cluster or num_devices,

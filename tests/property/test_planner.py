@@ -9,7 +9,7 @@ from helpers.planning import balanced_plan, evaluated
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lightning_gpp.cost import profile_from_json, profile_to_json
+from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.graph import ModelGraph, graph_from_json, graph_to_json
 from lightning_gpp.planner import (
     Plan,
@@ -134,7 +134,8 @@ def test_graphs_and_profiles_survive_json(data):
     graph = data.draw(model_graphs())
     profile = data.draw(profiles(graph))
     assert graph_from_json(graph_to_json(graph)) == graph
-    assert profile_from_json(profile_to_json(profile)) == profile
+    costs = Costs((profile,))
+    assert costs_from_json(costs_to_json(costs)) == costs
 
 
 @given(st.data(), num_devices_st, st.sampled_from([80, 100]))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_gpp.capture.checks.rollback import Changes
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.structure import flatten
-from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.tensor_places import num_changes
 from lightning_gpp.common.torch_device import types_in_use, widened
 
 COARSE = 2e-2
@@ -75,10 +75,10 @@ def compare(expected: Result, got: Result, what: str) -> None:
         place = f" {[step.key for step in path]}" if path else ""
         _compare_leaf(leaf, got_leaf, f"{what}: output{place}")
     gradients = expected.gradients
-    for name, gradient in gradients.items():
+    for name, gradient in got.gradients.items():
         # Large terms may cancel into a small gradient, of which few digits are left.
         text = f"{what}: the gradient of {name!r}"
-        _compare_leaf(gradient, got.gradients[name], text, tuple(gradients.values()))
+        _compare_leaf(gradients[name], gradient, text, tuple(gradients.values()))
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 

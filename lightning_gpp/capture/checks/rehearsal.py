@@ -8,6 +8,7 @@ the module computes, it computes once.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.checks.check import Result, unchanged_parameters
+from lightning_gpp.capture.checks.check import (
+    Result,
+    ValuesDifferError,
+    compare,
+    unchanged_parameters,
+)
 from lightning_gpp.capture.checks.rollback import (
     Changes,
     random_state,
@@ -32,7 +38,7 @@ from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
+from lightning_gpp.capture.values.samples import Sample, first_sample, other_samples
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped
 
@@ -53,18 +59,15 @@ class CheckedPass:
         sample: the inputs.
         training: the mode.
         backward: whether gradients are computed.
-        is_recorded: whether autograd records the forward.
     """
 
     sample: Sample
     training: bool
     backward: bool = False
-    is_recorded: bool = True
 
     def __str__(self) -> str:
         mode = "train" if self.training else "eval"
-        without = "" if self.is_recorded else ", without gradients"
-        return f"{mode} mode, {self.sample.num_samples} samples{without}"
+        return f"{mode} mode, {self.sample.num_samples} samples"
 
 
 class Rehearsal:
@@ -77,11 +80,10 @@ class Rehearsal:
         train_modes: training flag in train mode per qualified name; by default as they are.
 
     Attributes:
-        module: likewise.
         arguments: how they are laid out.
         sample: the given inputs.
         weights: how the module's weights come to the device of the inputs.
-        others: candidates for inputs of another size, from :meth:`begin` on.
+        others: inputs of another size that the module may run on, from :meth:`begin` on.
         reads: plain attributes that forward reads; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
         withheld: outputs of forward that are not handed out; likewise.
@@ -108,7 +110,9 @@ class Rehearsal:
             train_modes = names if module.training else {}
         training = {name: train_modes.get(name, True) for name in names}
         self._flags = {True: training, False: dict.fromkeys(names, False)}
-        self._take(first_sample(self.arguments.tensors(args, kwargs)))
+        self._results: dict[CheckedPass, Result] = {}
+        self._evaluates_with_gradients = False
+        self.sample = first_sample(self.arguments.tensors(args, kwargs))
         if not self.sample.num_samples:
             raise CaptureError(
                 "the first batch has no samples, so the model cannot be captured from it: "
@@ -116,15 +120,10 @@ class Rehearsal:
             )
         self.weights = HostWeights(module, self.sample.device)
 
-    def _take(self, sample: Sample) -> None:
-        self.sample = sample
-        self._results: dict[CheckedPass, Result | None] = {}
-        self._unrecorded = CheckedPass(sample, False, is_recorded=False)
-
     def take_samples(self, count: int) -> None:
         """The first samples take the place of the given ones."""
         if count != self.sample.num_samples:
-            self._take(few_samples(self.sample, count))
+            self.sample = self.sample.sized(count)
 
     def begin(self) -> None:
         """Finds out what the module computes; with one sample twice if it does not train on one."""
@@ -134,7 +133,10 @@ class Rehearsal:
         try:
             with watched_reads(self.module) as self.reads:
                 self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
-            if not self._is_there(self._unrecorded):
+            try:
+                self.of(CheckedPass(sample, False))
+            except Exception:  # a forward that takes a gradient inside, say
+                self._evaluates_with_gradients = True
                 self.of(CheckedPass(sample, False))
         except Exception as error:  # of the user's code
             if sample.num_samples > 1 or sample.graphs is not None:
@@ -161,18 +163,13 @@ class Rehearsal:
             return observe(trace.graph, sample.fresh(), observer or Observer(self.module))
 
     def of(self, run: CheckedPass) -> Result:
-        """What the module computes; raises what it raises."""
-        with_gradients = self._results.get(replace(run, backward=True))
-        if with_gradients is not None and run.is_recorded:
-            return with_gradients if run.backward else replace(with_gradients, gradients={})
-        found = self._results.get(run)
+        """What the module computes, maybe with more gradients; raises what it raises."""
+        found = self._results.get(replace(run, backward=True)) or self._results.get(run)
         if found is None:
-            found = self._results[run] = self.again(run)
+            found = self._results[run] = self._computed(run)
         return found
 
-    def again(self, run: CheckedPass) -> Result:
-        """What the module computes, computed once more."""
-
+    def _computed(self, run: CheckedPass) -> Result:
         def forward(tensors: dict[str, Tensor]) -> Any:
             args, kwargs = self.arguments.rebuild(tensors)
             output, self.withheld = withhold(self.module.forward(*args, **kwargs))
@@ -192,39 +189,45 @@ class Rehearsal:
 
         return self._result(run, forward)
 
-    def runs(self, sample: Sample, *, backward: bool) -> bool:
-        """Whether the module runs on other inputs, in both modes."""
+    def runs(self, other: Sample) -> bool:
+        """Whether the module runs on other inputs, in both modes; it need not take every size."""
+        backward = other.num_samples < self.sample.num_samples
         # The other way round than with the given ones: what goes by the number of calls shows.
-        evaluated = self._is_there(CheckedPass(sample, False))
-        return evaluated and self._is_there(CheckedPass(sample, True, backward))
+        for run in (CheckedPass(other, False), CheckedPass(other, True, backward)):
+            try:
+                self.of(run)
+            except Exception as error:  # of the user's code
+                _logger.info("the model does not run in %s: %s", run, error)
+                return False
+        return True
 
-    def passes(self, second: Sample | None) -> Iterator[CheckedPass]:
-        """All that a graph is checked with.
+    def check(self, captured: CapturedModel, second: Sample | None) -> None:
+        """Compares a graph with the module, in both modes.
+
+        On a device that may differ from run to run by more than rounding itself: kernels add up in
+        any order, in half precision (backwards of fused attention).
 
         Args:
+            captured: the graph.
             second: inputs of another size, if there are such.
+
+        Raises:
+            CaptureError: they are not the same.
         """
         samples = [self.sample] if second is None else [self.sample, second]
         smallest = min(samples, key=lambda each: each.num_samples)
-        unrecorded = self._is_there(self._unrecorded)
-        for mode in MODES:
-            for sample in samples:
-                if mode or not unrecorded or sample is not self.sample:
-                    yield CheckedPass(sample, mode, backward=mode and sample is smallest)
-        if unrecorded:
-            yield self._unrecorded
-
-    def _is_there(self, run: CheckedPass) -> bool:
-        """Whether the module itself makes a pass; it need not take each size and mode."""
-        if self._results.get(run, run) is None:
-            return False
-        try:
-            self.of(run)
-        except Exception as error:  # of the user's code
-            _logger.info("the model does not run in %s: %s", run, error)
-            self._results[run] = None
-            return False
-        return True
+        for mode, sample in itertools.product(MODES, samples):
+            run = CheckedPass(sample, mode, backward=mode and sample is smallest)
+            try:
+                compare(self.of(run), self.replayed(captured, run), str(run))
+            except ValuesDifferError as error:
+                if error.is_large or sample.device.type == "cpu":
+                    raise
+                try:
+                    compare(self._computed(run), self._computed(run), str(run))
+                except ValuesDifferError:
+                    continue
+                raise
 
     def _result(
         self,
@@ -235,7 +238,7 @@ class Rehearsal:
     ) -> Result:
         module, weights = self.module, self.weights
         with (
-            torch.set_grad_enabled(run.is_recorded),
+            torch.set_grad_enabled(run.training or self._evaluates_with_gradients),
             self.in_mode(run.training, _SEED) as changes,
             unchanged_parameters(module),
         ):

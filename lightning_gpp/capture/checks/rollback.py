@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.common.num_changes import num_changes
+from lightning_gpp.common.tensor_places import num_changes
 from lightning_gpp.common.torch_device import (
     accelerator_random_states,
     set_accelerator_random_states,

@@ -68,13 +68,14 @@ class Observer:
 
     Attributes:
         module: likewise.
+        names: of its parts, parameters and buffers.
         observations: of the nodes that ran.
         values: likewise.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.observations: dict[fx.Node, Observation] = {}
-        self.module, self._names = module, Names.of(module)
+        self.module, self.names = module, Names.of(module)
         self._storages: dict[Any, int] = {}
         self._buffer_of = {self._storage(item): name for name, item in module.named_buffers()}
         self.values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
@@ -95,7 +96,7 @@ class Observer:
             self.values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = [t for t, before in zip(operands, versions, strict=True) if t._version != before]
-        changed_names = assigned_buffers(node, self._names)
+        changed_names = assigned_buffers(node, self.names)
         for name, tensor in owned.items():
             now = _buffer(self.module, name)  # a leaf module may have replaced it
             if now is None or tensor.is_meta:  # there are no values to compare

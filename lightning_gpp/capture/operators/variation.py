@@ -73,21 +73,32 @@ _Dims = tuple[int | None, ...]
 _Rows = frozenset[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Followed:
-    """What is known of a value's tensors.
+    """What is known of a value.
 
     Attributes:
-        has_samples: whether their entries are of samples.
+        dims: the dimension of the samples of each of its tensors.
+        way: how it goes with the samples.
+        is_shape: whether it is a tuple of sizes, of which single ones may be looked up.
+        has_samples: whether its entries are of samples.
         met: where samples met that all of it depends on.
         rows: lengths of dimensions that the data decide, with both numbers of samples.
-        is_per_sample: whether each has a dimension of the samples.
+        is_per_sample: whether each tensor has a dimension of the samples.
     """
 
+    dims: _Dims
+    way: Variation = _WHOLE
+    is_shape: bool = False
     has_samples: bool = False
     met: str | None = None
     rows: _Rows = frozenset()
     is_per_sample: bool = False
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether all of its tensors have a dimension of the samples."""
+        return bool(self.dims) and None not in self.dims
 
 
 @dataclass(slots=True)
@@ -100,10 +111,7 @@ class _Walk:
         num: samples of the first.
         other_num: samples of the second.
         of_graphs: whether samples are graphs, which have any number of nodes.
-        batch_dims: of what was found so far, the dimension of the samples of every tensor.
-        ways: likewise how it goes with the samples.
-        shapes: nodes that are tuples of sizes, of which single ones may be looked up.
-        followed: likewise where samples met.
+        known: what was found so far.
         decision: why nobody knows what is computed from them; None where nothing is read.
     """
 
@@ -112,38 +120,31 @@ class _Walk:
     num: int
     other_num: int
     of_graphs: bool
-    batch_dims: dict[fx.Node, _Dims] = field(default_factory=dict)
-    ways: dict[fx.Node, Variation] = field(default_factory=dict)
-    shapes: set[fx.Node] = field(default_factory=set)
-    followed: dict[fx.Node, _Followed] = field(default_factory=dict)
+    known: dict[fx.Node, _Followed] = field(default_factory=dict)
     decision: str | None = None
 
     def visit(self, node: fx.Node) -> None:
-        shapes = self._shapes(node)
-        self.batch_dims[node] = tuple(
-            next((dim for dim, pair in enumerate(pairs) if self._grows(*pair)), None)
-            for pairs in shapes
-        )
-        reads = [self.ways[arg] for arg in node.all_input_nodes]
+        shapes, seen = self._shapes(node), self.seen[node]
+        growing = ([self._grows(*pair) for pair in pairs] for pairs in shapes)
+        known = _Followed(tuple(grown.index(True) if any(grown) else None for grown in growing))
+        self.known[node] = known
+        reads = [self.known[arg].way for arg in node.all_input_nodes]
         if node.op == "placeholder":
-            way = self._of_argument(node)
+            known.way = self._of_argument(node)
         elif all(each is _SAME for each in reads):
-            way = _SAME
+            known.way = _SAME
         else:
-            has_tensors = self.seen[node].has_tensors
-            way = (self._of_tensors if has_tensors else self._of_plain)(node, reads)
-        self.ways[node], self.followed[node] = way, self._follow(node, shapes)
-        if not self.seen[node].changed:
+            known.way = (self._of_tensors if seen.has_tensors else self._of_plain)(node, reads)
+        self._follow(node, shapes)
+        if not seen.changed:
             return
-        for earlier in self.ways:  # what it changes depends on all that it reads from now on
-            if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
-                if way is not _SAME:
-                    self.ways[earlier] = way if self._is_batched(earlier) else _WHOLE
-                if self.followed[node].has_samples:
-                    known, met = self.followed[earlier], self.followed[node].met
-                    self.followed[earlier] = _Followed(
-                        True, known.met or met, known.rows, known.is_per_sample
-                    )
+        for node_before, earlier in self.known.items():
+            # what it changes depends on all that it reads from now on
+            if self.seen[node_before].touched & seen.changed and node_before.op != "get_attr":
+                if known.way is not _SAME:
+                    earlier.way = known.way if earlier.is_batched else _WHOLE
+                if known.has_samples:
+                    earlier.has_samples, earlier.met = True, earlier.met or known.met
 
     def _shapes(self, node: fx.Node) -> list[list[tuple[int, int]]]:
         """Of every tensor in a value the sizes of each dimension with both numbers of samples."""
@@ -159,13 +160,8 @@ class _Walk:
     def _goes(self, size: int, twin: int) -> bool:
         return size != twin if self.of_graphs else self._grows(size, twin)
 
-    def _is_batched(self, node: fx.Node) -> bool:
-        """Whether all tensors of a value have a dimension of the samples."""
-        dims = self.batch_dims[node]
-        return bool(dims) and None not in dims
-
     def _of_argument(self, node: fx.Node) -> Variation:
-        if self._is_batched(node):
+        if self.known[node].is_batched:
             return _SAMPLES
         # Without a second number of samples nobody knows: they may be in another dimension. One
         # that changed with them otherwise (the nodes of a batch of graphs) holds all of them.
@@ -178,11 +174,11 @@ class _Walk:
             return _WHOLE
         if _SAMPLES in reads:
             return _SAMPLES
-        return _SAMPLES if _name(node) in _FILLED and self._is_batched(node) else _WHOLE
+        return _SAMPLES if _name(node) in _FILLED and self.known[node].is_batched else _WHOLE
 
     def _is_among_samples(self, node: fx.Node) -> bool:
         """Whether entries are places among the samples, or of pairs of them."""
-        if self.others is None or not self._is_batched(node):
+        if self.others is None or not self.known[node].is_batched:
             return False
         (shape, *_), (other, *_) = self.seen[node].shapes, self.others[node].shapes
         grown, name = list(map(self._grows, shape, other)), _name(node)
@@ -204,9 +200,10 @@ class _Walk:
         return by_mask or by_number or name in _SELECT
 
     def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
-        if tells_shape(node):
-            self.shapes.add(node)
-        if node in self.shapes or (node.target in LOOK_UPS and node.args[0] in self.shapes):
+        known = self.known[node]
+        known.is_shape = tells_shape(node)
+        of: Any = node.args[0] if node.target in LOOK_UPS else node
+        if known.is_shape or self.known.get(of, known).is_shape:
             return self._compared(node, equal=_SAME)
         if node.target in _LINEAR and set(reads) <= {_SAME, _COUNT}:
             return self._compared(node, equal=_WHOLE)
@@ -223,14 +220,15 @@ class _Walk:
 
     # Where samples meet ----------------------------------------------------------------------
 
-    def _follow(self, node: fx.Node, shapes: Sequence[Sequence[tuple[int, int]]]) -> _Followed:
-        name = _name(node)
+    def _follow(self, node: fx.Node, shapes: Sequence[Sequence[tuple[int, int]]]) -> None:
+        name, known = _name(node), self.known[node]
         grown = [any(self._goes(*pair) for pair in pairs) for pairs in shapes]
+        known.has_samples, known.is_per_sample = any(grown), all(grown)
         if node.op == "placeholder" or self.others is None:
-            return _Followed(any(grown), is_per_sample=all(grown))
+            return
         read = [arg for arg in node.all_input_nodes if self.seen[arg].has_tensors]
         read = read[:1] if name in _BY_FIRST else read[1:] if name in _BY_SHAPE else read
-        operands = [self.followed[arg] for arg in read]
+        operands = [self.known[arg] for arg in read]
         if not any(item.has_samples for item in operands):
             operands = []
         elif self.decision is None and self._is_read(node, operands):
@@ -253,9 +251,9 @@ class _Walk:
                 continue
             if not (has_grown or rows.intersection(pairs)) or self._mixes(node, pairs):
                 met = met or f"{node.meta['location']} brings samples together ({name})"
-        rows &= {pair for pairs in shapes for pair in pairs}
+        known.met, known.rows = met, rows & {pair for pairs in shapes for pair in pairs}
         is_number = not shapes and not self.seen[node].changed  # of sizes, or a decision
-        return _Followed(bool(operands) and not is_number, met, rows, all(grown))
+        known.has_samples = bool(operands) and not is_number
 
     def _mixes(self, node: fx.Node, pairs: Sequence[tuple[int, int]]) -> bool:
         """Whether a result that keeps the dimension of the samples has entries of several."""
@@ -276,7 +274,7 @@ class _Walk:
             return True
         given = leaves_of([node.args[1:], node.kwargs])
         bounds = (part for s in given if isinstance(s, slice) for part in (s.start, s.stop, s.step))
-        if any(isinstance(b, fx.Node) and self.followed[b].has_samples for b in bounds):
+        if any(isinstance(b, fx.Node) and self.known[b].has_samples for b in bounds):
             return True
         if name == "_pad_packed_sequence":  # to the longest, or to a length that is given
             lengths, longest = node.args[1], node.args[4]
@@ -354,9 +352,9 @@ class Cuts:
         for node in seen:
             walk.visit(node)
         return cls(
-            {node.name: dims for node, dims in walk.batch_dims.items()},
-            {node.name: way for node, way in walk.ways.items()},
-            {n.name: (f.met, f.is_per_sample) for n, f in walk.followed.items() if f.met},
+            {node.name: known.dims for node, known in walk.known.items()},
+            {node.name: known.way for node, known in walk.known.items()},
+            {n.name: (k.met, k.is_per_sample) for n, k in walk.known.items() if k.met},
             walk.decision,
             graphs is not None and not graphs.is_batch,
         )

@@ -90,43 +90,35 @@ def profile_costs(
     """
     tensors = captured.inputs(args, kwargs or {})
     sample = first_sample(tensors)
-    size, device = sample.num_samples, sample.device
     deadline_s = time.monotonic() + budget_s
-    probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
+    probes = [OperatorProbe(captured, operator, sample.device) for operator in captured.graph]
     work = _SharedWork(probes, deadline_s)
-
-    def profile(other: int, repeats: int) -> Profile:
-        of_size = sample
-        if other != size:
-            rows = torch.arange(other) % size
-            of_size = sample.of(rows) if sample.graphs is None else sample.twice()
-        return work.profile(of_size.tensors, other, repeats)
-
-    profiles: list[Profile] = []
+    found: list[tuple[Sample, Profile]] = []
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
-        for other in _sizes(captured, sample, num_sizes):
+        for each in _samples(captured, sample, num_sizes):
             try:
-                profiles.append(profile(other, repeats))
+                found.append((each, work.profile(each, repeats)))
             except Exception as error:  # the model itself may not take another size
-                if not profiles:
+                if not found:
                     raise
-                _logger.info("the model does not run on %d samples: %s", other, error)
+                _logger.info("the model does not run on %d samples: %s", each.num_samples, error)
                 continue
             if time.monotonic() > deadline_s:
                 _logger.warning(
                     "profiling took more than its %.0f s: %d of %d micro-batch sizes were "
                     "measured, some operators once only; the plan may be a little worse",
-                    *(budget_s, len(profiles), num_sizes),
+                    *(budget_s, len(found), num_sizes),
                 )
                 break
-        for place, first in enumerate(profiles):
-            if time.monotonic() <= deadline_s:
-                profiles[place] = _quicker(first, profile(round(first.microbatch_size), 1))
+        profiles = [
+            _quicker(first, work.profile(each, 1)) if time.monotonic() <= deadline_s else first
+            for each, first in found
+        ]
     return Costs(tuple(profiles))
 
 
 def profile_probes(
-    probes: Sequence[OperatorProbe], tensors: Mapping[str, Tensor], size: float
+    probes: Sequence[OperatorProbe], tensors: Mapping[str, Tensor], size: int
 ) -> Profile:
     """Measures operators as :func:`profile_costs` does, by probes of another's making.
 
@@ -137,21 +129,18 @@ def profile_probes(
     """
     work = _SharedWork(probes, time.monotonic() + DEFAULT_BUDGET_S)
     with rollback(probes[0].captured.module), torch.inference_mode(False), torch.enable_grad():
-        return _quicker(*(work.profile(tensors, size, count) for count in (REPEATS, 1)))
+        return _quicker(*(work.profile(Sample(tensors, size), count) for count in (REPEATS, 1)))
 
 
-def _sizes(captured: CapturedModel, sample: Sample, count: int) -> list[int]:
-    """Micro-batch sizes to measure, the given one first."""
-    size = sample.num_samples
-    inputs = [spec for item in captured.graph.inputs for spec in item.value.tensors]
-    if captured.takes_graphs:
-        assert sample.graphs is not None
-        return [size, 2 * size][:count] if sample.graphs.is_batch else [size]
-    if not any(spec.batch_dim is not None for spec in inputs):
-        return [size]
-    smaller = [size // part for part in (2, 4) if not size % part]
-    larger = [size * part for part in (2, 4)]
-    return [size, *smaller, *larger][:count] if count > 1 else [size]
+def _samples(captured: CapturedModel, sample: Sample, count: int) -> list[Sample]:
+    """Inputs of the micro-batch sizes to measure, the given one first."""
+    size, inputs = sample.num_samples, captured.graph.inputs
+    if sample.graphs is not None:
+        return [sample, sample.twice()][:count] if sample.graphs.is_batch else [sample]
+    if not any(s.batch_dim is not None for item in inputs for s in item.value.tensors):
+        return [sample]
+    sizes = [*(size // part for part in (2, 4) if not size % part), 2 * size, 4 * size]
+    return [sample, *(sample.sized(other) for other in sizes[: max(count, 1) - 1])]
 
 
 def _quicker(one: Profile, other: Profile) -> Profile:
@@ -177,17 +166,14 @@ class _SharedWork:
         # by the name of an operator: equal for those that do the same work, found when they ran
         self._groups: dict[str, Hashable] = {}
 
-    def profile(self, tensors: Mapping[str, Tensor], size: float, repeats: int) -> Profile:
+    def profile(self, sample: Sample, repeats: int) -> Profile:
         """The costs of every operator; those that do the same work have the same.
 
         Args:
-            tensors: the inputs of the model.
-            size: samples that they stand for.
+            sample: the inputs of the model.
             repeats: least measured runs of an operator.
         """
-        values: dict[str, Any] = {}
-        for name, tensor in tensors.items():
-            values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        values: dict[str, Any] = {**sample.fresh()}
         timed: dict[Hashable, tuple[OpProfile, Sequence[Any]]] = {}
         for probe in self._probes:
             results = timed.get(self._groups.get(probe.name), (None, [None]))[1]
@@ -197,7 +183,7 @@ class _SharedWork:
                     results = self._run(probe, values, timed, repeats)
             values |= zip(probe.outputs, results, strict=True)
         costs = {probe.name: timed[self._groups[probe.name]][0] for probe in self._probes}
-        return Profile(costs, float(size), device_name(next(iter(tensors.values())).device))
+        return Profile(costs, float(sample.num_samples), device_name(sample.device))
 
     def _run(
         self,
@@ -208,17 +194,14 @@ class _SharedWork:
     ) -> Sequence[Any]:
         """Times an operator that is the first of its group; returns the values that it makes."""
         seen = probe.look(values)
-        results = list(probe.results.values())
         read = [values[name] for name in probe.stage.inputs]
-        forms = tuple(map(_form, leaves_of([read, results])))
+        forms = tuple(map(_form, leaves_of([read, *probe.results.values()])))
         works = self._works[probe.name], seen.activation_bytes, seen.forward_flops, forms
         group = self._groups.setdefault(probe.name, works)
         if group not in timed:
-            cost = probe.measure(values, repeats, self._deadline_s)
-            cost = replace(seen, forward_s=cost.forward_s, backward_s=cost.backward_s)
-            results = list(probe.results.values())
-            timed[group] = cost, results
-        return results
+            cost = probe.measure(values, seen, repeats, self._deadline_s)
+            timed[group] = cost, list(probe.results.values())
+        return list(probe.results.values())
 
 
 def _form(leaf: Any) -> Hashable:
@@ -283,14 +266,17 @@ class OperatorProbe:
         self.parameters = list(map(captured.module.get_parameter, self.stage.parameter_names))
         self.results: dict[str, Any] = {}
 
-    def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
-        """Seconds of the operator; what :meth:`look` tells is not in the profile.
+    def measure(
+        self, values: Mapping[str, Any], seen: OpProfile, repeats: int, deadline_s: float
+    ) -> OpProfile:
+        """What :meth:`look` told, with the seconds of the operator.
 
         The run that warms up leaves gradients of the parameters, to which the others add theirs, as
         every micro-batch but the first does: with small ones that is a good part of a backward.
 
         Args:
             values: value name -> value; has its inputs.
+            seen: what was told.
             repeats: least measured runs.
             deadline_s: on the monotonic clock; past it a single run has to do.
         """
@@ -305,10 +291,9 @@ class OperatorProbe:
             runs.append(self._run(values))
         for parameter in self.parameters:
             parameter.grad = None  # those of all operators together are the whole model's
-        return OpProfile(
-            statistics.median(run.forward_s for run in runs),
-            statistics.median(run.backward_s for run in runs),
-        )
+        forward_s = statistics.median(run.forward_s for run in runs)
+        backward_s = statistics.median(run.backward_s for run in runs)
+        return replace(seen, forward_s=forward_s, backward_s=backward_s)
 
     def look(self, values: Mapping[str, Any]) -> OpProfile:
         """Runs the forward once, untimed; of the profile only bytes and operations are known.

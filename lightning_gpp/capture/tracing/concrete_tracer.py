@@ -43,27 +43,21 @@ _REFUSED = frozenset({"backward", "grad", "__set__"})
 
 
 def trace_concretely(
-    module: nn.Module,
-    arguments: Arguments,
-    policy: LeafPolicy,
-    tensors: Mapping[str, Tensor],
-    *,
-    observer: Observer | None = None,
+    observer: Observer, arguments: Arguments, policy: LeafPolicy, tensors: Mapping[str, Tensor]
 ) -> Trace:
-    """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
+    """Traces a module's forward in the mode that it is in.
 
     Args:
-        module: whose forward is traced.
+        observer: of the module, watches the calls of its forward.
         arguments: of it.
         policy: which sub-modules stay whole.
         tensors: its inputs.
-        observer: watches the calls of the forward.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    recording = Recording(module, observer or Observer(module))
+    module, recording = observer.module, Recording(observer)
     recorder = recording.recorder
     recorder.opened = policy.opened
     inputs = {}
@@ -158,21 +152,18 @@ class _CallTracer(TorchFunctionMode):
         tracer, record = self, self.recording.call
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
 
-        def module_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if not is_recording():
-                return call(module, *args, **kwargs)
-            return tracer._module_call(call, module, args, kwargs)
-
-        def own_call(original: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(original: Callable[..., Any]) -> Callable[..., Any]:
             """A leaf module whose class calls it in its own way is recorded with what that does."""
 
-            def leaf_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            def module_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 name = tracer.recording.names.modules.get(id(module), "")
-                if name and is_recording() and tracer.policy.is_leaf(module, name):
+                if is_recording() and (
+                    original is call or (name and tracer.policy.is_leaf(module, name))
+                ):
                     return tracer._module_call(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
 
-            return leaf_call
+            return module_call
 
         def function_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_recording():
@@ -183,20 +174,18 @@ class _CallTracer(TorchFunctionMode):
             called = (function, *args)
             return tracer.recording.record("call_function", apply_function, called, {}, run=run)
 
-        kinds = {
-            kind
-            for module in self.module.modules()
-            for kind in type(module).__mro__
-            if "__call__" in vars(kind) and issubclass(kind, nn.Module) and kind is not nn.Module
-        }
+        kinds = {kind for module in self.module.modules() for kind in type(module).__mro__}
         script_call = torch._C.ScriptFunction.__call__
 
         def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
             return (record if is_recording() else script_call)(function, *args, **kwargs)
 
         places: list[tuple[Any, str, Any]] = [
-            *((kind, "__call__", own_call(vars(kind)["__call__"])) for kind in kinds),
-            (nn.Module, "__call__", module_call),
+            *(
+                (kind, "__call__", traced(vars(kind)["__call__"]))
+                for kind in kinds
+                if "__call__" in vars(kind) and issubclass(kind, nn.Module)
+            ),
             (torch._C.ScriptFunction, "__call__", scripted),
             (torch.autograd.Function, "apply", classmethod(function_apply)),
             *stand_ins(self.module, record, is_recording),

@@ -23,7 +23,6 @@ from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_trace
 from lightning_gpp.capture.tracing.trace import (
     SELECTORS,
     SIZES,
-    Names,
     Recorder,
     Trace,
     assign_buffer,
@@ -58,8 +57,7 @@ class Recording:
     """Nodes and the values that they stand for.
 
     Args:
-        module: whose forward is traced.
-        observer: watches the calls.
+        observer: watches the calls of a module's forward.
 
     Attributes:
         graph: what was recorded so far.
@@ -67,11 +65,9 @@ class Recording:
         names: of the module's parts, parameters and buffers.
     """
 
-    def __init__(self, module: nn.Module, observer: Observer) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer, self._device = observer, torch.device("cpu")
-        self.graph = fx.Graph()
-        self.recorder = Recorder()
-        self.names = Names.of(module)
+        self.graph, self.recorder, self.names = fx.Graph(), Recorder(), observer.names
         # id -> (the tensor, kept alive so that its id stays its own; its node or where to find it)
         self._known: dict[int, tuple[Tensor, Origin]] = {}
         self._named: dict[str, fx.Node] = {}
@@ -104,7 +100,8 @@ class Recording:
             location, on_data = user_location(), not node.meta["of_sizes"]
             if on_data and not only_raises(location):
                 raise self._decides(node)
-            self._node("call_function", guard, (node, value, on_data, location), {})
+            seen = (node, value, on_data, location, self.recorder.scope)
+            self._node("call_function", guard, seen, {})
 
     def _decides(self, node: fx.Node, what: str = "decides by {}") -> KeepWholeError:
         kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}

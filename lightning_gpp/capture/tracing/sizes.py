@@ -40,33 +40,12 @@ class _TracedNumber:
         self.tracer.guard(self.fx_node, self.value)
         return self.value
 
-    def __index__(self) -> int:
-        return operator.index(self._frozen())
-
-    def __int__(self) -> int:
-        return int(self._frozen())
-
-    def __float__(self) -> float:
-        return float(self._frozen())
-
     def __bool__(self) -> bool:
         return bool(self.tracer.call(operator.ne, self, 0))
-
-    def __hash__(self) -> int:
-        return hash(self._frozen())
 
     def _shown(self) -> Any:
         """The number as text, by which something may be chosen: of data it is a decision."""
         return self.value if self.fx_node.meta["of_sizes"] else self._frozen()
-
-    def __repr__(self) -> str:
-        return repr(self._shown())
-
-    def __str__(self) -> str:
-        return str(self._shown())
-
-    def __format__(self, specification: str) -> str:
-        return format(self._shown(), specification)
 
     def __round__(self, digits: int | None = None) -> Any:
         return self.tracer.call(round, self) if digits is None else round(self._frozen(), digits)
@@ -91,6 +70,10 @@ def _unary(function: Callable[[Any], Any]) -> Any:
     return lambda self: self.tracer.call(function, self)
 
 
+def _of_value(function: Callable[..., Any], value: Callable[[Any], Any]) -> Any:
+    return lambda self, *args: function(value(self), *args)
+
+
 for _name in (
     *("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"),
     *("lshift", "rshift", "and_", "or_", "xor"),
@@ -98,12 +81,17 @@ for _name in (
     _function, _name = getattr(operator, _name), _name.rstrip("_")
     setattr(_TracedNumber, f"__{_name}__", _binary(_function))
     setattr(_TracedNumber, f"__r{_name}__", _binary(_function, reflected=True))
-for _name in ("sqrt", "log", "exp"):  # numpy's functions of these names look for such methods
-    setattr(_TracedNumber, _name, _unary(getattr(math, _name)))
+for _name in ("index", "int", "float", "hash"):
+    _function = getattr(operator if _name == "index" else builtins, _name)
+    setattr(_TracedNumber, f"__{_name}__", _of_value(_function, _TracedNumber._frozen))
+for _name in ("repr", "str", "format"):
+    _function = getattr(builtins, _name)
+    setattr(_TracedNumber, f"__{_name}__", _of_value(_function, _TracedNumber._shown))
+for _name in ("sqrt", "log", "exp", "__ceil__", "__floor__", "__trunc__"):
+    # numpy's functions of the first names look for such methods
+    setattr(_TracedNumber, _name, _unary(getattr(math, _name.strip("_"))))
 for _name in ("neg", "pos", "abs"):
     setattr(_TracedNumber, f"__{_name}__", _unary(getattr(operator, _name)))
-for _name in ("ceil", "floor", "trunc"):
-    setattr(_TracedNumber, f"__{_name}__", _unary(getattr(math, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(_TracedNumber, f"__{_name}__", _binary(getattr(operator, _name)))
 

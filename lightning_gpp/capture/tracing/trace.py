@@ -220,7 +220,7 @@ def closure(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]
     return found
 
 
-def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
+def guard(observed: Any, expected: Any, on_data: bool, location: str, scope: str) -> None:
     """Node function: checks at run time a decision that the trace followed.
 
     Raises:
@@ -235,6 +235,7 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
             f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
             "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
             location,
+            scope,
         )
 
 

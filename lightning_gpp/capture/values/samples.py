@@ -136,6 +136,10 @@ class Sample:
         }
         return Sample({**self.tensors, **_with_flags(self.tensors, chosen)}, len(rows))
 
+    def sized(self, count: int) -> Sample:
+        """The first samples; where there are not so many, over and over."""
+        return self.of(torch.arange(count) % self.num_samples)
+
     def twice(self) -> Sample:
         """Twice as many graphs, and a node."""
         assert self.graphs is not None
@@ -158,14 +162,9 @@ def other_samples(sample: Sample) -> Iterator[Sample]:
         yield sample.twice()
         return
     if num >= 3:
-        yield sample.of(torch.arange((num + 1) // 2))
-    yield sample.of(torch.arange(2 * num) % num)
+        yield sample.sized((num + 1) // 2)
+    yield sample.sized(2 * num)
     yield sample.of(torch.arange(num).roll(1))
-
-
-def few_samples(sample: Sample, count: int) -> Sample:
-    """The first ``count`` samples, or the first one over and over where there are not so many."""
-    return sample.of(torch.arange(count) % sample.num_samples)
 
 
 def other_content(sample: Sample) -> Sample:

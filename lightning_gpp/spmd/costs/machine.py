@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cluster.collectives import all_reduce_s, ring_lines, rounds_s
+from lightning_gpp.cluster.collectives import ring_lines, rounds_s, tree_all_reduce_s
 
 Vector = NDArray[np.float64]
 
@@ -161,7 +161,7 @@ def collective_times(cluster: Cluster) -> CollectiveTimes:
     ]
     exchange = _line(lambda size: rounds_s(cluster, shifts, size / num_devices**2))
     shards = [[(0, target) for target in devices[1:]]]
-    tree_alpha = all_reduce_s(cluster, devices, 1.0, "tree")
+    tree_alpha = tree_all_reduce_s(cluster, devices, 1.0)
     return CollectiveTimes(
         all_reduce=ring,
         all_gather=half,
@@ -172,7 +172,7 @@ def collective_times(cluster: Cluster) -> CollectiveTimes:
         root=_line(lambda size: rounds_s(cluster, shards, size / num_devices)),
         small_all_reduce=AlphaBeta(
             tree_alpha,
-            (all_reduce_s(cluster, devices, PROBE_BYTES, "tree") - tree_alpha) / PROBE_BYTES,
+            (tree_all_reduce_s(cluster, devices, PROBE_BYTES) - tree_alpha) / PROBE_BYTES,
         ),
     )
 

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.num_changes import num_changes
-from lightning_gpp.common.tensor_places import TensorPlace, own_places
+from lightning_gpp.common.tensor_places import TensorPlace, num_changes, own_places
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")

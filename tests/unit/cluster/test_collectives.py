@@ -11,6 +11,7 @@ from lightning_gpp.cluster import (
     all_reduce_s,
     uniform_cluster,
 )
+from lightning_gpp.cluster.collectives import tree_all_reduce_s
 
 #   host0: gpu0 ── gpu1        1 byte/s in a host
 #   host1: gpu2 ── gpu3        2 s and half a byte/s between hosts
@@ -23,22 +24,22 @@ HOSTS = Cluster(
 
 def test_a_ring_goes_at_the_pace_of_its_slowest_link() -> None:
     # 2 (4 - 1) rounds of 8 / 4 bytes: 2 s in a host, 2 + 4 s between hosts
-    assert all_reduce_s(HOSTS, [0, 1, 2, 3], 8.0, "ring") == 6 * 6.0
-    assert all_reduce_s(HOSTS, [0, 1], 8.0, "ring") == 2 * 4.0
+    assert all_reduce_s(HOSTS, [0, 1, 2, 3], 8.0) == 6 * 6.0
+    assert all_reduce_s(HOSTS, [0, 1], 8.0) == 2 * 4.0
 
 
 def test_a_tree_sends_everything_up_and_down() -> None:
     # 1>0 and 3>2 at the same time (8 s), 2>0 (2 + 16 s), and the same down
-    assert all_reduce_s(HOSTS, [0, 1, 2, 3], 8.0, "tree") == 2 * (8.0 + 18.0)
+    assert tree_all_reduce_s(HOSTS, [0, 1, 2, 3], 8.0) == 2 * (8.0 + 18.0)
     # 1>0, then 2>0
-    assert all_reduce_s(HOSTS, [0, 1, 2], 8.0, "tree") == 2 * (8.0 + 18.0)
+    assert tree_all_reduce_s(HOSTS, [0, 1, 2], 8.0) == 2 * (8.0 + 18.0)
 
 
 def test_few_bytes_are_faster_in_a_tree_and_many_in_a_ring() -> None:
     cluster = uniform_cluster(16, Link(1e9, latency_s=1e-4))
     everybody = range(16)
     few, many = (
-        [all_reduce_s(cluster, everybody, size, how) for how in ("ring", "tree")]
+        [how(cluster, everybody, size) for how in (all_reduce_s, tree_all_reduce_s)]
         for size in (1e3, 1e9)
     )
     assert few[0] > few[1]
@@ -56,8 +57,3 @@ def test_messages_of_a_round_take_turns_on_what_they_share() -> None:
         for name, link in seconds.items()
     }
     assert found == {"private": 4 * 1.0, "bus": 4 * 3.0, "half": 4 * 2.0}
-
-
-def test_an_unknown_sum_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown all-reduce 'star'; known ones: ring, tree"):
-        all_reduce_s(HOSTS, [0, 1], 1.0, "star")  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from lightning_gpp.cluster import (
     PRESETS,
     DeviceKind,
     cluster_preset,
-    known_kind,
 )
 from lightning_gpp.cluster.this_machine import host_memory_bytes, num_cores
 
@@ -51,7 +50,7 @@ def test_mistakes_say_what_is_known():
     with pytest.raises(ValueError, match="num_devices must be at least 1, got 0"):
         cluster_preset("cpu", num_devices=0)
     with pytest.raises(ValueError, match="nothing is known of devices of kind 'Abacus'; known"):
-        known_kind("Abacus")
+        cluster_preset("uniform", kind="Abacus").device_kind("Abacus")
 
 
 def test_kinds_state_what_is_sustained():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_gpp.cluster import Cluster, cluster_from_json, cluster_to_json, uniform_cluster
-from lightning_gpp.cost import profile_from_json
+from lightning_gpp.cost import costs_from_json
 from lightning_gpp.planner import Plan, Stage, plan_from_json, plan_to_json
 
 PLAN = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,), microbatch_multiple=2)))
@@ -71,14 +71,14 @@ def test_errors_name_the_file_the_place_and_what_is_expected(text, match):
 
 def test_whole_numbers_may_stand_for_seconds():
     text = (
-        '{"format": "lightning_gpp.profile", "version": 1, "microbatch_size": 2,'
-        ' "operators": {"a": {"forward_s": 1}}}'
+        '{"format": "lightning_gpp.costs", "version": 1, "profiles": [{"microbatch_size": 2,'
+        ' "operators": {"a": {"forward_s": 1}}}]}'
     )
-    assert profile_from_json(text).operators["a"].forward_s == 1.0
+    assert costs_from_json(text).profiles[0].operators["a"].forward_s == 1.0
     with pytest.raises(
         ValueError, match=r"operators\['a'\]: forward_s: expected a number, got 'x'"
     ):
-        profile_from_json(text.replace(": 1}}}", ': "x"}}}'))
+        costs_from_json(text.replace(": 1}}}", ': "x"}}}'))
 
 
 def test_optional_fields_take_null():

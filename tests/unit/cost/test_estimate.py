@@ -4,15 +4,15 @@ import math
 
 import pytest
 from helpers.graphs import literal_graph
+from helpers.planning import estimated
 
-from lightning_gpp.cluster import cluster_preset
+from lightning_gpp.cluster import cluster_preset, uniform_cluster
 from lightning_gpp.cost import (
     ESTIMATED,
     Costs,
     OpProfile,
     Profile,
     estimate_costs,
-    estimate_profile,
     graph_work,
     with_estimates,
 )
@@ -22,11 +22,12 @@ GRAPH = literal_graph({"a": "x", "add()": "a x"})
 
 
 def test_an_estimate_says_so():
-    assert estimate_profile(GRAPH).device == ESTIMATED
+    found = estimate_costs(GRAPH, uniform_cluster(2), 4)
+    assert found.is_estimated and [*found.by_kind] == [ESTIMATED]
 
 
 def test_costs_grow_with_the_bytes_that_are_touched():
-    costs = estimate_profile(GRAPH).operators
+    costs = estimated(GRAPH).operators
     tensor, weight = 4 * 16 * 4, 1000
     ratio = costs["a"].forward_s / costs["add"].forward_s
     assert ratio == pytest.approx((2 * tensor + weight) / (3 * tensor))
