@@ -177,10 +177,12 @@ def test_a_single_move_may_not_be_enough(setting, draws):
     assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)
 
 
-@given(st.sampled_from([2, 3, 4]), st.sampled_from([2, 4]), st.integers(1, 2), st.integers(1, 3))
-def test_an_interleaved_plan_is_found_on_a_uniform_chain(num_devices, rounds, length, times):
+@pytest.mark.parametrize(
+    ("num_layers", "num_devices", "num_microbatches"), [(4, 2, 6), (12, 3, 3), (16, 4, 4)]
+)
+def test_an_interleaved_plan_is_found_on_a_uniform_chain(num_layers, num_devices, num_microbatches):
     """Layers in turn, as in 0 1 0 1: less time until all devices have something to do."""
-    request = chain_request(num_devices * rounds * length, num_devices, times * num_devices)
+    request = chain_request(num_layers, num_devices, num_microbatches)
     found = graphpipe(request)
     assert len(found.stages) > num_devices
     exclusive_s = step_s("graphpipe_exclusive", request)
