@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from helpers.series_parallel import Tree, edges_of, leaves
-from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import PlanRequest
@@ -150,3 +151,26 @@ def _cluster(graph: ModelGraph, costs: Costs, setting: Setting, rng: random.Rand
     inside = Link(VALUE_BYTES / seconds, rng.choice((0.0, 0.5, 2.0)))
     between = Link(VALUE_BYTES / (3 * seconds), inside.latency_s + 1.0)
     return Cluster(devices, inside, between if setting.num_hosts > 1 else None)
+
+
+def chain_request(
+    num_layers: int, num_devices: int, num_microbatches: int, message_s: float = 1e-5
+) -> PlanRequest:
+    """Equal layers, each 1 ms forward and 2 ms backward for a micro-batch of one sample."""
+    spec = (TensorSpec((1, 1), "float32", batch_dim=0),)
+    values = [Value(f"v{number}", spec) for number in range(num_layers + 1)]
+    nodes = [
+        OpNode(f"layer{number}", "tanh", "", (own.name,), (made,))
+        for number, (own, made) in enumerate(pairwise(values))
+    ]
+    graph = ModelGraph((GraphInput(values[0]),), tuple(nodes), (values[-1].name,))
+    costs = Profile({node.name: OpProfile(1e-3, 2e-3, 0) for node in nodes}, 1, "any")
+    return plan_request(
+        graph,
+        uniform_cluster(num_devices, Link(1e12, message_s), kind="any"),
+        minibatch_size=num_microbatches,
+        num_microbatches=num_microbatches,
+        costs=costs,
+        schedule="gpipe",
+        max_replicas=1,
+    )

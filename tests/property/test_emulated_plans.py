@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from helpers.graphs import model_graphs
 from helpers.plan_cases import ORDER_PACES, is_valid
+from helpers.small_requests import chain_request
 from helpers.threads.emulate import emulate_plan
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from lightning_gpp.cluster import ClusterLayout, HostGroup, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_request
+from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, evaluate_plan, plan_request
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.simulate import simulate_plan
 
@@ -75,3 +76,12 @@ def test_an_emulated_step_takes_what_is_simulated(question: tuple[Plan, PlanRequ
     step_s, slip_s = emulate_plan(plan, request)
     assert slip_s < 1e-6  # rounding
     assert step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=EXACT)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_a_step_of_layers_in_turn_takes_what_was_planned(num_devices: int) -> None:
+    request = chain_request(24, num_devices, 2 * num_devices)
+    plan = answer(request, "graphpipe")
+    assert plan.num_stages > num_devices
+    planned_s = evaluate_plan(plan, request).step_s
+    assert emulate_plan(plan, request)[0] == pytest.approx(planned_s, rel=0.01)

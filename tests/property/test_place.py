@@ -11,7 +11,7 @@ import pytest
 from helpers.graphs import model_graphs, profiles
 from helpers.series_parallel import shapes, tree_of
 from helpers.shared_brute_force import best_shared_step_s
-from helpers.small_requests import SETTINGS, random_request
+from helpers.small_requests import SETTINGS, chain_request, random_request
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -175,3 +175,22 @@ def test_a_single_move_may_not_be_enough(setting, draws):
         request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
     found_s = evaluate_plan(graphpipe(request), request).step_s
     assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_devices", "num_microbatches"), [(4, 2, 6), (12, 3, 3), (16, 4, 4)]
+)
+def test_an_interleaved_plan_is_found_on_a_uniform_chain(num_layers, num_devices, num_microbatches):
+    """Layers in turn, as in 0 1 0 1: less time until all devices have something to do."""
+    request = chain_request(num_layers, num_devices, num_microbatches)
+    found = graphpipe(request)
+    assert len(found.stages) > num_devices
+    exclusive_s = step_s("graphpipe_exclusive", request)
+    assert exclusive_s is not None
+    assert evaluate_plan(found, request).step_s < exclusive_s
+
+
+def test_layers_do_not_take_turns_where_messages_take_too_long():
+    """A message as long as four layers; ties and losses go to fewer stages."""
+    found = graphpipe(chain_request(16, 2, 4, message_s=0.012))
+    assert len(found.stages) <= 2

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.deals import deals
+from lightning_gpp.planner.graphpipe.deals import deals, deals_in_turn
 from lightning_gpp.planner.graphpipe.draft import Draft, draft_of
 from lightning_gpp.planner.graphpipe.homes import Homes
 from lightning_gpp.planner.graphpipe.judge import DraftJudge
-from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, joined, paced
+from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, exchanged, joined, paced
 from lightning_gpp.planner.levelled import levelled, mixed_homes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
@@ -30,6 +30,9 @@ BUDGET = 20_000
 FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
 as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
+
+NEAR_IN_TURN = 1.1
+"""A deal in turn with a step so many times the best one may get ahead of it in a climb."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -46,15 +49,23 @@ class Climber:
         step_s: seconds of its step.
         judge: looks at drafts.
         homes: the groups of devices that stages may go to.
+        families: its moves.
 
     Attributes:
         draft: where it is.
         step_s: seconds of its step.
     """
 
-    def __init__(self, draft: Draft, step_s: float, judge: DraftJudge, homes: type[Homes]) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        step_s: float,
+        judge: DraftJudge,
+        homes: type[Homes],
+        families: Sequence[Family] = FAMILIES,
+    ) -> None:
         self.draft, self.step_s = draft, step_s
-        self._judge, self._homes = judge, homes
+        self._judge, self._homes, self._families = judge, homes, families
 
     def run(self, patience: int) -> bool:
         """Climbs until no family has a better draft.
@@ -65,9 +76,9 @@ class Climber:
         Returns:
             Whether more patience might find more.
         """
-        in_vain, has_more, at = 0, False, 0
-        while in_vain < len(FAMILIES) and not self._judge.is_spent:
-            family = FAMILIES[at % len(FAMILIES)]
+        in_vain, has_more, at, families = 0, False, 0, self._families
+        while in_vain < len(families) and not self._judge.is_spent:
+            family = families[at % len(families)]
             better, is_open = self._look(family, patience)
             if better:
                 in_vain, has_more = 0, False
@@ -187,6 +198,45 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float
             insort(some, one, key=itemgetter(0))
             del some[FIRST_PATIENCE:]
     return sorted(chain.from_iterable(found.values()), key=itemgetter(0))
+
+
+def climb_in_turn(judge: DraftJudge) -> None:
+    """Climbs from runs dealt in turn that come near the best plan, a part of its own.
+
+    Those that are played soonest come first: the lower bounds hardly tell them apart.
+
+    Args:
+        judge: keeps what is found, and has a best plan.
+    """
+    judge.allow(BUDGET // 2)
+    near_s = NEAR_IN_TURN * judge.best_s
+    some = [draft for _, draft in judge.promising(deals_in_turn(judge.tables), near_s)]
+    starts = []
+    for draft in sorted(some, key=lambda one: one.num_actions):
+        if judge.is_spent:
+            break
+        step_s = judge.step_s(draft, near_s)
+        if step_s < math.inf:
+            starts.append((draft, step_s))
+    judge.allow(BUDGET // 2)
+    climb_from(judge, starts)
+
+
+def climb_by_exchange(judge: DraftJudge) -> None:
+    """Climbs on from the best plan, where stages may exchange branches, too, a part of its own.
+
+    There are many pairs of branches, and they seldom help before all else is done: among the other
+    moves they would take the looks of these.
+
+    Args:
+        judge: keeps what is found.
+    """
+    judge.allow(BUDGET // 2)
+    for draft, step_s in judge.drafts([] if judge.best is None else [judge.best]):
+        climber = Climber(draft, step_s, judge, Homes, (exchanged, *FAMILIES))
+        patience = FIRST_PATIENCE
+        while not judge.is_spent and climber.run(patience):
+            patience *= 2
 
 
 def climb_by_pace(judge: DraftJudge) -> None:

@@ -24,6 +24,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from lightning_gpp.engine.play import ROUNDING
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, Units, UnitTables, places
 from lightning_gpp.planner.graphpipe.homes import Homes, given_out
 
@@ -184,6 +185,10 @@ def _shared_evenly(draft: Draft) -> Draft:
     return draft.scaled(math.lcm(*parts)).reduced()
 
 
+ROUNDS = (2, 4, 8)
+"""So many runs of a group are tried."""
+
+
 def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
     """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches.
 
@@ -203,13 +208,40 @@ def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
         ]
         for groups in dict.fromkeys(map(tuple, maps)):
             pieces = followed(groups, tables) if may_share else runs(groups)
-            for size in request.microbatch_sizes:
-                stages = [
-                    DraftStage(units, tuple(range(at * replicas, (at + 1) * replicas)), replicas)
-                    for at, units in pieces
-                ]
-                num_microbatches = round(request.minibatch_size / size) * replicas
-                yield Draft(tuple(stages), num_microbatches)
+            yield from _of_every_size(pieces, replicas, request)
+
+
+def deals_in_turn(tables: UnitTables) -> Iterator[Draft]:
+    """Runs of equal work dealt to the groups in turn, several rounds: an interleaved pipeline.
+
+    A micro-batch comes to the last group after one run of every other group, not after all of their
+    work, so that less time is lost until all have something to do (Narayanan et al., arXiv
+    2104.04473, section 2.2). It is paid for with as many more messages.
+
+    .. code-block:: text
+
+        a b c d │ e f g h        two rounds:  a b │ e f        on group 0
+            0        1                        c d │ g h        on group 1
+    """
+    for replicas, num_groups in groupings(tables):
+        is_on_all = replicas * num_groups == tables.request.num_devices
+        for rounds in ROUNDS if is_on_all and num_groups > 1 else ():
+            if rounds * num_groups <= tables.num_units:
+                each = equal_groups(tables, rounds * num_groups)
+                pieces = followed([run % num_groups for run in each], tables)
+                yield from _of_every_size(pieces, replicas, tables.request)
+
+
+def _of_every_size(
+    pieces: Sequence[tuple[int, Units]], replicas: int, request: PlanRequest
+) -> Iterator[Draft]:
+    """Stages of groups of so many devices, with every size of micro-batches."""
+    stages = [
+        DraftStage(units, tuple(range(at * replicas, (at + 1) * replicas)), replicas)
+        for at, units in pieces
+    ]
+    for size in request.microbatch_sizes:
+        yield Draft(tuple(stages), round(request.minibatch_size / size) * replicas)
 
 
 def groupings(tables: UnitTables) -> Iterator[tuple[int, int]]:

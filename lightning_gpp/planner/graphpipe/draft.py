@@ -60,6 +60,12 @@ class Draft(NamedTuple):
         """Devices with a stage or a replica of one."""
         return len({device for stage in self.stages for device in stage.devices})
 
+    @property
+    def num_actions(self) -> int:
+        """Forwards and backwards of all replicas."""
+        count = self.num_microbatches
+        return sum(2 * one.num_replicas * count // one.multiple for one in self.stages)
+
     def with_stage(self, number: int, *stages: DraftStage) -> Draft:
         """The draft with others in the place of one stage; perhaps none, and not in order."""
         before, after = self.stages[:number], self.stages[number + 1 :]

@@ -139,7 +139,7 @@ class DraftJudge:
             return found
         if self._least_s.get(draft, 0.0) >= below_s:
             return math.inf
-        self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
+        self._spent += LOOKS_PER_BOUND + draft.num_actions // self._actions_per_look
         plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
         evaluation = evaluate_below(plan, self.tables.request, below_s)
         if evaluation is None:
@@ -170,8 +170,3 @@ class DraftJudge:
     def found(self) -> list[PlanEvaluation]:
         """The plans so far, the best one first."""
         return sorted(self._found.values(), key=lambda one: one.rank)
-
-    @staticmethod
-    def _num_actions(draft: Draft) -> int:
-        count = draft.num_microbatches
-        return sum(2 * one.num_replicas * count // one.multiple for one in draft.stages)

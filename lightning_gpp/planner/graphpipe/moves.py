@@ -9,7 +9,7 @@ that they cannot run; whoever looks at them finds out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, product
 
 from lightning_gpp.planner.graphpipe.deals import branches, redealt
 from lightning_gpp.planner.graphpipe.draft import (
@@ -87,6 +87,21 @@ def branched(draft: Draft, homes: Homes) -> Iterator[Draft]:
         for other in reversed(order):
             if other != number and len(parts) > 1:
                 yield from _handed(draft, number, other, iter(parts))
+
+
+def exchanged(draft: Draft, homes: Homes) -> Iterator[Draft]:
+    """A branch of a stage for one of another: neither may have room or time for both."""
+    masks = [sum(1 << at for at in branch) for branch in branches(homes.tables)]
+    parts = [[own for mask in masks if (own := mask & one.units)] for one in draft.stages]
+    order = homes.busiest_first()
+    for at, first in enumerate(order):
+        for second in reversed(order[at + 1 :]):
+            stage, other = draft.stages[first], draft.stages[second]
+            for given, taken in product(parts[first], parts[second]):
+                if given | taken != stage.units | other.units:
+                    here = stage._replace(units=stage.units ^ given ^ taken)
+                    there = other._replace(units=other.units ^ given ^ taken)
+                    yield draft.with_stage(first, here).with_stage(second, there)
 
 
 def merged(draft: Draft, homes: Homes) -> Iterator[Draft]:

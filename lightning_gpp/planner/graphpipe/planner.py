@@ -20,8 +20,10 @@ from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.climb import (
     BUDGET,
     best_deals,
+    climb_by_exchange,
     climb_by_pace,
     climb_from,
+    climb_in_turn,
     merge_stages,
     share_by_speed,
 )
@@ -55,6 +57,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     if not request.order.flushes:
         return graphpipe_exclusive(request)
     judge, others_s = climbed(request, budget)
+    climb_by_exchange(judge)
     climb_by_pace(judge)
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
@@ -188,10 +191,11 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     name = request.named("graphpipe")
     judge = exclusive_plans(request, name)
     exclusive, shared = judge.found, shared_by_all(request, name)
-    judge.allow(budget * _patience(request))
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
         others.append(evaluate_plan(replace(balanced(request), planner=name), request))
+    climb_in_turn(judge)
+    judge.allow(budget * _patience(request))
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
