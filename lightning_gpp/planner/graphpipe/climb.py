@@ -208,7 +208,7 @@ def climb_in_turn(judge: DraftJudge) -> None:
     Args:
         judge: keeps what is found, and has a best plan.
     """
-    judge.allow(BUDGET // 2)
+    judge.allow(BUDGET // 4)
     near_s = NEAR_IN_TURN * judge.best_s
     some = [draft for _, draft in judge.promising(deals_in_turn(judge.tables), near_s)]
     starts = []
@@ -222,7 +222,7 @@ def climb_in_turn(judge: DraftJudge) -> None:
     climb_from(judge, starts)
 
 
-def climb_by_exchange(judge: DraftJudge) -> None:
+def climb_by_exchange(judge: DraftJudge, budget: int) -> None:
     """Climbs on from the best plan, where stages may exchange branches, too, a part of its own.
 
     There are many pairs of branches, and they seldom help before all else is done: among the other
@@ -230,8 +230,9 @@ def climb_by_exchange(judge: DraftJudge) -> None:
 
     Args:
         judge: keeps what is found.
+        budget: looks.
     """
-    judge.allow(BUDGET // 2)
+    judge.allow(budget)
     for draft, step_s in judge.drafts([] if judge.best is None else [judge.best]):
         climber = Climber(draft, step_s, judge, Homes, (exchanged, *FAMILIES))
         patience = FIRST_PATIENCE

@@ -57,7 +57,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     if not request.order.flushes:
         return graphpipe_exclusive(request)
     judge, others_s = climbed(request, budget)
-    climb_by_exchange(judge)
+    climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_by_pace(judge)
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
