@@ -60,7 +60,7 @@ def test_fields_with_a_default_may_be_left_out():
         ),
         ("[1, 2]", r"my.json: expected an object, got \[1, 2\]"),
         ("{", "my.json: not JSON: "),
-        ("{}", '"format": "lightning_gpp.plan" and "version": 1, got None and None'),
+        ("{}", '"format": "lightning_gpp.plan" and "version": 2, got None and None'),
         (plan_to_json(PLAN).replace('"version": 2', '"version": 3'), "'lightning_gpp.plan' and 3"),
     ],
 )
