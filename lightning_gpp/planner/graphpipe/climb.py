@@ -31,11 +31,8 @@ FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
 as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
 
-NEAR_ENOUGH = 1.02
-"""Another order with a step so many times the best one may get ahead of it in a climb."""
-
 NEAR_IN_TURN = 1.1
-"""Likewise of a deal in turn."""
+"""A deal in turn whose step is so many times the best one may get ahead of it in a climb."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -244,7 +241,9 @@ def climb_by_exchange(judge: DraftJudge, budget: int) -> None:
 
 
 def climb_by_pace(judge: DraftJudge) -> None:
-    """Climbs on from the best plans in other orders on shared devices, a part of its own.
+    """Climbs on from the best plans where another order on shared devices is better.
+
+    A part of its own, as among the other moves the orders would take the looks of these.
 
     Args:
         judge: keeps what is found.
@@ -254,8 +253,8 @@ def climb_by_pace(judge: DraftJudge) -> None:
     judge.allow(BUDGET // 4)
     best = [draft for draft, _ in judge.drafts(judge.found[:FIRST_PATIENCE])]
     others = (one for draft in best for one in paced(draft, Homes(draft, judge.tables)))
-    limit_s = NEAR_ENOUGH * judge.best_s
-    some = ((draft, judge.step_s(draft, limit_s)) for _, draft in judge.promising(others, limit_s))
+    best_s = judge.best_s
+    some = ((draft, judge.step_s(draft, best_s)) for _, draft in judge.promising(others, best_s))
     for draft, step_s in sorted((one for one in some if one[1] < math.inf), key=itemgetter(1)):
         Climber(draft, step_s, judge, Homes).run(FIRST_PATIENCE)
 
