@@ -32,7 +32,7 @@ FIRST_PATIENCE = 4
 as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
 
 NEAR_IN_TURN = 1.1
-"""A deal in turn with a step so many times the best one may get ahead of it in a climb."""
+"""A deal in turn whose step is so many times the best one may get ahead of it in a climb."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""

@@ -223,13 +223,15 @@ def deals_in_turn(tables: UnitTables) -> Iterator[Draft]:
         a b c d │ e f g h        two rounds:  a b │ e f        on group 0
             0        1                        c d │ g h        on group 1
     """
+    pace = 0.0 if tables.request.order.forwards_first else None  # the longest path first
     for replicas, num_groups in groupings(tables):
         is_on_all = replicas * num_groups == tables.request.num_devices
         for rounds in ROUNDS if is_on_all and num_groups > 1 else ():
             if rounds * num_groups <= tables.num_units:
                 each = equal_groups(tables, rounds * num_groups)
                 pieces = followed([run % num_groups for run in each], tables)
-                yield from _of_every_size(pieces, replicas, tables.request)
+                for draft in _of_every_size(pieces, replicas, tables.request):
+                    yield draft._replace(order_pace=pace)
 
 
 def _of_every_size(
