@@ -1,5 +1,8 @@
 """Collectives among processes, by ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
+Shards of unequal sizes are gathered by an exchange, which moves them as they are, so that it makes
+no difference whether a plan pads or groups them.
+
 What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
 what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
 """
@@ -21,6 +24,9 @@ from lightning_gpp.runtime.processes.groups import (
     broadcast,
 )
 from lightning_gpp.runtime.waits import Waits
+
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""It has the second name before torch 2.13, where that one warns."""
 
 _MISSING = "the collective did not end"
 
@@ -53,6 +59,23 @@ class ProcessCollectives:
             one = [torch.zeros(1, device=device)] * self.num_ranks
             ones = [(1,)] * self.num_ranks
             self.all_to_all(one, ones, purpose="connecting the ranks")
+
+    def all_gather(
+        self, shard: Tensor, shapes: Sequence[tuple[int, ...]], *, purpose: str
+    ) -> list[Tensor]:
+        """The tensors of all ranks."""
+        sizes = {prod(shape) for shape in shapes}
+        if len(sizes) > 1:
+            return self.all_to_all([shard] * self.num_ranks, shapes, purpose=purpose)
+        (size,), flat = sizes, _flat(shard)
+        out = self._group.buffer(self.num_ranks * size, flat.dtype)
+
+        def gather(group: Any, own: Tensor) -> list[Any]:
+            return [_all_gather_single(out, own, group=group, async_op=True)]
+
+        self._do(flat, gather, purpose)
+        rows = self._group.on_device(out).view(self.num_ranks, size)
+        return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""

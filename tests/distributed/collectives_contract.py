@@ -37,7 +37,7 @@ def everything_arrives(group: Collectives, rank: int) -> None:
 
 
 def _shards_arrive(group: Collectives, rank: int, own: Tensor, shards: list[Tensor]) -> None:
-    gathered = group.all_to_all([own] * NUM_RANKS, SHAPES, purpose="gather")
+    gathered = group.all_gather(own, SHAPES, purpose="gather")
     for one, other in zip(gathered, shards, strict=True):
         assert torch.equal(one, other)
     parts = [tensor(rank, (to + 1, 2), own.dtype, to) for to in range(NUM_RANKS)]
@@ -60,7 +60,7 @@ def arguments_stay(group: Collectives, rank: int) -> None:
     given = torch.full((3,), float(rank))
     for made in (
         group.broadcast(given if rank == 0 else None, (3,), torch.float32, purpose="broadcast"),
-        group.all_to_all([given] * 3, [(3,)] * 3, purpose="gather")[rank],
+        group.all_gather(given, [(3,)] * 3, purpose="gather")[rank],
     ):
         made += 1
     assert given.tolist() == [float(rank)] * 3

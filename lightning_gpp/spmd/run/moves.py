@@ -32,6 +32,9 @@ class Collectives(Protocol):
     rank: int
     num_ranks: int
 
+    def all_gather(self, shard: Tensor, shapes: Sequence[Shape], *, purpose: str) -> list[Tensor]:
+        """The tensors of all ranks, whose shapes are given by rank."""
+
     def all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, purpose: str
     ) -> list[Tensor]:
@@ -179,8 +182,8 @@ class Mover:
             shapes = [shards.shape(shape, target, rank) for shape in shards.shapes(whole, source)]
             return shards.join(group.all_to_all(parts, shapes, purpose=purpose), source)
         if source.is_shard:
-            parts, shapes = [tensor] * group.num_ranks, shards.shapes(whole, source)
-            joined = shards.join(group.all_to_all(parts, shapes, purpose=purpose), source)
+            shapes = shards.shapes(whole, source)
+            joined = shards.join(group.all_gather(tensor, shapes, purpose=purpose), source)
             return shards.cut(joined, target, rank) if target.is_shard else joined
         if target.is_shard:  # gloo's reduce-scatter cannot be waited for with a limit
             parts = shards.cut_all(tensor, target)

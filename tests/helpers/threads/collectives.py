@@ -92,6 +92,17 @@ class ThreadCollectives:
         number, self._count = self._count, self._count + 1
         return self._hub.meet(self._rank, number, what, value, purpose)
 
+    def all_gather(
+        self,
+        shard: Tensor,
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        purpose: str,
+    ) -> list[Tensor]:
+        """The tensors of all ranks."""
+        found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
+        return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
+
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """A sum over ranks, which is over when it has begun: threads meet at once."""
         found = _sum(self._meet(f"all_reduce {tuple(tensor.shape)}", _copy(tensor), purpose))
