@@ -23,6 +23,11 @@ from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCal
 from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
 
+READS_ITSELF = (
+    "{} takes `dataloader_iter` and reads batches by itself, which neither other ranks nor the "
+    "micro-batches of '1f1b' and '1f1b-async' can follow; let it take `batch`"
+)
+
 
 class Session:
     """One run of ``fit``, ``validate``, ``test`` or ``predict`` on this rank.
@@ -77,12 +82,10 @@ class Session:
             What the step returns; on other ranks than 0 the loss, or None.
         """
         run, is_training = self.run, name == "training_step"
-        if isinstance(batch, DataloaderIter):
-            raise NotImplementedError(
-                f"{name} takes `dataloader_iter` and reads batches by itself, which other ranks "
-                "cannot follow; let it take `batch`"
-            )
         steps = self._steps if is_training and run.suspends_steps else self.forward
+        reads_itself = isinstance(batch, DataloaderIter)
+        if reads_itself and not (run.is_alone and steps is self.forward):
+            raise NotImplementedError(READS_ITSELF.format(name))
         with run.failures.guard():
             if not run.control.is_leader:
                 return self.follower.step(name)
@@ -94,6 +97,8 @@ class Session:
             try:
                 result = steps.lead(name, batch, args, kwargs)
             except BeginAnewError:
+                if reads_itself:  # the batch is read already
+                    raise NotImplementedError(READS_ITSELF.format(name)) from None
                 for put_back in before:
                     put_back()
                 run.partition.make_partial()  # what was put back is the whole module

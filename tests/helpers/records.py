@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from lightning_gpp.runtime.executor import Run
-from lightning_gpp.runtime.pace import ActionRecord
+from lightning_gpp.runtime.run_state import ActionRecord
 from lightning_gpp.schedule import Action
 
 

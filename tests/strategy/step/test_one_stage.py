@@ -78,6 +78,16 @@ class ClosureModel(ExportableModel):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
+class ReadingModel(ExportableModel):
+    """Takes its batches from the loader by itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        (inputs, targets), _, _ = next(dataloader_iter)
+        loss = torch.nn.functional.mse_loss(self(*inputs), targets)
+        self.log("train_loss", loss, batch_size=len(targets))
+        return loss
+
+
 def branchy(name: str, **trainer: Any) -> Training:
     spec = FIXED_MODELS[name]
     data = DataSpec(num_inputs=spec.num_inputs, num_samples=21)
@@ -106,6 +116,7 @@ def assert_same_bits(pool: WorkerPool, training: Training) -> None:
         Training(CheckpointedModel, DATA, num_steps=8),
         Training(HookedModel, DATA, num_steps=8),
         Training(ClosureModel, DATA, num_steps=4),
+        Training(ReadingModel, DATA, num_steps=8),
         Training(ExportableModel, SINGLE, num_steps=8, trainer={"precision": "bf16-mixed"}),
     ],
     ids=[
@@ -116,6 +127,7 @@ def assert_same_bits(pool: WorkerPool, training: Training) -> None:
         "checkpoint of forward",
         "hooks",
         "closures",
+        "batches read by the step",
         "autocast",
     ],
 )
@@ -142,3 +154,15 @@ def test_several_pieces_run_as_a_program(pool: WorkerPool, num_microbatches: int
     strategy = STRATEGY | {"num_microbatches": num_microbatches}
     (result,) = pool.run(train, training, strategy, 1, num_ranks=1)
     assert_same_training([result], expected, DATA.dtype)
+
+
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(1, "1f1b"), (2, "gpipe")])
+def test_a_step_that_reads_batches_is_refused_with_others(
+    pool: WorkerPool, num_ranks: int, schedule: str
+) -> None:
+    """Neither a step per micro-batch nor another rank can follow it."""
+    training = Training(ReadingModel, DATA, num_steps=2, validate=False)
+    options = STRATEGY | {"schedule": schedule}
+    outcomes = pool.outcomes(train, training, options, num_ranks, num_ranks=num_ranks)
+    assert {outcome.error_type for outcome in outcomes} == {"NotImplementedError"}
+    assert "let it take `batch`" in outcomes[0].error
