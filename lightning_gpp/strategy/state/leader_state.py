@@ -2,13 +2,14 @@
 
 The user's steps, and hooks that look at data or results, run on rank 0 only. They may set a
 learning rate, freeze a layer, stop the training, update a metric, change a plain attribute or
-append a number to a list that another hook reads on every rank. Such changes travel with the
+count in a list or dict that another hook reads on every rank. Such changes travel with the
 results. Weights changed there cannot: the other ranks hold most of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 _METRICS_OWN = frozenset(
     {"training", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_should_unsync"}
 )
+_LIGHTNINGS_OWN = frozenset(vars(pl.LightningModule()))
+"""Attributes that every module has."""
+
 _MISSING = object()
 
 # Versions are read tensor by tensor, and nothing tells when they change: extensions and compiled
@@ -48,13 +52,18 @@ State = dict[Key, Any]
 
 _Values = dict[tuple[str, str], tuple[Any, Any]]
 """Path of a part and name of an attribute -> its value, and what tells that this has changed: the
-entries of a list, how often a tensor was changed."""
+entries of a list or dict, how often a tensor was changed."""
 
 
 def _seen(value: Any) -> tuple[Any, Any]:
     if isinstance(value, Tensor):
         return value, num_changes(value)
-    return value, tuple(value) if isinstance(value, list) else None
+    return value, tuple(_entries(value)) if isinstance(value, list | dict) else None
+
+
+def _entries(value: list[Any] | dict[Any, Any]) -> list[Any]:
+    """Those of a list; keys and values of a dict by turns."""
+    return [*itertools.chain.from_iterable(value.items())] if isinstance(value, dict) else value
 
 
 class _Snapshot(NamedTuple):
@@ -190,7 +199,7 @@ class LeaderState:
             elif kind == "should_stop":
                 self._module.trainer.should_stop = value
             else:
-                _set(self._module.get_submodule(place), name, value, is_list=kind == "list")
+                _set(self._module.get_submodule(place), name, value, kind)
 
     def _snapshot(self, earlier: _Snapshot | None = None) -> _Snapshot:
         """What is now; of the same parts and tensors as an earlier one, if that is given.
@@ -200,14 +209,18 @@ class LeaderState:
         if earlier is None and self._elsewhere is None:
             self._find_parts()
         tensors = _tensors_at(self._places) if earlier is None else earlier.tensors
-        own = vars(self._module).items()
+        filled = (
+            (name, value)
+            for name, value in vars(self._module).items()
+            if isinstance(value, list | dict) and name not in _LIGHTNINGS_OWN
+        )
         return _Snapshot(
             tensors,
             list(map(_version, tensors)),
             bytes(map(_requires_grad, tensors)),
             self._settings(),
             [part.__dict__.copy() for _, part in self._parts],
-            {("", name): _seen(value) for name, value in own if type(value) is list},
+            {("", name): _seen(value) for name, value in filled},
         )
 
     def _settings(self) -> State:
@@ -258,16 +271,17 @@ def _tensors_at(places: Sequence[TensorPlace]) -> list[Tensor]:
 
 
 def _changes(old: _Values, new: _Values) -> State:
-    """The new values; of lists whether it is another one, entries that stay, and those after."""
+    """The new values; of lists and dicts if it is another one, entries that stay, those after."""
     changes: State = {}
     for (path, name), (value, mark) in new.items():
         was, before = old.get((path, name), (_MISSING, None))
-        if isinstance(value, list):
-            before = before if isinstance(was, list) else ()
+        if isinstance(value, list | dict):
+            before = before if isinstance(was, list | dict) else ()
             stays = len(before) <= len(mark) and all(map(operator.is_, before, mark))
             kept, is_new = len(before) if stays else 0, value is not was
             if is_new or not kept == len(before) == len(mark):
-                changes["list", path, name] = is_new, kept, [*map(_copy, mark[kept:])]
+                kind = "dict" if isinstance(value, dict) else "list"
+                changes[kind, path, name] = is_new, kept, [*map(_copy, mark[kept:])]
             continue
         if isinstance(value, Tensor):  # one whose changes nobody counts is taken as changed
             is_same = value is was and mark == before is not None
@@ -286,24 +300,27 @@ def _are_same(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> bool:
     return all(map(operator.is_, *values))
 
 
-def _set(part: Any, name: str, value: Any, *, is_list: bool) -> None:
-    """Sets an attribute of a module; of a list that was filled, the entries after those kept."""
+def _set(part: Any, name: str, value: Any, kind: str) -> None:
+    """Sets an attribute of a module; of a list or dict, the entries after those kept."""
     values = vars(part)
-    if is_list:
+    if kind != "attribute":
         is_new, kept, entries = value
+        container: Any = dict if kind == "dict" else list
         now = values.get(name)
-        now = now if isinstance(now, list) else []
+        now = now if isinstance(now, container) else container()
         if len(now) < kept and isinstance(part, Metric):
             raise RuntimeError(
                 f"the list {name!r} of a {type(part).__name__} has other entries on this rank than "
                 "on rank 0; do not update or reset metrics on some ranks only"
             )
         entries = [_on_device_of(part, each) for each in entries]
-        if is_new:
-            values[name] = [*now[:kept], *entries]
+        values[name] = now = copy.copy(now) if is_new else now
+        if kind == "dict":
+            entries = [*_entries(now)[:kept], *entries]
+            now.clear()
+            now.update(dict(zip(entries[::2], entries[1::2])))  # a Counter counts pairs
         else:
             now[kept:] = entries
-            values[name] = now
     else:
         values[name] = _on_device_of(part, value)
     if isinstance(part, Metric):

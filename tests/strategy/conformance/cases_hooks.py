@@ -6,6 +6,7 @@ transfers of batches, and the module's hooks around batches and at the end of ep
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from conformance import hooks
 from conformance.case import Bench, Case
-from conformance.modules import CaseData
+from conformance.modules import CaseData, CaseModule
 
 
 def recorded(*calls: str) -> Callable[[Bench], None]:
@@ -56,6 +57,26 @@ class ManyLoadersModule(hooks.HookModule):
         return super().predict_step(batch, batch_idx)
 
 
+class CountingModule(CaseModule):
+    """Its step, on rank 0, counts in dicts what sets the learning rate on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.last = {"batch": 0}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.counts["steps"] += 1
+        self.sums[f"half {batch_idx % 2}"] += float(batch[0].square().mean())
+        self.last = {} if batch_idx == 1 else {"batch": batch_idx, "size": len(batch[0])}
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        numbers = [*self.counts.values(), *self.sums.values(), *self.last.values()]
+        optimizer.param_groups[0]["lr"] = 0.1 / (1.0 + sum(numbers))
+
+
 RecordedMany = hooks.recorded(ManyLoadersModule, "module", hooks.MODULE_HOOKS)
 
 CASES = [
@@ -84,6 +105,7 @@ CASES = [
         script=recorded("fit"),
     ),
     Case("skipped batches", module=hooks.RecordedSkippingModule, script=recorded("fit")),
+    Case("counts in dicts", module=CountingModule, only_whole=True),
     Case(
         "several loaders",
         module=RecordedMany,
