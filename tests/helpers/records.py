@@ -16,7 +16,7 @@ def heard(on_record: Callable[[ActionRecord], object]) -> Iterator[None]:
     """While the body runs, every action of this process's training steps is told."""
     perform_all = Run.perform_all
 
-    def performed(self: Run, actions: Sequence[Action], *, has_sums: bool) -> None:
+    def performed(self: Run, actions: Sequence[Action]) -> None:
         own = self.executor.on_record
 
         def both(record: ActionRecord) -> None:
@@ -26,7 +26,7 @@ def heard(on_record: Callable[[ActionRecord], object]) -> Iterator[None]:
 
         self.executor.on_record = both if self.program.has_backward else own
         try:
-            perform_all(self, actions, has_sums=has_sums)
+            perform_all(self, actions)
         finally:
             self.executor.on_record = own
 

@@ -212,7 +212,7 @@ class LeaderState:
         filled = (
             (name, value)
             for name, value in vars(self._module).items()
-            if isinstance(value, list | dict) and name not in _LIGHTNINGS_OWN
+            if (type(value) is list or isinstance(value, dict)) and name not in _LIGHTNINGS_OWN
         )
         return _Snapshot(
             tensors,
