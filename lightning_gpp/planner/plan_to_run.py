@@ -184,6 +184,9 @@ def plan_to_run(
 ) -> PlanToRun:
     """Asks the planner, fills idle devices, and numbers devices as the ranks that they will be.
 
+    Where one device trains a model with statistics (BatchNorm), they are those of whole
+    mini-batches if memory allows: measured costs, which vary, are no reason for others.
+
     Args:
         question: the question.
         search: asks a planner by its name.
@@ -198,11 +201,18 @@ def plan_to_run(
             request, question.schedule, lambda _: made, compares=question.compares
         )
         return PlanToRun(plan, request, notes)
+
+    def found_for(asked: PlanRequest) -> Plan:
+        has_choice = asked.num_devices == 1 and asked.num_microbatches is None
+        if has_choice and any(operator.state for operator in asked.graph):
+            with suppress(DoesNotFitError):
+                whole = search(replace(asked, num_microbatches=1), question.planner)
+                if _fits(whole, asked):
+                    return whole
+        return search(asked, question.planner)
+
     plan, request, notes = choose_schedule(
-        request,
-        question.schedule,
-        lambda asked: search(asked, question.planner),
-        compares=question.compares,
+        request, question.schedule, found_for, compares=question.compares
     )
     if question.uses_all_devices and (full := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, full, request),)

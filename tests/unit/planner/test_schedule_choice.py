@@ -146,3 +146,24 @@ def test_only_a_lack_of_memory_is_a_reason_to_hold_few():
 
     with pytest.raises(ValueError, match="no plan with gpipe"):
         choose_schedule(question(ALL_BYTES), None, search)
+
+
+@pytest.mark.parametrize(
+    ("state", "memory_bytes", "is_whole"),
+    [({}, 10**6, False), ({"b": ("mean",)}, 10**6, True), ({"b": ("mean",)}, 17_800, False)],
+)
+def test_statistics_on_one_device_are_those_of_the_whole_mini_batch(
+    state: dict[str, tuple[str, ...]], memory_bytes: int, is_whole: bool
+):
+    """Also where a sample at a time was measured to be faster; but not where that alone fits."""
+    graph = literal_graph(dict(zip("abcd", "xabc")), state=state)
+    sizes = {1: OpProfile(1.0, 2.0, 100), 4: OpProfile(5.0, 10.0, 400)}
+    profiles = (Profile(dict.fromkeys("abcd", each), size) for size, each in sizes.items())
+    asked = plan_request(
+        graph,
+        Cluster((Device("0", memory_bytes=memory_bytes),)),
+        minibatch_size=4,
+        costs=Costs(tuple(profiles)),
+    )
+    found = plan_to_run(PlanQuestion(asked))
+    assert (found.plan.num_microbatches == 1) == is_whole
