@@ -27,6 +27,7 @@ from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text, module_content
 from lightning_gpp.capture.operators.observe import function_name
+from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.capture.values.placed import on_device
 from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.capture.values.structure import leaves_of, map_tensors, tensors_of
@@ -228,7 +229,8 @@ def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
         called = function_name(node)
         if node.op == "call_module":
             called = module_content(captured.module.get_submodule(str(node.target)))
-        given = fx.node.map_arg([node, node.args, node.kwargs], numbered)
+        args = node.args[:-1] if node.target is guard else node.args  # without whose decision it is
+        given = fx.node.map_arg([node, args, node.kwargs], numbered)
         calls.append(f"{called} {constant_text(given)}")
     return tuple(calls), held
 

@@ -107,3 +107,25 @@ def test_operators_that_do_the_same_work_cost_the_same(monkeypatch):
     ]
     assert repeated["first"] == repeated["frozen"] == repeated["same_0"] == 3
     assert not {"same_1", "same_2", "roll_1"} & repeated.keys()
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if x.shape[1] * 2 > 7 and x.sum(dim=0).numel() > 3 else x
+
+
+def test_decisions_do_not_tell_repeated_blocks_apart():
+    """A guard knows its block, but what it costs is the same in all of them."""
+    captured = capture(nn.Sequential(*(Deciding() for _ in range(3))), (torch.randn(2, 4),), {})
+    first, second = (
+        probe_file.work_of(each, captured) for each in captured.graph if each.name in REPEATED
+    )
+    assert "guard" in str(first)
+    assert first == second
+
+
+REPEATED = ("module_0_linear", "module_1_linear")
