@@ -121,11 +121,9 @@ class Deciding(nn.Module):
 def test_decisions_do_not_tell_repeated_blocks_apart():
     """A guard knows its block, but what it costs is the same in all of them."""
     captured = capture(nn.Sequential(*(Deciding() for _ in range(3))), (torch.randn(2, 4),), {})
+    blocks = ("module_0_linear", "module_1_linear")
     first, second = (
-        probe_file.work_of(each, captured) for each in captured.graph if each.name in REPEATED
+        probe_file.work_of(each, captured) for each in captured.graph if each.name in blocks
     )
     assert "guard" in str(first)
     assert first == second
-
-
-REPEATED = ("module_0_linear", "module_1_linear")
