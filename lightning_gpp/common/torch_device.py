@@ -61,6 +61,12 @@ def free_bytes(device: torch.device) -> int | None:
     return None if look is None else int(look(device)[0])
 
 
+def room_bytes(device: torch.device) -> int | None:
+    """What tensors of this process may take of its own memory, with what they have already."""
+    free = free_bytes(device)
+    return None if free is None else free + torch.get_device_module(device).memory_reserved(device)
+
+
 def widened(tensor: Tensor) -> Tensor:
     """In the widest floating-point format that its device computes in: not all know float64."""
     return tensor.to(widest_float(tensor.device))

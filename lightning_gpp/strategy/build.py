@@ -21,6 +21,7 @@ from lightning_gpp.capture import (
 )
 from lightning_gpp.capture.tracing.keep_whole import WholeMethod
 from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
+from lightning_gpp.common.torch_device import room_bytes
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
 from lightning_gpp.emulation.emulation import Emulation
@@ -46,7 +47,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
 from lightning_gpp.strategy.planning.profile_cache import profiled
-from lightning_gpp.strategy.report import waiting_for
+from lightning_gpp.strategy.report import waiting_for, warn_of_little_room
 from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
@@ -130,6 +131,9 @@ class PipelineBuild:
             decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
         plan, schedule = control.share(decided, "waiting for rank 0's plan")
         pipeline = self.joined(plan, schedule)
+        rooms = control.gather(room_bytes(run.device), "comparing the plan with free memory")
+        if self.planned is not None and not self.settings.is_emulated:
+            warn_of_little_room(self.planned, pipeline.rank_of_device, rooms)
         if self.chunked is not None:  # stages keep what they read of the graph, and no more
             codes = pipeline.executor.stages.values()
             self.chunked.keep_arguments({name for code in codes for name in code.inputs})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lp
+import pytest
 import torch
 from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
@@ -45,6 +48,24 @@ def peak_bytes(path: str) -> int:
         before = torch.cuda.memory_allocated(trainer.strategy.root_device)  # of earlier tests
         trainer.fit(Blocks(WIDTH, NUM_BLOCKS), DataLoader(list(batches), batch_size=None))
     return torch.cuda.max_memory_allocated(trainer.strategy.root_device) - before
+
+
+def little_room() -> list[str]:
+    """Warnings about memory where others hold nearly all of rank 1's GPU."""
+    rank = int(os.environ["LOCAL_RANK"])
+    free = torch.cuda.mem_get_info()[1] if rank == 0 else BLOCK_BYTES
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+        trainer = make_trainer({"plan": PLAN, "cache": False}, 2, max_steps=1)
+        trainer.fit(Blocks(WIDTH, NUM_BLOCKS), DataLoader(torch.randn(1, BATCH, WIDTH), None))
+    return [str(each.message) for each in caught if "run out of memory" in str(each.message)]
+
+
+def test_a_gpu_with_less_room_than_the_plan_needs(gpus: WorkerPool) -> None:
+    told, *others = gpus.run(little_room, num_ranks=2)
+    assert len(told) == 1 and "of the device of rank 1, which has" in told[0]
+    assert others == [[]]
 
 
 def test_rank_0_holds_its_own_stage_only(gpus: WorkerPool, tmp_path: Path) -> None:

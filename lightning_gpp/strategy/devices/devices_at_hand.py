@@ -32,8 +32,8 @@ NETWORK_LINK = Link(bandwidth_bytes_per_s=1.1e9, latency_s=100e-6)
 
 BESIDE_TENSORS_BYTES = 1250 * 2**20
 """What a process holds of a GPU beside tensors, half of a small one at most: on an H100 with torch
-2.11 (CUDA 13) 621 MiB of context, 64 of cuBLAS and 564 of a first NCCL communicator. Those of pairs
-of GPUs come on top of it and were not measured."""
+2.11 (CUDA 13) 621 MiB of context, 64 of cuBLAS and 564 of a first NCCL communicator. For those of
+pairs of GPUs see :func:`~lightning_gpp.strategy.report.warn_of_little_room`."""
 
 ClusterLike = Cluster | str | Path
 """What :func:`resolve_cluster` takes: a cluster, the name of a preset, or a cluster file."""
