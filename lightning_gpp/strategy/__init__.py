@@ -1,9 +1,9 @@
 """The Lightning glue: the strategy and its registration.
 
-From the Trainer to the stages: ``graphpipe`` is the strategy (``gnnpipe`` the one for one full
-graph, ``hap`` the one for SPMD programs), ``settings`` what the user asked, ``session`` leads or
-follows the user's code, ``pipelined_run`` has what a rank has while a run lasts, ``build`` makes
-the ``pipeline``, which runs what there is to run on it.
+From the Trainer to the stages: ``graphpipe``, ``gnnpipe`` (one full graph) and ``hap`` (SPMD
+programs) are the strategies, ``base`` is what they share, ``settings`` what the user asked,
+``session`` leads or follows the user's code, ``pipelined_run`` has what a rank has while a run
+lasts, ``build`` makes the ``pipeline``, which runs what there is to run on it.
 
 Folders: ``step`` is the life of a step, ``cutting`` cuts batches and joins results, ``state`` knows
 who holds which parameters, ``logging`` carries what user code logs, ``ranks`` what ranks tell each

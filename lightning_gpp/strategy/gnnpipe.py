@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning_gpp.common.checks import check_whole
@@ -10,14 +10,26 @@ from lightning_gpp.gnn import Techniques
 from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.planner import BALANCED
 from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
-from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-from lightning_gpp.strategy.settings import FullGraph, check_name
+from lightning_gpp.strategy.base import BaseStrategy
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
+from lightning_gpp.strategy.ranks.pipelines import StartMethod
+from lightning_gpp.strategy.settings import (
+    CacheLike,
+    CostsLike,
+    FullGraph,
+    PlanLike,
+    Report,
+    Settings,
+    check_name,
+    resolve_costs,
+)
+from lightning_gpp.strategy.state.saving import StateDictType
 
 MODES = ("historical", "exact")
 BEGINNINGS = ("zeros", "exact")
 
 
-class GNNPipeStrategy(GraphPipeStrategy):
+class GNNPipeStrategy(BaseStrategy):
     """Trains a graph network on one full graph, its layers divided over the devices.
 
     Vertices go through the layers in chunks, as micro-batches do. What a layer reads of vertices
@@ -45,11 +57,10 @@ class GNNPipeStrategy(GraphPipeStrategy):
             ``seed_everything`` sets.
         planner: name of the planner; by default ``"balanced"``: one stage per device, of equal
             work.
-        options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
-            ``num_microbatches``, ``weights``), and ``compile``.
+        plan: as in :class:`~lightning_gpp.GraphPipeStrategy`, and so are all that follow.
 
     Raises:
-        ValueError: a number makes no sense, or an option is of another strategy.
+        ValueError: a number makes no sense.
     """
 
     def __init__(
@@ -64,24 +75,44 @@ class GNNPipeStrategy(GraphPipeStrategy):
         history: Literal["zeros", "exact"] = "zeros",
         seed: int | None = None,
         planner: str | None = None,
-        **options: Any,
+        plan: PlanLike | None = None,
+        module: str | None = None,
+        leaf_modules: Sequence[type | str] = (),
+        cluster: ClusterLike | None = None,
+        cache: CacheLike = True,
+        costs: CostsLike | None = None,
+        use_all_devices: bool = True,
+        state_dict_type: StateDictType = "full",
+        report: Report = "short",
+        timeout: float = 1800.0,
+        start_method: StartMethod = "popen",
+        **lightning: Any,
     ) -> None:
-        refused = {"schedule", "num_microbatches", "weights", "blocks", "compile"} & options.keys()
-        if refused:
-            raise ValueError(
-                f"{', '.join(sorted(refused))}: not for full-graph training, whose micro-batches "
-                "are the chunks of one graph; see chunks and mode"
-            )
         check_name("mode", mode, MODES)
         check_name("history option", history, BEGINNINGS)
         check_whole("ways", ways)
         if chunks is not None:
             check_whole("chunks", chunks)
-        techniques = Techniques(shuffle, refresh_every, historical_gradients)
-        super().__init__(planner=planner or BALANCED, **options)
-        if mode == "exact" and ways == 1:
-            self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
-            return
-        chunks = 1 if mode == "exact" else chunks
-        full_graph = FullGraph(chunks, techniques, history == "exact", seed, ways)
-        self.settings = replace(self.settings, schedule=GPIPE_REVERSED.name, full_graph=full_graph)
+        full_graph = None
+        if mode != "exact" or ways > 1:
+            techniques = Techniques(shuffle, refresh_every, historical_gradients)
+            chunks = 1 if mode == "exact" else chunks
+            full_graph = FullGraph(chunks, techniques, history == "exact", seed, ways)
+        settings = Settings(
+            num_microbatches=1 if full_graph is None else None,
+            schedule=(GPIPE if full_graph is None else GPIPE_REVERSED).name,
+            planner=planner or BALANCED,
+            plan=plan,
+            module=module,
+            leaf_modules=tuple(leaf_modules),
+            timeout_s=timeout,
+            cluster=cluster,
+            cache=cache,
+            use_all_devices=use_all_devices,
+            costs=resolve_costs(costs),
+            report=report,
+            full_graph=full_graph,
+        )
+        super().__init__(
+            settings, state_dict_type=state_dict_type, start_method=start_method, **lightning
+        )

@@ -13,26 +13,26 @@ from lightning_gpp.common.checks import is_number
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.strategy.base import BaseStrategy
 from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator
-from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.pipelines import StartMethod
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.settings import Refused, check_name, refuse_callbacks
+from lightning_gpp.strategy.settings import (
+    CacheLike,
+    Refused,
+    Settings,
+    check_name,
+    refuse_callbacks,
+)
 from lightning_gpp.strategy.spmd.planners import ProgramPlanner
 from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdModel
 
 PROGRAM_PLANNERS = ("hap", "data_parallel")
 """Planners of SPMD programs by name; they are made for the devices of a run."""
-
-_OF_PIPELINES = frozenset(
-    {
-        *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "compile", "pipelines", "state_dict_type"),
-    }
-)
-
 
 _REFUSED: Refused = {
     TimelineCallback: "records the actions of a pipeline, which an SPMD program does not have; "
@@ -45,7 +45,7 @@ _REFUSED: Refused = {
 }
 
 
-class HAPStrategy(GraphPipeStrategy):
+class HAPStrategy(BaseStrategy):
     """Trains an unmodified LightningModule on all devices at once, each with its share (HAP).
 
     The forward is captured as ATen operators, and a program says what every device does with which
@@ -58,10 +58,10 @@ class HAPStrategy(GraphPipeStrategy):
             for the speeds of the devices.
         planner: what makes the program: ``"hap"``, which searches, ``"data_parallel"``, which
             divides samples (equally, unless there are shares), or a function that does.
-        options: of :class:`GraphPipeStrategy`, those left out that are about pipelines.
+        module: as in :class:`~lightning_gpp.GraphPipeStrategy`, and so are all that follow.
 
     Raises:
-        ValueError: shares are no shares, or an option is of pipelines.
+        ValueError: shares are no shares.
     """
 
     reads_late = False  # what a rank has of a parameter is a part of it
@@ -71,20 +71,30 @@ class HAPStrategy(GraphPipeStrategy):
         shares: Sequence[float] | None = None,
         *,
         planner: str | ProgramPlanner = "hap",
-        **options: Any,
+        module: str | None = None,
+        leaf_modules: Sequence[type | str] = (),
+        cluster: ClusterLike | None = None,
+        cache: CacheLike = True,
+        timeout: float = 1800.0,
+        start_method: StartMethod = "popen",
+        **lightning: Any,
     ) -> None:
-        if refused := _OF_PIPELINES & options.keys():
-            raise ValueError(
-                f"{', '.join(sorted(refused))}: not for SPMD programs, which have no stages and "
-                "no micro-batches; see shares and planner"
-            )
         if shares is not None:
             if not isinstance(shares, Sequence) or not all(map(is_number, shares)):
                 raise ValueError(f"shares: expected one number per device, got {shares!r}")
             check_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
-        super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
+        settings = Settings(
+            num_microbatches=1,
+            schedule=GPIPE.name,
+            module=module,
+            leaf_modules=tuple(leaf_modules),
+            timeout_s=timeout,
+            cluster=cluster,
+            cache=cache,
+        )
+        super().__init__(settings, start_method=start_method, **lightning)
         self.shares, self.program_planner = shares, planner
         self.program: SpmdProgram | None = None
 

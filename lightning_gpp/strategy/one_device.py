@@ -45,6 +45,7 @@ def single_device(
         **inspect.signature(GraphPipeStrategy).parameters,
         **inspect.signature(GNNPipeStrategy).parameters,
     }
+    del known["lightning"]
     if unknown := pipeline_options.keys() - known:
         raise TypeError(
             f"single_device got {', '.join(sorted(unknown))}, which is no option of "

@@ -22,9 +22,9 @@ from lightning_gpp.capture import BlockGraph
 from lightning_gpp.common.checks import check_whole, is_number
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import Techniques
-from lightning_gpp.planner import PLANNERS, Plan, Stage
-from lightning_gpp.planner.base import FASTEST, ONE_VERSION, HeldVersions
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
+from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan, Stage
+from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.simulate.refit import Refit, load_costs_or_refit
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
 from lightning_gpp.strategy.lightning_private import is_overridden
@@ -89,14 +89,14 @@ class Settings:
     it) are the accelerator's.
     """
 
-    num_microbatches: int | None
-    schedule: str | None
-    planner: str
-    plan: PlanLike | None
-    module: str | None
-    blocks: BlockGraph | None
-    leaf_modules: tuple[type | str, ...]
-    timeout_s: float
+    num_microbatches: int | None = None
+    schedule: str | None = None
+    planner: str = GRAPHPIPE
+    plan: PlanLike | None = None
+    module: str | None = None
+    blocks: BlockGraph | None = None
+    leaf_modules: tuple[type | str, ...] = ()
+    timeout_s: float = 1800.0
     cluster: ClusterLike | None = None
     cache: CacheLike = True
     use_all_devices: bool = True
@@ -163,8 +163,6 @@ def compile_options(given: bool | Mapping[str, Any], schedule: str | None) -> di
 def check_settings(settings: Settings) -> None:
     """Raises ValueError where an option is unknown, makes no sense, or does not go with another."""
     schedule, weights = settings.schedule, settings.weights
-    if schedule is not None:
-        check_name("schedule", schedule, [*SCHEDULES, FASTEST, ONE_F_ONE_B_ASYNC.name])
     check_name("planner", settings.planner, PLANNERS)
     check_name("report", settings.report, get_args(Report))
     if weights is not None:
@@ -200,11 +198,6 @@ def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> N
         raise NotImplementedError(
             "pipelines side by side are not emulated; emulate one of them "
             f"(devices={num_ranks // num_pipelines}, pipelines=1)"
-        )
-    if num_pipelines > 1 and settings.full_graph is not None:
-        raise NotImplementedError(
-            "a full graph is one batch, of which pipelines side by side have no parts; use "
-            "ways=N of GNNPipeStrategy instead of pipelines"
         )
 
 

@@ -38,7 +38,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
+from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy
 
 BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
 PLAN = [["left", "right"], ["fuse", "norm", "head"]]
@@ -179,8 +179,6 @@ def test_an_error_in_one_pipeline_ends_all(pool: WorkerPool) -> None:
 def test_bad_numbers() -> None:
     with pytest.raises(ValueError, match="pipelines must be at least 1, got 0"):
         GraphPipeStrategy(pipelines=0)
-    with pytest.raises(ValueError, match="pipelines: not for SPMD programs"):
-        HAPStrategy(pipelines=2)
 
 
 def test_an_unknown_reduction_is_named() -> None:

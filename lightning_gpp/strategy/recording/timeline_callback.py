@@ -17,7 +17,7 @@ from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.runtime.measured import RankRecord, clock_lead_ns, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.base import BaseStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports, timeline_stages
@@ -90,7 +90,7 @@ class TimelineCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Finds the folder, on all ranks together."""
-        if not isinstance(trainer.strategy, GraphPipeStrategy):
+        if not isinstance(trainer.strategy, BaseStrategy):
             rank_zero_warn(
                 "TimelineCallback records what GraphPipeStrategy runs; with "
                 f"{type(trainer.strategy).__name__} there is nothing to record."

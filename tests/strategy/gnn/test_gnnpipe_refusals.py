@@ -105,7 +105,7 @@ def test_a_sparse_adjacency_is_refused() -> None:
 
 
 def test_options_of_other_strategies() -> None:
-    with pytest.raises(ValueError, match="num_microbatches: not for full-graph training"):
+    with pytest.raises(TypeError, match="num_microbatches"):
         GNNPipeStrategy(num_microbatches=4)
     with pytest.raises(ValueError, match="mode"):
         GNNPipeStrategy(mode="exakt")  # type: ignore[arg-type]

@@ -29,13 +29,17 @@ from lightning_gpp.strategy import HAPStrategy
         ({"shares": [0.5, float("nan")]}, r"shares.*one number per device, got \[0.5, nan\]"),
         ({"shares": 0.5}, r"shares.*one number per device, got 0.5"),
         ({"planner": "nothing"}, r"nothing.*hap.*data_parallel"),
-        ({"num_microbatches": 4}, r"num_microbatches: not for SPMD programs"),
-        ({"schedule": "1f1b"}, r"schedule: not for SPMD programs"),
     ],
 )
 def test_options(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HAPStrategy(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["num_microbatches", "schedule", "pipelines"])
+def test_options_of_pipelines(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        HAPStrategy(**{option: 2})
 
 
 def test_a_share_for_every_device() -> None:
