@@ -147,7 +147,7 @@ class _Attempt:
             else:
                 captured.kept_whole = tuple(reasons)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
-                captured.decision = next(by_data, None)
+                captured.decision = next(by_data, None) or self.runs.meets_in_backward()
                 return captured
             kind = type(self.module.get_submodule(decision.scope))
             if not decision.scope or kind in policy.types or kind is type(self.module):

@@ -63,7 +63,8 @@ class CapturedModel:
             along a dimension.
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
-        decision: that of them which decides by the data, so that samples may depend on others.
+        decision: that of them which decides by the data, so that samples may depend on others; or
+            what a backward does that may look at gradients of others.
     """
 
     def __init__(
@@ -163,16 +164,21 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
-    def where_samples_meet(self, averaged: frozenset[str] | None) -> str | None:
+    def where_samples_meet(
+        self, averaged: frozenset[str] | None, whole: Sequence[str] = ()
+    ) -> str | None:
         """Why a batch must not be cut, as far as what forward calls tells.
 
         Args:
             averaged: outputs that are looked at, if those which are not one entry per sample are
                 averaged, and so are compared by their values; None looks at all, and does not.
+            whole: operators that are given all samples of the batch together.
         """
         cuts = self.verified.cuts
         if self.decision or cuts.decision:
             return self.decision or cuts.decision
+        if whole and cuts.meeting <= {node for each in whole for node in self._nodes_of[each]}:
+            return None
         for name in self.graph.outputs:
             where, is_per_sample = cuts.met.get(name, (None, False))
             if where and (averaged is None or (is_per_sample and name in averaged)):

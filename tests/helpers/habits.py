@@ -247,6 +247,19 @@ def own_function(x: Tensor, lengths: Tensor) -> Tensor:
     return _Doubled.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _OfLengthOne(_Doubled):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0] / (1e-3 + gradients[0].norm())
+
+
+normed = _OfLengthOne.apply  # under a name of its own, as reversed gradients often are
+
+
+def normed_gradient(x: Tensor, lengths: Tensor) -> Tensor:
+    return normed(x)  # type: ignore[no-any-return]
+
+
 PLAIN = {
     function.__name__: _plain(function)
     for function in (
@@ -256,7 +269,7 @@ PLAIN = {
         *(filled, written_in_place, first_row_written, rows_scattered, sorted_by_length),
         *(sorted_and_back, ranked, running_length, neighbour, share_of_samples, all_pairs),
         *(shorter_ones, centred, halves_swapped, number_of_samples, place_in_batch),
-        *(recomputed, slope, own_function),
+        *(recomputed, slope, own_function, normed_gradient),
     )
 }
 
@@ -524,12 +537,25 @@ class WithoutGradient(Habit):
         return x * self.target(x)
 
 
+class HookedGradient(Habit):
+    """A hook makes the gradients of a layer's inputs small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.register_full_backward_hook(
+            lambda _, gradients, __: (gradients[0] / (1e-3 + gradients[0].norm()),)
+        )
+
+    def beside(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return x.sin()
+
+
 HABITS: dict[str, type[Habit]] = PLAIN | {
     kind.__name__: kind
     for kind in (
         *(Packed, PackedAndPadded, PaddedToWidth, PaddingMask, MaxNorm, Clamped, Renormed),
         *(SpectralNorm, CountsCalls, RunningMean, Remembers, KeywordNames, NamesOfCalls),
-        *(NoneOrValue, Decorated, WithoutGradient, Forces),
+        *(NoneOrValue, Decorated, WithoutGradient, Forces, HookedGradient),
     )
 }
 """All of them by name."""

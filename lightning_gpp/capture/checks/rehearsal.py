@@ -18,6 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.checks.backwards import (
+    Backwards,
+    add_up,
+    hooked,
+    loss_of_rows,
+    watched_backwards,
+)
 from lightning_gpp.capture.checks.check import (
     Result,
     ValuesDifferError,
@@ -85,6 +92,7 @@ class Rehearsal:
         weights: how the module's weights come to the device of the inputs.
         others: inputs of another size that the module may run on, from :meth:`begin` on.
         reads: plain attributes that forward reads; likewise.
+        backwards: what it did that a backward goes through; likewise.
         given: what forward returns and changes in train mode with the given inputs; likewise.
         withheld: outputs of forward that are not handed out; likewise.
 
@@ -94,6 +102,7 @@ class Rehearsal:
 
     others: list[Sample]
     reads: list[Read]
+    backwards: Backwards
     given: Result
     withheld: list[str]
 
@@ -131,7 +140,8 @@ class Rehearsal:
         self.others = list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
         try:
-            with watched_reads(self.module) as self.reads:
+            watched = watched_reads(self.module), watched_backwards(self.module)
+            with watched[0] as self.reads, watched[1] as self.backwards:
                 self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
             try:
                 self.of(CheckedPass(sample, False))
@@ -200,6 +210,33 @@ class Rehearsal:
                 _logger.info("the model does not run in %s: %s", run, error)
                 return False
         return True
+
+    def meets_in_backward(self) -> str | None:
+        """Where gradients of samples may meet that forward keeps apart; None if nowhere."""
+        if (hook := self.backwards.hook or hooked(self.module)) is not None:
+            return hook
+        function, sample = self.backwards.function, self.sample
+        if function is None:
+            return None
+        if sample.graphs is None and sample.num_samples > 1:
+            try:
+                is_apart = add_up(sample.num_samples, self._gradients_of_rows)
+            except Exception:  # of the user's code
+                is_apart = False
+            if is_apart:
+                return None
+        return f"gradients of samples may meet in the backward of {function}"
+
+    def _gradients_of_rows(self, rows: Tensor) -> dict[str, Tensor]:
+        """Of a sum over some samples, in evaluation mode, where nothing is drawn."""
+        with torch.enable_grad(), self.in_mode(False, _SEED), self.weights.visiting():
+            for parameter in self.module.parameters():
+                parameter.grad = None  # rollback puts it back
+            args, kwargs = self.arguments.rebuild(self.sample.of(rows).fresh())
+            output, _ = withhold(self.module.forward(*args, **kwargs))
+            loss_of_rows(output, rows, self.sample.num_samples).backward()  # type: ignore[no-untyped-call]
+            parameters = self.module.named_parameters()
+            return {name: item.grad for name, item in parameters if item.grad is not None}
 
     def check(self, captured: CapturedModel, second: Sample | None) -> None:
         """Compares a graph with the module, in both modes.

@@ -85,6 +85,7 @@ class _Followed:
         met: where samples met that all of it depends on.
         rows: lengths of dimensions that the data decide, with both numbers of samples.
         is_per_sample: whether each tensor has a dimension of the samples.
+        meets: whether samples meet in the node itself.
     """
 
     dims: _Dims
@@ -94,6 +95,7 @@ class _Followed:
     met: str | None = None
     rows: _Rows = frozenset()
     is_per_sample: bool = False
+    meets: bool = False
 
     @property
     def is_batched(self) -> bool:
@@ -243,6 +245,7 @@ class _Walk:
         )
         for pairs, has_grown, dtype in zip(shapes, grown, self.seen[node].dtypes):
             if name == "randperm" and has_grown:
+                known.meets = True
                 met = f"{node.meta['location']} draws an order of the samples (randperm)"
             if not operands or is_only_handed_on or of_data:
                 continue
@@ -250,6 +253,7 @@ class _Walk:
             if is_part and not dtype.is_floating_point:  # lengths of a packed sequence
                 continue
             if not (has_grown or rows.intersection(pairs)) or self._mixes(node, pairs):
+                known.meets = True
                 met = met or f"{node.meta['location']} brings samples together ({name})"
         known.met, known.rows = met, rows & {pair for pairs in shapes for pair in pairs}
         is_number = not shapes and not self.seen[node].changed  # of sizes, or a decision
@@ -320,6 +324,7 @@ class Cuts:
         batch_dims: dimension of the samples of each tensor in a value.
         variations: how a value goes with the samples.
         met: where samples met that a value depends on, and whether it has entries of each.
+        meeting: names of the values in whose making they met.
         decision: why nobody knows what is computed from them; None where nothing is read.
         one_graph: whether the model is called with one graph, and not with a batch of them.
     """
@@ -327,6 +332,7 @@ class Cuts:
     batch_dims: Mapping[str, _Dims] = field(default_factory=dict)
     variations: Mapping[str, Variation] = field(default_factory=dict)
     met: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    meeting: frozenset[str] = frozenset()
     decision: str | None = None
     one_graph: bool = False
 
@@ -355,6 +361,7 @@ class Cuts:
             {node.name: known.dims for node, known in walk.known.items()},
             {node.name: known.way for node, known in walk.known.items()},
             {n.name: (k.met, k.is_per_sample) for n, k in walk.known.items() if k.met},
+            frozenset(n.name for n, k in walk.known.items() if k.meets),
             walk.decision,
             graphs is not None and not graphs.is_batch,
         )

@@ -16,7 +16,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -163,25 +163,50 @@ def stand_ins(
 
     instead = {id(function): of_math(function) for function in _MATH}
     instead |= {id(f): recorded(f, record, is_recording) for f in _library_functions()}
-    parts, places = list(module.modules()), list[Place]()
+    places: list[Place] = [
+        (space, "len", traced_len)
+        for space in _spaces(module)
+        if "len" not in space and not space.get("__name__", "torch.").startswith("torch.")
+    ]
+    places += [
+        (table, name, instead[id(value)])
+        for table, name, value in _names(module)
+        if id(value) in instead
+    ]
+    return places + stored_applies(module)
+
+
+def stored_applies(module: nn.Module) -> list[Place]:
+    """What to put where ``Function.apply`` has a name of its own, which keeps what it once was."""
+    apply = vars(torch.autograd.Function)["apply"].__func__
+
+    def looked_up(kind: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: kind.apply(*args, **kwargs)
+
+    return [
+        (table, name, looked_up(value.__self__))
+        for table, name, value in _names(module)
+        if type(value) is MethodType and value.__func__ is apply
+    ]
+
+
+def _spaces(module: nn.Module) -> list[dict[str, Any]]:
+    """Namespaces in which forwards of its parts look up what they call."""
+    spaces = [getattr(part.forward, "__globals__", {}) for part in module.modules()]
+    return [*{id(each): each for each in spaces}.values()]
+
+
+def _names(module: nn.Module) -> list[Place]:
+    """All names there, in modules of the same packages, and in what its parts have."""
+    parts = list(module.modules())
     packages = {type(part).__module__.partition(".")[0] for part in parts} - {"torch"}
     packages |= {"math", "torch_geometric"}
     loaded = [each for name, each in [*sys.modules.items()] if name.partition(".")[0] in packages]
-    tables = {id(vars(each)): vars(each) for each in loaded if hasattr(each, "__dict__")}
-    spaces = [getattr(part.forward, "__globals__", {}) for part in parts]
-    for space in {id(each): each for each in spaces}.values():
-        tables[id(space)] = space
-        if "len" not in space and not space.get("__name__", "torch.").startswith("torch."):
-            places.append((space, "len", traced_len))
+    tables = [*(vars(each) for each in loaded if hasattr(each, "__dict__")), *_spaces(module)]
     for part in parts:
-        own = (each for each in (vars(part), *vars(part).values()) if type(each) is dict)
-        tables |= {id(each): each for each in own}
-    return places + [
-        (table, name, instead[id(value)])
-        for table in tables.values()
-        for name, value in [*table.items()]
-        if id(value) in instead
-    ]
+        tables += (each for each in (vars(part), *vars(part).values()) if type(each) is dict)
+    unique = {id(each): each for each in tables}.values()
+    return [(table, name, value) for table in unique for name, value in [*table.items()]]
 
 
 def recorded(

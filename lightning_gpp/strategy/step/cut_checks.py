@@ -104,12 +104,12 @@ def why_not_cut(
     """
     captured, at_a_time = run.built.captured, run.built.placed.units_at_a_time
     is_trained = is_trained and not len(units) % at_a_time  # else all take the smallest
+    whole: list[str] = []
+    if is_trained:
+        stages = zip(run.built.plan.stages, run.built.placed.shares)
+        whole = [op for stage, of in stages if max(of) == len(units) for op in stage.operators]
     # a few samples may not show it
-    if not is_trained or _num_apart(units, at_a_time):
-        known = captured.where_samples_meet(averaged)
-    else:
-        known = captured.decision
-    if known is not None:
+    if (known := captured.where_samples_meet(averaged, whole)) is not None:
         return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = some_samples(captured, inputs, sum(few), sum(units))

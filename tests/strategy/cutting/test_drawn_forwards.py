@@ -34,6 +34,7 @@ def test_as_one_device_or_refused(pool: WorkerPool, case: DrawnCase) -> None:
     [
         *("read_by_numpy", "sorted_by_length", "running_length", "shorter_ones", "all_pairs"),
         *("share_of_longest", "different_lengths", "repeated", "trimmed", "RunningMean", "Forces"),
+        *("normed_gradient", "HookedGradient"),
     ],
 )
 def test_the_first_batch_does_not_show_it(pool: WorkerPool, habit: str, schedule: str) -> None:
@@ -41,8 +42,18 @@ def test_the_first_batch_does_not_show_it(pool: WorkerPool, habit: str, schedule
     case = DrawnCase(spec, False, (FULL, FULL, MIXED), (FULL,), schedule)
     outcome = outcome_of(pool, case)
     assert outcome.is_right, outcome.shown
-    if habit in ("sorted_by_length", "running_length", "shorter_ones"):
+    found_late = ("sorted_by_length", "running_length", "shorter_ones")
+    if habit in (*found_late, "normed_gradient", "HookedGradient"):
         assert outcome.what == ("in one piece" if schedule == "gpipe" else "refused")
+
+
+def test_a_stage_that_takes_all_samples_excuses_no_other(pool: WorkerPool) -> None:
+    """One of the drawn plan's stages takes whole batches, but not the one where samples meet."""
+    nodes = (Node("tanh", (0,)), Node("running_length", (1,)), Node("sorted_and_back", (2,)))
+    spec = ModelSpec(1, nodes, result="tuple", loss="classification", seed=42)
+    kinds = (BatchKind("full", states=True), BatchKind("alike", states=True))
+    outcome = outcome_of(pool, DrawnCase(spec, True, kinds, kinds[:1], plan_seed=221))
+    assert outcome.what == "in one piece", outcome.shown
 
 
 def outcome_of(pool: WorkerPool, case: DrawnCase) -> Outcome:

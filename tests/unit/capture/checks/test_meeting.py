@@ -161,3 +161,14 @@ def test_an_output_of_all_samples_is_one_that_may_be_averaged() -> None:
 
     assert why_not(body, averages=True) is None
     assert "brings samples together (mean)" in str(why_not(body))
+
+
+def test_a_stage_with_all_samples_may_bring_them_together() -> None:
+    model = Model(lambda s, ids, x: s.linear(x.mean(1)) - s.linear(x.mean(1)).mean(0))
+    captured = capture(model, (torch.randint(1, 9, (4, 5)),))
+    outputs = [item.outputs[0].name for item in captured.graph]
+    where = captured.where_samples_meet(None)
+    assert where is not None and "mean" in where
+    assert captured.where_samples_meet(None, [op.name for op in captured.graph]) is None
+    head = [op.name for op in captured.graph if op.outputs[0].name == outputs[-1]]
+    assert captured.where_samples_meet(None, head) == where

@@ -1,0 +1,107 @@
+"""Backwards that do more than the chain rule, and so may look at gradients of other samples.
+
+Where a batch is cut, a hook is called for every micro-batch, with a part of the gradient; so is the
+backward of an autograd function. What a hook does (clip, normalize, draw) nobody can know; of a
+function it is tried whether gradients of both halves of the samples add up to those of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture.errors import user_location
+from lightning_gpp.capture.tracing.keep_whole import is_of_library
+from lightning_gpp.capture.tracing.sizes import stored_applies
+from lightning_gpp.capture.values.structure import tensors_of
+from lightning_gpp.common.instance_attribute import replaced
+
+_LIBRARIES = ("torch.", "torch_geometric.", "transformers.")
+
+_UNEQUAL, _NOISE = 0.05, 1e-4
+"""Of a parameter's gradient, and of all gradients: what differs more is no rounding."""
+
+
+@dataclass(slots=True)
+class Backwards:
+    """What a forward did that its backward goes through.
+
+    Attributes:
+        hook: a line that puts a hook on a value's gradient; None if there is none.
+        function: an autograd function of the user's own, by name; likewise.
+    """
+
+    hook: str | None = None
+    function: str | None = None
+
+
+@contextmanager
+def watched_backwards(module: nn.Module) -> Iterator[Backwards]:
+    """Looks out for them while the body runs the module's forward."""
+    found = Backwards()
+    hook, apply = vars(Tensor)["register_hook"], vars(torch.autograd.Function)["apply"].__func__
+
+    def register_hook(self: Tensor, *args: Any) -> Any:
+        if not is_of_library(location := user_location()):
+            found.hook = found.hook or f"{location} puts a hook on a gradient"
+        return hook(self, *args)
+
+    def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if not f"{kind.__module__}.".startswith(_LIBRARIES):
+            found.function = found.function or kind.__name__
+        return apply(kind, *args, **kwargs)
+
+    places = (
+        *stored_applies(module),
+        (Tensor, "register_hook", register_hook),
+        (torch.autograd.Function, "apply", classmethod(applied)),
+    )
+    with replaced(places):
+        yield found
+
+
+def hooked(module: nn.Module) -> str | None:
+    """A part of a module, or a parameter of it, that has a hook on its gradient; None for none."""
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            return f"a hook looks at gradients of {name or type(module).__name__}"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"a hook looks at the gradient of {name}"
+    return None
+
+
+def loss_of_rows(output: Any, rows: Tensor, num: int) -> Tensor:
+    """A sum of what is there for some of ``num`` samples, in which every entry weighs its own."""
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.zeros((), requires_grad=True)
+    for leaf in tensors_of(output):
+        if leaf.requires_grad and leaf.dim() and len(leaf) == len(rows):
+            weights = torch.rand((num, *leaf.shape[1:]), generator=generator) + 0.5
+            term = (leaf * weights[rows].to(leaf)).sum()
+            loss = loss + (term.real if term.is_complex() else term).to(loss)
+    return loss
+
+
+def add_up(num: int, gradients: Callable[[Tensor], Mapping[str, Tensor]]) -> bool:
+    """Whether the gradients of all samples are those of both halves together.
+
+    Args:
+        num: of the samples.
+        gradients: of a loss that sums over the samples of these numbers, by name of a parameter.
+    """
+    rows = torch.arange(num)
+    whole, *halves = map(gradients, (rows, rows[: num // 2], rows[num // 2 :]))
+    total = sum(float(each.norm()) for each in whole.values())
+    for name, of_all in whole.items():
+        apart = of_all - sum(half[name] for half in halves if name in half)
+        sizes = (half[name].norm() for half in halves if name in half)
+        most = max(map(float, (of_all.norm(), *sizes)))
+        if not float(apart.norm()) <= _UNEQUAL * most + _NOISE * total:
+            return False
+    return True
