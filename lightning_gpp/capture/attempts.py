@@ -99,6 +99,7 @@ def capture(
         if verified is not None:
             return attempt.as_verified(policy, verified)
         runs.begin()
+        runs.check_memory()
         try:
             captured = attempt.keeping_whole(policy)
         except Exception as error:  # user code under a tracer may raise anything

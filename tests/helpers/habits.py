@@ -408,6 +408,17 @@ class Remembers(Habit):
         return x.sin()
 
 
+class RemembersMean(Habit):
+    """A plain attribute with a moving average, which the next call computes with."""
+
+    mean: Any = None
+
+    def beside(self, x: Tensor, lengths: Tensor) -> Tensor:
+        now = x.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        return x - self.mean
+
+
 class KeywordNames(Habit):
     """Parameters with names that are words of Python, or no names of it."""
 
@@ -554,8 +565,8 @@ HABITS: dict[str, type[Habit]] = PLAIN | {
     kind.__name__: kind
     for kind in (
         *(Packed, PackedAndPadded, PaddedToWidth, PaddingMask, MaxNorm, Clamped, Renormed),
-        *(SpectralNorm, CountsCalls, RunningMean, Remembers, KeywordNames, NamesOfCalls),
-        *(NoneOrValue, Decorated, WithoutGradient, Forces, HookedGradient),
+        *(SpectralNorm, CountsCalls, RunningMean, Remembers, RemembersMean, KeywordNames),
+        *(NamesOfCalls, NoneOrValue, Decorated, WithoutGradient, Forces, HookedGradient),
     )
 }
 """All of them by name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from lightning_gpp.capture.checks.check import (
 )
 from lightning_gpp.capture.checks.rollback import (
     Changes,
+    keep,
     random_state,
     rollback,
     seed_all,
@@ -45,7 +46,12 @@ from lightning_gpp.capture.tracing.reads import Read, watched_reads
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments, withhold
 from lightning_gpp.capture.values.placed import HostWeights
-from lightning_gpp.capture.values.samples import Sample, first_sample, other_samples
+from lightning_gpp.capture.values.samples import (
+    Sample,
+    first_sample,
+    other_content,
+    other_samples,
+)
 from lightning_gpp.capture.values.structure import map_tensors, tensors_of
 from lightning_gpp.common.mapped_tensor import is_mapped
 
@@ -211,6 +217,34 @@ class Rehearsal:
                 return False
         return True
 
+    def check_memory(self) -> None:
+        """Checks that forward does not compute with what an earlier call left in attributes.
+
+        Raises:
+            CaptureError: it does; a pipelined forward runs elsewhere, once for every micro-batch.
+        """
+        names = self.given.changes.attributes
+        if not names or self.sample.device.type == "meta":
+            return
+        try:
+            with torch.enable_grad(), self.in_mode(True, _SEED), self.weights.visiting():
+                put_back = keep(self.module, [name for name, _ in self.module.named_buffers()])
+                with suppress(Exception):  # it need not take every size
+                    # A layer may keep its only graph.
+                    self._call(self.sample if self.sample.graphs else other_content(self.sample))
+                put_back()
+                seed_all(_SEED)
+                output = map_tensors(self._call(self.sample), Tensor.detach)
+            compare(Result(self.given.output, {}), Result(output, {}), "a second call")
+        except Exception as error:  # of the user's code as well, by what is left
+            if isinstance(error, ValuesDifferError) and not error.is_large:
+                return
+            raise CaptureError(
+                f"forward computes with what an earlier call left in {', '.join(names)}: a "
+                "pipelined forward runs elsewhere, once for every micro-batch. Give it as an "
+                "argument and return it, or make it a buffer (register_buffer)"
+            ) from None
+
     def meets_in_backward(self) -> str | None:
         """Where gradients of samples may meet that forward keeps apart; None if nowhere."""
         if (hook := self.backwards.hook or hooked(self.module)) is not None:
@@ -227,13 +261,16 @@ class Rehearsal:
                 return None
         return f"gradients of samples may meet in the backward of {function}"
 
+    def _call(self, sample: Sample) -> Any:
+        args, kwargs = self.arguments.rebuild(sample.fresh())
+        return withhold(self.module.forward(*args, **kwargs))[0]
+
     def _gradients_of_rows(self, rows: Tensor) -> dict[str, Tensor]:
         """Of a sum over some samples, in evaluation mode, where nothing is drawn."""
         with torch.enable_grad(), self.in_mode(False, _SEED), self.weights.visiting():
             for parameter in self.module.parameters():
                 parameter.grad = None  # rollback puts it back
-            args, kwargs = self.arguments.rebuild(self.sample.of(rows).fresh())
-            output, _ = withhold(self.module.forward(*args, **kwargs))
+            output = self._call(self.sample.of(rows))
             loss_of_rows(output, rows, self.sample.num_samples).backward()  # type: ignore[no-untyped-call]
             parameters = self.module.named_parameters()
             return {name: item.grad for name, item in parameters if item.grad is not None}

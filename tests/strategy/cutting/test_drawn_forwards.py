@@ -34,7 +34,7 @@ def test_as_one_device_or_refused(pool: WorkerPool, case: DrawnCase) -> None:
     [
         *("read_by_numpy", "sorted_by_length", "running_length", "shorter_ones", "all_pairs"),
         *("share_of_longest", "different_lengths", "repeated", "trimmed", "RunningMean", "Forces"),
-        *("normed_gradient", "HookedGradient"),
+        *("normed_gradient", "HookedGradient", "RemembersMean"),
     ],
 )
 def test_the_first_batch_does_not_show_it(pool: WorkerPool, habit: str, schedule: str) -> None:

@@ -43,3 +43,36 @@ def test_what_alternates_from_call_to_call_is_refused(
         module = nn.Sequential(module, nn.Linear(2, 2))
     with pytest.raises(CaptureError, match="cannot be captured"):
         capture(module, (torch.randn(num_samples, 3),))
+
+
+class _Remembers(nn.Module):
+    """Counts, and keeps its last input; may compute with it."""
+
+    def __init__(self, uses: str) -> None:
+        super().__init__()
+        self.layer, self.uses = nn.Linear(3, 2), uses
+        self.num_calls, self.last, self.all = 0, None, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.uses == "number":
+            y = y / (1 + self.num_calls)
+        elif self.uses == "last" and self.last is not None:
+            y = y + self.last.mean()
+        elif self.uses == "list":
+            y = y + sum(self.all)
+        self.num_calls += 1
+        self.last = x.detach()
+        self.all.append(x.detach().mean())
+        return y
+
+
+@pytest.mark.parametrize("uses", ["nothing", "number", "last", "list"])
+def test_what_an_earlier_call_left_behind(uses: str) -> None:
+    model = _Remembers(uses)
+    if uses == "nothing":
+        capture(model, (torch.randn(4, 3),))
+    else:
+        with pytest.raises(CaptureError, match="computes with what an earlier call left in"):
+            capture(model, (torch.randn(4, 3),))
+    assert model.num_calls == 0 and model.last is None
