@@ -9,13 +9,14 @@ import pytest
 import torch
 from helpers.reference import weight_differences
 from helpers.training import Recording, Result, make_trainer, quiet, real_tensors
-from helpers.workers import WorkerPool
+from helpers.workers import WorkerError, WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data
+from torch_geometric.nn import PairNorm
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.cutting.microbatches import (
@@ -117,6 +118,22 @@ def assert_same_results(results: list[Result], expected: Result, tolerance: floa
     for result in results:
         assert result.losses == pytest.approx(expected.losses, rel=tolerance)
         assert result.final_metrics == pytest.approx(expected.final_metrics, rel=tolerance)
+
+
+class Paired(GraphNetwork):
+    """Centres and scales the nodes of all graphs together, and is one operator there."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.norms = torch.nn.ModuleList(PairNorm() for _ in self.norms)
+
+
+def test_graphs_that_meet_are_not_cut(pool: WorkerPool) -> None:
+    options = {"num_microbatches": 2, "timeout": 100.0}
+    (result,) = pool.run(fit_graphs, {}, options, 1, Paired, num_ranks=1)
+    assert_same_results([result], fit_graphs({}, None, 1, Paired), 1e-8)
+    with pytest.raises(WorkerError, match="of a sample depends on the other samples of its batch"):
+        pool.run(fit_graphs, {}, options | {"schedule": "1f1b"}, 1, Paired, num_ranks=1)
 
 
 class NodeClasses(GraphNetwork):
