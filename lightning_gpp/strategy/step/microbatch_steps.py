@@ -339,10 +339,9 @@ class MicrobatchSteps(SuspendedSteps):
     ) -> None:
         """Refuses a forward that a few samples show to be another one where it is cut."""
         run, captured = self._run, self._run.built.captured
-        if captured.takes_graphs:  # graphs of several micro-batches cannot be joined
-            inputs, units = steps[0].inputs(), [1] * steps[0].size
-        else:
-            inputs = self._inputs(steps)
+        if captured.takes_graphs:  # which cannot be joined
+            steps, units = steps[:1], [1] * steps[0].size
+        inputs = steps[0].inputs() if captured.takes_graphs else self._inputs(steps)
         if inputs is not None and input_slices(captured, inputs, units) is not None:
             _refuse(why_not_cut(run, inputs, units, is_trained=True, averaged=used))
 
