@@ -94,6 +94,8 @@ class PlanRequest:
         max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone, None does
             not limit them.
         held_versions: of the parameters, where the pipeline does not drain.
+        sums_share: the part of their time that sums of gradients are taken to need; less than 1 in
+            a search for the way past them.
 
     Raises:
         ValueError: the model has no operator, a number makes no sense, the schedule is unknown, or
@@ -110,6 +112,7 @@ class PlanRequest:
     may_recompute: bool = False
     max_replicas: int | None = None
     held_versions: HeldVersions = ONE_VERSION
+    sums_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.graph.operators:
@@ -250,7 +253,7 @@ class PlanRequest:
     @cached_property
     def tables(self) -> RequestTables:
         """What all plans have in common, as far as it was asked for."""
-        return RequestTables(self.graph, self.cluster, self.costs)
+        return RequestTables(self.graph, self.cluster, self.costs, self.sums_share)
 
 
 Planner = Callable[[PlanRequest], Plan]

@@ -59,6 +59,7 @@ class RequestTables:
         graph: the model.
         cluster: the devices and their links.
         costs: what the operators cost.
+        sums_share: the part of their time that sums of gradients are taken to need.
 
     Attributes:
         num_ports: through which a device sends: messages over links of one direction at a time
@@ -66,16 +67,19 @@ class RequestTables:
         stage_sums: what :func:`lightning_gpp.planner.step_time.gradients.stage_sums` has found.
     """
 
-    def __init__(self, graph: ModelGraph, cluster: Cluster, costs: Costs) -> None:
+    def __init__(
+        self, graph: ModelGraph, cluster: Cluster, costs: Costs, sums_share: float = 1.0
+    ) -> None:
         self._graph = graph
         self._cluster = cluster
         self._costs = costs
+        self._sums_share = sums_share
         self.stage_sums: dict[Hashable, Any] = {}
         self.num_ports = len({link.is_full_duplex for link in cluster.links})
         self._place = {operator.name: place for place, operator in enumerate(graph)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._graph, self._cluster, self._costs)
+        return type(self), (self._graph, self._cluster, self._costs, self._sums_share)
 
     @cached_method
     def profile(self, size: float, kind: str) -> Profile:
@@ -140,7 +144,8 @@ class RequestTables:
         if not size_bytes:
             return 0.0
         lines = self._ring_lines(devices)
-        return max([least_s + per_byte_s * size_bytes for least_s, per_byte_s in lines])
+        longest_s = max([least_s + per_byte_s * size_bytes for least_s, per_byte_s in lines])
+        return longest_s * self._sums_share
 
 
 def transfer_s(link: Link | None, size_bytes: float) -> float:

@@ -34,6 +34,10 @@ from lightning_gpp.planner.graphpipe.line import show_lines
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
+SUMS_MATTER, SUMS_SHARE, FEW = 0.1, 0.5, 8
+"""Where a sum goes on for such a part of the step after the last backward, a second search takes
+sums to need such a part of their time; so many of its best plans are climbed from."""
+
 AS_GOOD = 1.005
 """A step so many times as long is as good if its plan has fewer stages: the judge and the simulator
 agree on most plans to less than one per cent."""
@@ -59,6 +63,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     judge, others_s = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_by_pace(judge)
+    climb_past_sums(judge)
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return _best(judge)
@@ -202,6 +207,32 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     if exclusive and request.num_devices > FEW_DEVICES:
         climb_on_fewer(judge, exclusive[0])
     return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
+
+
+def climb_past_sums(judge: DraftJudge) -> None:
+    """Climbs from the best plans for shorter sums of gradients, where sums hold up the step.
+
+    More replicas of a large layer are often better only once the other stages have made room for
+    them. With all sums shorter, a climb takes the one move before the other. What it finds for
+    stages that own their devices, and for others, is climbed from with the true sums.
+
+    Args:
+        judge: takes note of the best plans.
+    """
+    best, request = judge.best, judge.tables.request
+    if best is None or max(one.reduce_s for one in best.stages) < SUMS_MATTER * best.step_s:
+        return
+    own = exclusive_plans(replace(request, sums_share=SUMS_SHARE), judge.name)
+    starts = own.found[:FEW]
+    for one in judge.found[:FEW]:
+        own.show(evaluate_plan(one.plan, own.tables.request))
+    own.allow(BUDGET)
+    climb_from(own, own.drafts(own.found[:FEW]))
+    found = [evaluate_plan(one.plan, request) for one in (*starts, *own.found[:FEW])]
+    for one in found:
+        judge.show(one)
+    judge.allow(BUDGET)
+    climb_from(judge, judge.drafts(found))
 
 
 def climb_on_fewer(judge: DraftJudge, exclusive: PlanEvaluation) -> None:
