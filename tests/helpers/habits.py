@@ -211,6 +211,13 @@ def halves_swapped(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([x[half:], x[:half]])
 
 
+def as_pairs(x: Tensor, lengths: Tensor) -> Tensor:
+    try:
+        return x.view(4, 2, WIDTH).flip(1).reshape(-1, WIDTH)
+    except RuntimeError:
+        return x
+
+
 def number_of_samples(x: Tensor, lengths: Tensor) -> Tensor:
     return x / x.shape[0]
 
@@ -268,8 +275,8 @@ PLAIN = {
         *(branch_on_length, checked, mean_of_entries, share_of_longest, mean_of_batch, selected),
         *(filled, written_in_place, first_row_written, rows_scattered, sorted_by_length),
         *(sorted_and_back, ranked, running_length, neighbour, share_of_samples, all_pairs),
-        *(shorter_ones, centred, halves_swapped, number_of_samples, place_in_batch),
-        *(recomputed, slope, own_function, normed_gradient),
+        *(shorter_ones, centred, halves_swapped, as_pairs, number_of_samples),
+        *(place_in_batch, recomputed, slope, own_function, normed_gradient),
     )
 }
 

@@ -72,6 +72,7 @@ class Recording:
         self._known: dict[int, tuple[Tensor, Origin]] = {}
         self._named: dict[str, fx.Node] = {}
         self._guarded: set[tuple[fx.Node, Any]] = set()
+        self._raised: KeepWholeError | None = None
 
     def add_input(self, name: str, tensor: Tensor) -> None:
         """A tensor that the forward takes."""
@@ -80,7 +81,13 @@ class Recording:
         self.know(self._observer.watch(node, (), {}, lambda: tensor), Origin(node))
 
     def finish(self, result: Any) -> Trace:
-        """The trace, once the forward has returned ``result``."""
+        """The trace, once the forward has returned ``result``.
+
+        Raises:
+            KeepWholeError: a call raised, which it caught.
+        """
+        if self._raised is not None:
+            raise self._raised
         leaves, structure = flatten(result)
         self.graph.output(tuple(self.argument(leaf) for leaf in leaves))
         return Trace(self.graph, structure, tuple(self.recorder.entered))
@@ -102,6 +109,10 @@ class Recording:
                 raise self._decides(node)
             seen = (node, value, on_data, location, self.recorder.scope)
             self._node("call_function", guard, seen, {})
+
+    def _catches(self, node: fx.Node, error: Exception) -> KeepWholeError:
+        what = f"{node.meta['location']} raises {type(error).__name__}, which forward catches"
+        return KeepWholeError(f"{what}: {REMEDY}", self.recorder.scope, on_data=True)
 
     def _decides(self, node: fx.Node, what: str = "decides by {}") -> KeepWholeError:
         kinds = {read.op for read in closure([node], lambda each: each.all_input_nodes)}
@@ -151,7 +162,11 @@ class Recording:
             before = random_state(self._device)
             if run is None:  # a module may be false
                 run = functools.partial(run_call, op, target)
-            result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
+            try:
+                result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
+            except Exception as error:  # which the user's code may catch, to go on otherwise
+                self._raised = self._raised or self._catches(node, error)
+                raise
             draws = not torch.equal(before, random_state(self._device))
         selected = _selects(name, args) or any(arg.meta["selected"] for arg in node.all_input_nodes)
         is_arithmetic = name is None and op == "call_function"
