@@ -173,6 +173,20 @@ class Session:
         if self.run.peers is not None:
             self.run.peers.close()
 
+    def end_process(self, error: BaseException) -> Exception | None:
+        """This process ends with an error, and nobody needs the module again.
+
+        No thread may wait for a message when Python ends. Returns another rank's error if this one
+        only echoes it.
+        """
+        failures, first = self.run.failures, None
+        if isinstance(error, Exception) and not self.is_closed:
+            first = failures.origin(error)
+        if failures.has_failed and not self.is_closed:
+            self.is_closed = True
+            self._hang_up()
+        return first
+
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""
         has_failed = self.run.failures.has_failed

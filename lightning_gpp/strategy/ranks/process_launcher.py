@@ -65,11 +65,13 @@ class ProcessLauncher(MultiProcessingLauncher):
         end_with_starter()
         try:
             super()._wrapping_function(*args, **kwargs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self._strategy.end_process(error)
             sys.exit(INTERRUPTED)
         except SIGTERMException:
             sys.exit(TERMINATED)
         except Exception as error:
+            error = self._strategy.end_process(error) or error
             if of_other_rank(error) is not None:
                 raise error.with_traceback(None) from None  # without the way that led to it here
             raise
