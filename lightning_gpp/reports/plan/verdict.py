@@ -128,6 +128,12 @@ class PlanVerdict:
             )
         if not self.one_device_fits:
             return f"{devices} {self._no_room}, {step} a step ({how})"
+        most = AS_FAST * self.num_devices
+        if self.speedup > most and self.one_device_pieces == 1 and not self.is_estimated:
+            return (
+                f"only training tells, as {devices} cannot be {_times(self.speedup)} as fast as "
+                "one: the machine was busy while it was measured"
+            )
         without = "; your step, data and optimizer not counted" if self.on_processes else ""
         beside = (
             f"({how}: {step} a step, one {seconds_text(self.one_device_s)}{self._in_pieces}"

@@ -75,6 +75,13 @@ def test_nothing_is_predicted_of_processes_that_share_cores() -> None:
     assert text.startswith("Verdict: 2 processes that share 1 core are slower than one: 2.00 s")
 
 
+def test_more_than_all_devices_can_gain_is_not_told() -> None:
+    found = replace(verdict(question()), step_s=1e-3, one_device_s=8.2e-3, is_estimated=False)
+    assert "2 devices cannot be 8.2 times as fast as one" in found.text(400)
+    in_pieces = replace(found, one_device_pieces=4)  # which are slower than one
+    assert "8.2 times as fast as one (" in in_pieces.text(400)
+
+
 def test_of_unequal_devices_the_fastest_is_the_one() -> None:
     fast = Profile({o.name: OpProfile(1e-3, 2e-3, 100) for o in GRAPH}, 1, "cpu")
     slow = Profile({o.name: OpProfile(1e-2, 2e-2, 100) for o in GRAPH}, 1, "gpu")
