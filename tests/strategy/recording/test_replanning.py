@@ -1,0 +1,43 @@
+"""A plan that is made anew between epochs: the training stays that of one device."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.replans import fit_with_replans
+from helpers.workers import WorkerPool
+from torch.testing import assert_close
+
+from lightning_gpp import GraphPipeStrategy
+
+
+@pytest.mark.parametrize(
+    ("slow", "schedule", "num_ranks"),
+    [(1, "gpipe", 2), (0, "1f1b", 2), (2, "gpipe", 3)],
+)
+def test_a_slow_device_gets_less_and_training_is_that_of_one_device(
+    pool: WorkerPool, slow: int, schedule: str, num_ranks: int
+) -> None:
+    expected = fit_with_replans(1)
+    options = {"replan_every_n_epochs": 1, "schedule": schedule}
+    runs = pool.run(fit_with_replans, num_ranks, (slow,), num_ranks=num_ranks, **options)
+    said = "\n".join(runs[0].said)
+    assert f"rank {slow} (cpu) is " in said and "a new plan, predicted to take" in said
+    assert runs[slow].held[-1] < runs[slow].held[0]
+    for run in runs:
+        assert_close(run.weights, expected.weights, rtol=1e-9, atol=1e-12)
+    assert_close(runs[0].average, expected.average, rtol=1e-9, atol=1e-12)
+    assert_close(runs[0].optimizer, expected.optimizer, rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_gain_nothing_happens(pool: WorkerPool) -> None:
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, num_epochs=3, replan_every_n_epochs=2)
+    (said,) = runs[0].said
+    assert said.startswith("After 2 epochs: ")
+    assert len(set(runs[1].held)) == (1 if "the plan stays" in said else 2)
+
+
+def test_what_has_its_plan_is_not_planned_anew() -> None:
+    with pytest.raises(ValueError, match="does not go with plan="):
+        GraphPipeStrategy(plan=[["left"], ["right"]], replan_every_n_epochs=1)
+    with pytest.raises(ValueError, match="does not go with schedule='1f1b-async'"):
+        GraphPipeStrategy(schedule="1f1b-async", replan_every_n_epochs=1)
