@@ -29,7 +29,7 @@ SLOWER_THAN_PROFILE = 2.0
 """Times as long as others of its kind, each by its profile, where nothing else is known."""
 
 FEWEST_STEPS = 2
-"""Steps that have to tell of it: one may have been disturbed."""
+"""Steps before and after a change that tell of it: one may have been disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +123,34 @@ def slow_devices(
         alike = [each for each in others if work[each] == work[device]]
         if not others:
             continue
-        compared = alike or others
-        times = [each[device] / statistics.median(each[o] for o in compared) for each in ratios]
-        is_sure = bool(alike) or known_times > 1
-        since, now = _change(times)
-        if since is None and min(times) * known_times < (
-            SLOWER if is_sure else SLOWER_THAN_PROFILE
-        ):
-            continue
-        rank = steps[0].devices.index(device)
-        step = None if since is None else steps[since].step
-        if now * known_times >= SLOWER and len(times) - (since or 0) >= FEWEST_STEPS:
-            found.append(SlowDevice(rank, kind, round(now * known_times, 2), step))
+        compared, is_sure = alike or others, bool(alike) or known_times > 1
+        times = [
+            known_times * each[device] / statistics.median(each[o] for o in compared)
+            for each in ratios
+        ]
+        since = _change(times)
+        before, after = (times[:since], times[since:]) if since else ([1.0], times)
+        now = statistics.median(after) / statistics.median(before) * (known_times if since else 1)
+        least = SLOWER if since or is_sure else SLOWER_THAN_PROFILE
+        if len(after) >= FEWEST_STEPS and (since or _apart(before, after)) and now >= least:
+            rank, step = steps[0].devices.index(device), steps[since].step if since else None
+            found.append(SlowDevice(rank, kind, round(now, 2), step))
     return found
 
 
-def _change(times: Sequence[float]) -> tuple[int | None, float]:
-    """From which step on all are longer than all before, and by how much; None where none is."""
-    for first in range(1, len(times) - FEWEST_STEPS + 1):
+def _change(times: Sequence[float]) -> int | None:
+    """From which step on all take so much longer than all before; None where that is not so."""
+    for first in range(FEWEST_STEPS, len(times) - FEWEST_STEPS + 1):
         before, after = times[:first], times[first:]
-        if min(after) >= SLOWER * max(before):
-            return first, statistics.median(after) / statistics.median(before)
-    return None, statistics.median(times)
+        if min(after) >= SLOWER * max(before) and _apart(before, after):
+            return first
+    return None
+
+
+def _apart(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether what is between them is more than how far they scatter."""
+    scatter = max(before) - min(before) + max(after) - min(after)
+    return min(after) - max(before) >= scatter
 
 
 def _by_profile(

@@ -43,7 +43,11 @@ class Replanned:
 
 
 def fit_with_replans(
-    num_ranks: int, slow: Sequence[int] = (), num_epochs: int = 4, **strategy: Any
+    num_ranks: int,
+    slow: Sequence[int] = (),
+    num_epochs: int = 4,
+    worth_it: float = replanning.WORTH_IT,
+    **strategy: Any,
 ) -> Replanned:
     """Trains two towers, on one device if there is one rank."""
     result = Replanned()
@@ -53,7 +57,7 @@ def fit_with_replans(
     chosen = {"num_microbatches": 4, "timeout": 100.0, **strategy} if num_ranks > 1 else None
     module = ExportableModel().double()
     data = DataSpec(num_samples=44, num_inputs=2)  # the last batch of an epoch is smaller
-    with quiet(), _slow_ranks(slow), _said(result):
+    with quiet(), _slow_ranks(slow), _said(result, worth_it):
         trainer = make_trainer(chosen, num_ranks, **options)
         trainer.fit(module, data.loader(), DataSpec(num_samples=8, num_inputs=2).loader())
     result.weights = {name: value.clone() for name, value in module.state_dict().items()}
@@ -75,8 +79,11 @@ class _Keep(lp.Callback):
 
 
 @contextmanager
-def _said(result: Replanned) -> Iterator[None]:
-    with mock.patch.object(replanning, "show", result.said.append):
+def _said(result: Replanned, worth_it: float) -> Iterator[None]:
+    with (
+        mock.patch.object(replanning, "show", result.said.append),
+        mock.patch.object(replanning, "WORTH_IT", worth_it),
+    ):
         yield
 
 
