@@ -35,13 +35,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 LOST_STEP, NUM_STEPS, EVERY = 20, 40, 8
 PHASES = (
-    ("lost", "failed", "the other ranks end with an error"),
+    ("lost", "noticed", "the other ranks notice"),
+    ("noticed", "failed", "they end with an error"),
     ("failed", "begin", "torchrun notices, and hosts meet again"),
     ("begin", "imported", "imports of Python"),
     ("imported", "setup", "the Trainer; ranks connect"),
     ("setup", "batch", "checkpoint read, data loader"),
     ("batch", "stepped", "capture, plan, weights placed; the first step"),
 )
+MEETING = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3"
+"""torchrun's own limits, 30, 5 and 3: how long hosts wait for others that may come, and how often
+a host is silent before it counts as lost."""
 LINK = ("lost0", "lost1")
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 
@@ -100,6 +104,10 @@ class Notes(pl.Callback):
                 os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def on_exception(self, *_: Any) -> None:
+        """The step ends with an error."""
+        self.note("noticed")
+
     def on_train_batch_end(self, *_: Any) -> None:
         """Of the first one, and all."""
         self.note("stepped")
@@ -145,7 +153,7 @@ def agents(folder: Path, is_cut: bool) -> list[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
         command += ["--nproc-per-node=2", "--max-restarts=2", "--rdzv-backend=c10d"]
         command += ["--rdzv-id=job", f"--rdzv-endpoint={address}:29477"]
-        command += [f"--rdzv-conf=is_host={1 - host},last_call_timeout=5"]
+        command += [f"--rdzv-conf=is_host={1 - host},{MEETING}"]
         if is_cut:
             command = ["ip", "netns", "exec", name, *command, f"--local-addr={ADDRESSES[host]}"]
             settings["GLOO_SOCKET_IFNAME"] = name
@@ -201,7 +209,7 @@ def measure(folder: Path, is_cut: bool, limit_s: float) -> None:
     if code:
         raise SystemExit((folder / "host0.txt").read_text()[-4000:])
     names = {path.name: path for path in folder.iterdir()}
-    starts = {"lost": "lost", "failed": "0-failed"}
+    starts = {"lost": "lost", "noticed": "0-noticed", "failed": "0-failed"}
     times = {
         event: float(names[starts.get(event, f"1-{event}")].read_text())
         for event in dict.fromkeys(e for phase in PHASES for e in phase[:2])

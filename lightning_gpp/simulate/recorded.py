@@ -21,6 +21,7 @@ from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.refit import Refit, StageRecord
 from lightning_gpp.simulate.simulation import simulate
+from lightning_gpp.simulate.slow_devices import SlowDevice, slow_devices, usual_kind
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline
@@ -61,14 +62,18 @@ def refit(
         )
     for timeline in used:
         check_program(timeline, program)
+    slow = slow_devices(used, program, plan, request)
+    since = max((each.since or 0 for each in slow), default=0)  # devices are as they are now
+    used = [t for t in used if t.step is None or t.step >= since]
     recorded, devices = Recorded(_typical(used), program), range(plan.num_devices)
     found = Refit(
         steps=tuple(timeline.step for timeline in used if timeline.step is not None),
         step_s=statistics.median(timeline.step_s for timeline in used),
-        stages=tuple(_stage_records(recorded, plan, request)),
+        stages=tuple(_stage_records(recorded, plan, request, slow)),
         besides=_besides(recorded, plan, request.cluster),
         optimizer_s=tuple(map(recorded.optimizer_s, devices)),
         finish_s=tuple(map(recorded.finish_s, devices)),
+        slow=tuple(slow),
     )
     if not program.reduce_groups:
         return found
@@ -82,6 +87,12 @@ class Recorded:
 
     timelines: Sequence[Timeline]
     program: Program
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of the devices."""
+        devices = self.timelines[0].devices
+        return [devices.index(device) for device in range(len(devices))]
 
     def mean_s(self, spans: Callable[[Timeline], Iterable[float]]) -> float:
         """The mean over the steps of the mean in a step; 0 where nothing was recorded."""
@@ -254,7 +265,8 @@ def _reduce_overhead(
     found: Refit, recorded: Recorded, plan: Plan, request: PlanRequest
 ) -> Overhead:
     """What sums of gradients took longer than simulated, by their bytes."""
-    costs = program_costs(plan, found.request(request), step=found.step_costs(plan))
+    asked = found.request(request, recorded.ranks)
+    costs = program_costs(plan, asked, step=found.step_costs(plan))
     size_bytes: Counter[int] = Counter()
     for bucket in costs.buckets:
         size_bytes[bucket.group] += round(bucket.size_bytes)
@@ -273,16 +285,26 @@ def _sums(timeline: Timeline) -> Iterator[tuple[tuple[int, int], float]]:
             yield (span.parsed.microbatch, timeline.devices[span.rank]), span.duration_s
 
 
-def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iterator[StageRecord]:
+def _stage_records(
+    recorded: Recorded, plan: Plan, request: PlanRequest, slow: Sequence[SlowDevice]
+) -> Iterator[StageRecord]:
     """Every stage on every kind of device that it runs on; replicas of one kind together."""
-    program = recorded.program
+    program, ranks = recorded.program, recorded.ranks
+    times = {each.rank: each.times for each in slow}
     unit_size = request.minibatch_size / num_microbatches(plan, request)
     replicas: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for number in range(program.num_stages):
         stage = program.replica(number).stage
         if stage < plan.num_stages:
-            kind = request.cluster.devices[program.device(number)].kind
+            kind, _ = usual_kind(request.cluster.devices[program.device(number)].kind)
             replicas[stage, kind].append(number)
+
+    def mean_s(numbers: Sequence[int], kind: SpanKind) -> float:
+        """As if no device were slow."""
+        return statistics.fmean(
+            recorded.action_s(n, kind) / times.get(ranks[program.device(n)], 1.0) for n in numbers
+        )
+
     for (stage, kind), numbers in sorted(replicas.items()):
         one = plan.stages[stage]
         yield StageRecord(
@@ -291,6 +313,6 @@ def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> Iter
             one.operators,
             unit_size * statistics.fmean(map(program.multiple, numbers)),
             one.recompute,
-            statistics.fmean(recorded.action_s(n, SpanKind.FORWARD) for n in numbers),
-            statistics.fmean(recorded.action_s(n, SpanKind.BACKWARD) for n in numbers),
+            mean_s(numbers, SpanKind.FORWARD),
+            mean_s(numbers, SpanKind.BACKWARD),
         )

@@ -11,8 +11,9 @@ This is the loop of planning, running and planning again of DistIR (Santhanam et
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from lightning_gpp.common.units_of_measure import count_text, seconds_text
 from lightning_gpp.cost import Costs, OpProfile, Profile, load_costs
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.simulate.program_costs import StepCosts
+from lightning_gpp.simulate.slow_devices import SlowDevice, with_slow
 
-FORMAT = JsonFormat("lightning_gpp.refit", 5)
+FORMAT = JsonFormat("lightning_gpp.refit", 6, older=(5,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Refit:
         besides: what a step costs besides, whatever its plan.
         optimizer_s: of every device of the plan the seconds of the optimizer; None: it had none.
         finish_s: of every device the seconds from the end of the actions to the optimizer.
+        slow: devices that were slower than others of their kind; ``stages`` are without that.
     """
 
     steps: tuple[int, ...]
@@ -69,12 +72,14 @@ class Refit:
     besides: StepCosts
     optimizer_s: tuple[float | None, ...] = ()
     finish_s: tuple[float | None, ...] = ()
+    slow: tuple[SlowDevice, ...] = ()
 
     def describe(self) -> str:
         """What it was read off, in words."""
         kinds = ", ".join(dict.fromkeys(stage.kind for stage in self.stages))
         steps = count_text(max(1, len(self.steps)), "step")
-        return f"refitted to {steps} recorded on {kinds} ({seconds_text(self.step_s)} per step)"
+        text = f"refitted to {steps} recorded on {kinds} ({seconds_text(self.step_s)} per step)"
+        return "; ".join((text, *(each.describe() for each in self.slow)))
 
     def to_json(self) -> str:
         """The versioned JSON form; seconds and bytes."""
@@ -85,13 +90,27 @@ class Refit:
         """Reads :meth:`to_json`'s form; raises ValueError, naming the place, if it is another."""
         return FORMAT.loads(cls, text, source=source)
 
-    def request(self, request: PlanRequest) -> PlanRequest:
-        """The question with corrected costs.
+    def request(self, request: PlanRequest, ranks: Sequence[int] | None = None) -> PlanRequest:
+        """The question with corrected costs, in which devices that were slow are so.
+
+        Args:
+            request: the question.
+            ranks: of its devices; by default as planners are asked
+                (:func:`~lightning_gpp.planner.plan.by_rank.in_plan_order`).
 
         Raises:
             ValueError: the refit is of another model.
         """
-        return replace(request, costs=corrected_costs(self.stages, request.costs, request.cluster))
+        count = request.num_devices
+        ranks = [*range(1, count), 0] if ranks is None else ranks
+        cluster = with_slow(request.cluster, (), ranks)
+        costs = corrected_costs(self.stages, request.costs, cluster)
+        slow = [each for each in self.slow if each.rank < count]
+        own = {each.own_kind: each for each in slow if each.kind in cluster.kinds}
+        kept = tuple(profile for profile in costs.profiles if profile.device not in own)
+        slowed = (_slowed(costs, each) for each in own.values())
+        costs = Costs(tuple(itertools.chain(kept, *slowed)))
+        return replace(request, cluster=with_slow(cluster, slow, ranks), costs=costs)
 
     def step_costs(self, plan: Plan) -> StepCosts:
         """What a step of a plan costs besides, also of a plan other than the recorded one.
@@ -103,6 +122,18 @@ class Refit:
             optimizer_s=_on_devices(plan.num_devices, self.optimizer_s),
             finish_s=_on_devices(plan.num_devices, self.finish_s),
         )
+
+
+def _slowed(costs: Costs, slow: SlowDevice) -> Iterator[Profile]:
+    """The profiles of a device that takes so much longer than others of its kind."""
+    for profile in costs.by_kind[costs.kind_for(slow.kind)]:
+        operators = {
+            name: replace(
+                one, forward_s=one.forward_s * slow.times, backward_s=one.backward_s * slow.times
+            )
+            for name, one in profile.operators.items()
+        }
+        yield replace(profile, device=slow.own_kind, operators=operators)
 
 
 def _on_devices(num_devices: int, recorded_s: Sequence[float | None]) -> dict[int, float]:

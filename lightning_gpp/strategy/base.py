@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.interrupt import interrupted_later
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.planner import Plan
 from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.ranks.pipelines import StartMethod
+from lightning_gpp.strategy.recording.replanning import replanning
 from lightning_gpp.strategy.report import PlanReports, show, width
 from lightning_gpp.strategy.settings import (
     ON_ONE_RANK,
@@ -29,6 +31,7 @@ from lightning_gpp.strategy.settings import (
     SHARDED,
     Settings,
     check_name,
+    check_replanning,
     check_settings,
     refuse_callbacks,
     refuse_for_async,
@@ -40,6 +43,9 @@ from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, p
 from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
+
+COUNTED_S = 0.05
+"""For Lightning to count a step that was made."""
 
 
 class BaseStrategy(SavingStrategy):
@@ -105,6 +111,8 @@ class BaseStrategy(SavingStrategy):
             self._optimized = module
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
+            check_replanning(module, self.settings)
+            self._scopes.enter_context(replanning(trainer, session.run))
         self.setup_precision_plugin()
         compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
@@ -116,6 +124,7 @@ class BaseStrategy(SavingStrategy):
         self._scopes.enter_context(finetuning_hooks(trainer, session.run.whole_optimizers))
         terminate = session.run.failures.terminate
         self._scopes.enter_context(signals_answered_by_all(trainer, terminate))
+        self._scopes.enter_context(session.run.failures.holding_interrupts())
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""
@@ -206,12 +215,24 @@ class BaseStrategy(SavingStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Steps an optimizer on all ranks, in manual optimization too."""
+        """Steps an optimizer on all ranks, in manual optimization too.
+
+        After the backward other ranks may have stepped already: Ctrl-C is answered when this one
+        has, too.
+        """
         run, manual = self.session.run, self.session.manual
         run.take_saved_optimizers()
         is_led = not run.is_everywhere
-        with manual.step(optimizer, closure, kwargs) if is_led else nullcontext():
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        with ExitStack() as stepping:
+
+            def until_backward() -> Any:
+                loss = closure()
+                stepping.enter_context(interrupted_later(COUNTED_S))
+                return loss
+
+            by_hand = manual.step(optimizer, closure, kwargs) if is_led else nullcontext()
+            stepping.enter_context(by_hand)
+            return super().optimizer_step(optimizer, until_backward, model, **kwargs)
 
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""

@@ -72,6 +72,9 @@ class GraphPipeStrategy(BaseStrategy):
         pipelines: how many pipelines train side by side, each on batches of its own: N devices make
             that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
             as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
+        replan_every_n_epochs: after how many epochs the planner is asked again, with the seconds
+            of recorded steps. A plan that is predicted to gain more than 5 % is used from the next
+            epoch on; weights and all state move to where it has them.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
         lightning: what all of Lightning's strategies take (``accelerator``, ``precision_plugin``).
@@ -100,6 +103,7 @@ class GraphPipeStrategy(BaseStrategy):
         report: Report = "short",
         compile: bool | Mapping[str, Any] = False,
         pipelines: int = 1,
+        replan_every_n_epochs: int | None = None,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         **lightning: Any,
@@ -126,6 +130,7 @@ class GraphPipeStrategy(BaseStrategy):
             weights=weights,
             report=report,
             compile=compile_options(compile, schedule),
+            replan_every_n_epochs=replan_every_n_epochs,
         )
         super().__init__(
             settings,

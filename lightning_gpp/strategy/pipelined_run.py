@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.host_copies import to_device
+from lightning_gpp.common.interrupt import interrupted_later
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
@@ -77,6 +78,7 @@ class PipelinedRun:
         train_modes: training flags of the target and its sub-modules while training, by name.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
+        is_placing: whether parameters are on their way to the ranks that hold them.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class PipelinedRun:
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
         self.accumulates = False
+        self.is_placing = False
         self.has_module = False
         self.module: pl.LightningModule
         self.target: nn.Module
@@ -291,6 +294,18 @@ class PipelinedRun:
 
         ``kind`` is that of its optimizers; ``changing`` are the buffers that training changes.
         """
+        self.is_placing = True
+        with interrupted_later():
+            self._place(model, kind, changing)
+        self.take_saved_optimizers()
+        self.on_built()
+
+    def _place(
+        self,
+        model: Pipeline | SpmdModel,
+        kind: type[PartialOptimizer],
+        changing: Collection[str],
+    ) -> None:
         partition, self._changing = model.partition, frozenset(changing)
         held, holders = partition.held_parameters(), partition.holders
         self.partial_optimizers = [kind(optimizer, partition) for optimizer in self.optimizers]
@@ -315,9 +330,7 @@ class PipelinedRun:
         else:  # all ranks write the same into their buffers
             elsewhere -= self._changing
         self.leader_state.settle(elsewhere)
-        self.model = model
-        self.take_saved_optimizers()
-        self.on_built()
+        self.model, self.is_placing = model, False
 
     def take_form(self, pipeline: Pipeline) -> None:
         """All ranks: the pipeline of a form of call is built, on the parameters that ranks hold."""

@@ -29,6 +29,10 @@ READS_ITSELF = (
 )
 
 
+APART_S = 1.0
+"""For the goodbyes of ranks that will not meet again."""
+
+
 class Session:
     """One run of ``fit``, ``validate``, ``test`` or ``predict`` on this rank.
 
@@ -142,6 +146,8 @@ class Session:
         """All ranks that are left: the module is whole again, if all are."""
         run, model = self.run, self.run.model
         state = {"is divided": model is not None, "updates": run.module.trainer.global_step}
+        if run.is_placing:
+            run.failures.part("parameters were on their way to the ranks that hold them")
         self.lost = run.failures.meet(state)
         if self.lost is None and model is not None:
             try:
@@ -191,7 +197,9 @@ class Session:
         """Ends this rank's connections and threads, at once after a failure."""
         has_failed = self.run.failures.has_failed
         self.run.failures.close()
-        if has_failed:
+        if has_failed and self.lost is not None:  # a rank that is cut off says no goodbye
+            self.run.transport.hang_up(APART_S)
+        elif has_failed:
             self.run.transport.hang_up()
         else:
             self.run.transport.close()

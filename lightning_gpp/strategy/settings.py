@@ -108,6 +108,7 @@ class Settings:
     report: Report = "short"
     compile: Mapping[str, Any] | None = None
     per_update: int = 1
+    replan_every_n_epochs: int | None = None
 
     @property
     def is_asynchronous(self) -> bool:
@@ -180,6 +181,14 @@ def check_settings(settings: Settings) -> None:
             f"schedule={schedule!r} keeps whole mini-batches in flight and needs "
             f"num_microbatches=1, got {num_microbatches}"
         )
+    if (epochs := settings.replan_every_n_epochs) is not None:
+        check_whole("replan_every_n_epochs", epochs)
+        if settings.plan is not None or settings.is_asynchronous:
+            what = "plan=" if settings.plan is not None else f"schedule={schedule!r}"
+            raise ValueError(
+                f"replan_every_n_epochs={epochs} does not go with {what}, whose plan stays what "
+                "it is; leave one of them out"
+            )
     if not is_number(settings.timeout_s) or settings.timeout_s <= 0:
         raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s!r}")
     if not isinstance(settings.use_all_devices, bool):
@@ -199,6 +208,17 @@ def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> N
             "pipelines side by side are not emulated; emulate one of them "
             f"(devices={num_ranks // num_pipelines}, pipelines=1)"
         )
+
+
+def check_replanning(module: pl.LightningModule, settings: Settings) -> None:
+    """Raises NotImplementedError, with the remedy, where a new plan cannot come between epochs."""
+    why = None
+    if settings.is_emulated:
+        why = "emulated devices take what is predicted, so recorded steps tell nothing new"
+    elif not module.automatic_optimization:
+        why = "manual optimization may keep gradients from one epoch to the next, which do not move"
+    if settings.replan_every_n_epochs is not None and why:
+        raise NotImplementedError(f"replan_every_n_epochs: {why}; leave it out")
 
 
 Refused = Mapping[type[pl.Callback], str]

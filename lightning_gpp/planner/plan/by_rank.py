@@ -28,31 +28,40 @@ def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
     >>> rank_of_device(Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)))), num_ranks=3)
     (1, 0, 2)
     """
-    loss_device = plan.stages[-1].devices[0]
     others = iter(range(1, num_ranks))
-    return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
+    return tuple(
+        0 if device == plan.device_of_loss else next(others) for device in range(num_ranks)
+    )
 
 
 def with_loss_on(plan: Plan, device: int, request: PlanRequest) -> Plan:
-    """The plan with the loss on a device, where that is as good a plan.
+    """The plan with the loss on a device, which is that of rank 0.
 
     Planners put the loss beside the first replica of the last stage. A device that is like the
     other one changes places with it in all stages. Where devices are of several kinds, it matters
-    which of them is rank 0: a replica there takes the loss, if the plan still fits into memory.
+    which of them is rank 0: a replica there takes the loss; if there is none, outputs are sent
+    there, or both devices change places, whichever is predicted to be faster.
     """
-    devices, at = request.cluster.devices, plan.stages[-1].devices[0]
+    devices, at = request.cluster.devices, plan.device_of_loss
     if device == at:
         return plan
-    if _alike(devices[device]) == _alike(devices[at]):
-        other = {device: at, at: device}
-        return replace(plan, stages=tuple(_renumbered(stage, other) for stage in plan.stages))
+    other = {device: at, at: device}
+    exchanged = replace(plan, stages=tuple(_renumbered(stage, other) for stage in plan.stages))
+    if _alike(devices[device]) == _alike(devices[at]) or request.num_minibatches > 1:
+        return exchanged
     *stages, last = plan.stages
-    if device not in last.devices:
-        return plan
-    places = sorted(range(len(last.devices)), key=lambda place: last.devices[place] != device)
-    moved = replace(plan, stages=(*stages, _in_order(last, places)))
-    still_fits = evaluate_plan(moved, request).is_feasible
-    return moved if still_fits or not evaluate_plan(plan, request).is_feasible else plan
+    if device in last.devices:
+        places = sorted(range(len(last.devices)), key=lambda place: last.devices[place] != device)
+        moved = replace(plan, stages=(*stages, _in_order(last, places)))
+    else:
+        moved = replace(plan, loss_device=device)
+    return min((moved, exchanged), key=lambda each: _in_use(each, request))
+
+
+def _in_use(plan: Plan, request: PlanRequest) -> tuple[bool, float]:
+    """Whether it does not fit into memory, and seconds of a step: the least is the best."""
+    found = evaluate_plan(plan, request)
+    return not found.is_feasible, found.step_s
 
 
 def _alike(device: Device) -> Device:
@@ -69,7 +78,9 @@ def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
     devices = [request.cluster.devices[ranks.index(rank)] for rank in range(len(ranks))]
     cluster = replace(request.cluster, devices=tuple(devices))
     stages = tuple(_renumbered(stage, dict(enumerate(ranks))) for stage in plan.stages)
-    return replace(plan, stages=stages), replace(request, cluster=cluster)
+    loss_device = None if plan.loss_device is None else 0
+    ranked = replace(plan, stages=stages, loss_device=loss_device)
+    return ranked, replace(request, cluster=cluster)
 
 
 def with_devices_of(plan: Plan, request: PlanRequest) -> PlanRequest:

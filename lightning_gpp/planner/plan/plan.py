@@ -95,6 +95,8 @@ class Plan:
             all backwards: what is due first if micro-batches follow one another at this part of
             what the busiest device needs for one, so with 0 what has the longest path to go. None
             takes a pace that ends early if all forwards take alike.
+        loss_device: where outputs come together for the loss, if that is not the device of the
+            last stage's first replica.
 
     Raises:
         ValueError: stage ids are not 0, 1, 2, …
@@ -105,6 +107,7 @@ class Plan:
     num_microbatches: int | None = None
     is_chain: bool = False
     order_pace: float | None = None
+    loss_device: int | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -130,7 +133,14 @@ class Plan:
     @property
     def num_devices(self) -> int:
         """One more than the highest device index in use."""
-        return 1 + max(device for stage in self.stages for device in stage.devices)
+        used = [device for stage in self.stages for device in stage.devices]
+        return 1 + max(*used, self.device_of_loss)
+
+    @property
+    def device_of_loss(self) -> int:
+        """Where the loss is computed."""
+        last = self.stages[-1].devices[0]
+        return last if self.loss_device is None else self.loss_device
 
     @property
     def stage_operators(self) -> Sequence[Sequence[str]]:

@@ -22,7 +22,7 @@ class PlanGraph:
     """The stages of a plan as the pipeline runs them.
 
     Where the last stage is not on the device of the loss alone, a stage without operators follows
-    it there, which by default is the device of its first replica: outputs come together there.
+    it there: outputs come together there.
 
     Attributes:
         stages: the stage graph, the stage of the loss included.
@@ -177,7 +177,7 @@ def plan_graph(plan: Plan, graph: ModelGraph, loss_device: int | None = None) ->
     Args:
         plan: the plan.
         graph: the model.
-        loss_device: where the loss is; by default the device of the last stage's first replica.
+        loss_device: where the loss is; by default where the plan has it.
 
     Raises:
         ValueError: the plan does not fit the model.
@@ -186,7 +186,7 @@ def plan_graph(plan: Plan, graph: ModelGraph, loss_device: int | None = None) ->
     devices = [stage.devices for stage in plan.stages]
     shares = [stage.replica_multiples for stage in plan.stages]
     last = plan.stages[-1]
-    home = last.devices[:1] if loss_device is None else (loss_device,)
+    home = (plan.device_of_loss if loss_device is None else loss_device,)
     if last.devices != home:
         operators.append(())
         devices.append(home)
@@ -265,6 +265,11 @@ def _check_devices(plan: Plan, num_devices: int) -> None:
                 f"stage {stage.id} is on device {wrong[0]}, but there are {num_devices} devices "
                 f"(0 … {num_devices - 1}); change the plan or the number of devices"
             )
+    if not 0 <= plan.device_of_loss < num_devices:
+        raise ValueError(
+            f"the loss is on device {plan.device_of_loss}, but there are {num_devices} devices "
+            f"(0 … {num_devices - 1}); change loss_device or the number of devices"
+        )
 
 
 def _check_state(plan: Plan, graph: ModelGraph) -> None:

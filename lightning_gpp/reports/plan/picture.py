@@ -114,7 +114,7 @@ def plan_figure(evaluation: PlanEvaluation, request: PlanRequest, *, model: str 
         width = NARROW_WIDTH
     contents = [_content(found, evaluation, request, width) for found in evaluation.stages]
     if stages.num_stages > len(contents):
-        contents.append(_Labels([f"loss · device {evaluation.stages[-1].stage.devices[0]}"]))
+        contents.append(_Labels([f"loss · device {evaluation.plan.device_of_loss}"]))
     layout = lay_out(stages, [content.size_in for content in contents])
     title, subtitle = _title(evaluation, request, model), _subtitle(evaluation)
     texts_in = CHARACTER_IN * max(len(title) * TITLE_PT / TEXT_PT, len(subtitle), LEGEND_WIDTH)

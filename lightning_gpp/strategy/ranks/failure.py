@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -63,12 +64,14 @@ class _Report:
         summary: one line, in words that follow the rank.
         details: its traceback; empty where nobody could make one.
         pickled: the error; empty where there is none, or it has no copy that says the same.
+        is_interrupt: whether it is Ctrl-C, which ends other ranks as their own would.
     """
 
     rank: int
     summary: str
     details: str = ""
     pickled: bytes = b""
+    is_interrupt: bool = False
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> _Report:
@@ -82,7 +85,8 @@ class _Report:
                 again = pickle.loads(made)
                 is_same = (type(again), str(again)) == (type(error), str(error))
                 pickled = made if is_same and len(made) <= _MOST_PICKLED_BYTES else b""
-        return cls(rank, summary, "".join(traceback.format_exception(error)), pickled)
+        details, is_interrupt = traceback.format_exception(error), type(error) is KeyboardInterrupt
+        return cls(rank, summary, "".join(details), pickled, is_interrupt)
 
     @property
     def text(self) -> str:
@@ -94,9 +98,11 @@ class _Report:
         """With the traceback."""
         return f"{self.text}\n\n{self.details}\n{self.text}" if self.details else self.text
 
-    def error(self) -> Exception:
+    def error(self) -> BaseException:
         """To be raised on other ranks: of the same type, so that scripts handle it alike."""
-        error: Exception = PeerError(self.full_text)
+        error: BaseException = (
+            KeyboardInterrupt() if self.is_interrupt else PeerError(self.full_text)
+        )
         with contextlib.suppress(Exception):  # this process cannot make it, or there is none
             error = pickle.loads(self.pickled)
             add_note(error, self.full_text)
@@ -129,7 +135,7 @@ class FailureWatch:
         has_failed: whether this rank reported an error or saw one.
     """
 
-    def __init__(self, on_peer_failure: Callable[[Exception], None]) -> None:
+    def __init__(self, on_peer_failure: Callable[[BaseException], None]) -> None:
         self._rank = dist.get_rank()
         self._on_peer_failure = on_peer_failure
         self.terminated: int | None = None
@@ -191,6 +197,34 @@ class FailureWatch:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
         self._to_leader(("terminated", self._rank))
 
+    @contextlib.contextmanager
+    def holding_interrupts(self) -> Iterator[None]:
+        """Other ranks than 0: Ctrl-C is answered with rank 0, so that all end after one step.
+
+        A terminal sends it to all of them. Where rank 0 does not end, or at the second time, it is
+        answered as ever.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._rank == 0 or not is_main or before is not signal.default_int_handler:
+            yield
+            return
+
+        def again() -> None:
+            if not self._known.wait(_GRACE_S):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def hold(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            start_thread("interrupt", again)
+
+        signal.signal(signal.SIGINT, hold)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGINT) is hold:
+                signal.signal(signal.SIGINT, before)
+
     def _to_leader(self, message: Any) -> None:
         """Rank 0 decides what was first, and whether all are here."""
         if self._rank == 0:
@@ -216,7 +250,7 @@ class FailureWatch:
             self.has_failed = True
             raise first.error()
 
-    def origin(self, error: BaseException) -> Exception | None:
+    def origin(self, error: BaseException) -> BaseException | None:
         """Another rank's error if this one only echoes it; else reports this one.
 
         A rank whose peer dies sees a lost connection before or after it hears why.

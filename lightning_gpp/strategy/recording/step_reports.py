@@ -21,6 +21,9 @@ from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
+MOST_KEPT = 24
+"""Steps before this one that a refit looks at: devices are as they are now."""
+
 
 def _question(pipeline: Pipeline, timeline: Timeline) -> tuple[Program, Plan, PlanRequest]:
     """The step that a pipeline trained last, and what its plan answers.
@@ -81,6 +84,11 @@ class StepReport:
         """The prediction to show."""
         return self.predictions[self.source]
 
+    @property
+    def slow(self) -> list[str]:
+        """What to say of devices that are slower than others of their kind."""
+        return [] if self.refit is None else [f"{each.describe()}." for each in self.refit.slow]
+
     def error(self, name: str) -> float:
         """By which part of it the predicted step is longer than the measured one."""
         return self.predictions[name].step_s / self.measured.step_s - 1
@@ -125,11 +133,11 @@ class StepReports:
 
         def predicted(found: Refit | None = None) -> Timeline:
             """The program as it is simulated: with the costs of the plan, or refitted."""
-            asked, costs = request if found is None else found.request(request), found or known
+            ranks, costs = pipeline.rank_of_device, found or known
+            asked = request if found is None else found.request(request, ranks)
             step = StepCosts() if costs is None else costs.step_costs(plan)
             simulation = simulate(program, program_costs(plan, asked, step=step))
             stages = timeline_stages(pipeline, program)
-            ranks = pipeline.rank_of_device
             return predicted_timeline(simulation, stages=stages, rank_of_device=ranks)
 
         name, note = _source(known, request)
@@ -142,7 +150,7 @@ class StepReports:
         elif is_refitted:
             key = program, request.minibatch_size
             earlier = [t for *known_as, t in self._recorded if tuple(known_as) == key]
-            self._recorded.append((*key, timeline))
+            self._recorded = [*self._recorded[-MOST_KEPT:], (*key, timeline)]
             last = refit([*earlier, timeline], program, plan, request)
             if earlier:
                 predictions["refit"] = predicted(refit(earlier, program, plan, request))

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
-from lightning_gpp.runtime.measured import RankRecord, clock_lead_ns, measured_timeline
-from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate import Timeline, shares
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.base import BaseStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports, timeline_stages
+from lightning_gpp.strategy.recording.step_recording import StepRecording
+from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.report import show, width
 
 TYPICAL_OF = (3, 6, 9, 12, 15)
@@ -28,7 +24,7 @@ TYPICAL_OF = (3, 6, 9, 12, 15)
 behind a recorded one is longer."""
 
 
-class TimelineCallback(pl.Callback):
+class TimelineCallback(StepRecording):
     """Records some optimizer steps on every rank and writes one as picture and page.
 
     It is the one of median length, of those with whole mini-batches: single steps of a machine that
@@ -69,6 +65,7 @@ class TimelineCallback(pl.Callback):
         picture: bool = True,
         page: bool = True,
     ) -> None:
+        super().__init__()
         chosen = TYPICAL_OF if steps is None else steps
         self.steps = (chosen,) if isinstance(chosen, int) else tuple(sorted(set(chosen)))
         if not self.steps or self.steps[0] < 0:
@@ -83,10 +80,6 @@ class TimelineCallback(pl.Callback):
         self._reports = StepReports()
         self._recorded: list[tuple[Timeline, StepReport | str, int]] = []
         self._done: set[int] = set()
-        self._step = -1
-        self._run: PipelinedRun | None = None
-        self._recorder = StepRecorder(torch.device("cpu"))  # which is never on
-        self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Finds the folder, on all ranks together."""
@@ -99,65 +92,31 @@ class TimelineCallback(pl.Callback):
         if trainer.strategy.settings.is_asynchronous:
             show("No timeline: asynchronous steps overlap; see `graphpipe job=simulate`.")
             return
-        self._run = trainer.strategy.session.run
-        self._recorder = self._run.recorder
+        self.follow(trainer.strategy.session.run)
         if self._counts_from_start:
             self._counts_from_start = False
             self.steps = tuple(trainer.global_step + step for step in self.steps)
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What was read before belongs to no step."""
-        self._recorder.end_batch()
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Begins to record where a chosen step begins."""
+    def wants(self, trainer: pl.Trainer) -> bool:
+        """The steps that were chosen, each once."""
         step = trainer.global_step
-        if self._run is None or step not in self.steps or step in self._done:
-            return
-        if not self._recorder.is_on:
-            self._recorder.start()
-            self._step = step
-            self._hooks = [
-                optimizer.register_step_post_hook(lambda *_: self._recorder.end())
-                for optimizer in trainer.optimizers
-            ]
+        return step in self.steps and step not in self._done
 
-    def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """All gradients are there."""
-        self._recorder.begin(SpanKind.OPTIMIZER)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Takes the step if this was its last mini-batch."""
-        self._recorder.end_batch()
-        if self._run is not None and self._recorder.is_on and trainer.global_step != self._step:
-            with self._run.failures.guard():
-                self._finish(self._run)
-
-    def _finish(self, run: PipelinedRun) -> None:
-        """All ranks: rank 0 gets what was recorded; the last of the steps shows one of them."""
-        record = self._stop()
-        self._done.add(self._step)
-        programs, why = run.recorder.programs, ""
-        if not record.runs:
-            why = "no gradient went through the forward"
-        elif len({program.num_stages for program in programs}) > 1:
-            why = "a mini-batch was too small for the plan"
-        elif len(run.forms) > 1 and not all(map(run.built.has_made, programs)):
-            why = "the forward was called in several forms"
-        if why:
-            show(f"No timeline of step {self._step}: {why}.")
-            return
-        timeline = _gather(run, record, self._step)
+    def take(self, run: PipelinedRun, step: int, timeline: Timeline | None, why_not: str) -> None:
+        """All ranks: the last of the steps shows one of them."""
+        self._done.add(step)
+        if why_not:
+            show(f"No timeline of step {step}: {why_not}.")
         if timeline is None:
             return
-        self.timelines[self._step] = timeline
+        self.timelines[step] = timeline
         known = run.settings.costs
         known = known if isinstance(known, Refit) else None
         report = self._reports.report(run.built, timeline, known)
         if isinstance(report, StepReport):
-            self.reports[self._step] = report
+            self.reports[step] = report
         self._recorded.append((timeline, report, sum(run.built.last_sizes)))
         if self._done.issuperset(self.steps):
             self._show(run)
@@ -196,26 +155,19 @@ class TimelineCallback(pl.Callback):
             f"({timeline.source}{predicted}), {percent_text(found.bubble_share, 1)} of it bubble"
         )
         files = f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
-        show(wrapped([line], width()) + (files if written else ""))
+        found_slow = last.slow if isinstance(last, StepReport) else []
+        show(wrapped([line, *found_slow], width()) + (files if written else ""))
         if isinstance(report, str):
             show(report)
         elif run.settings.report == "full":
             show(report.describe())
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A validation may come between the mini-batches of a step."""
-        self._recorder.begin(SpanKind.VALIDATION)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """It is over."""
-        self._recorder.end_batch()
-
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows what was recorded of steps of which the last ones never came; names those."""
         if self._run is None:
             return
-        if self._recorder.is_on:
-            self._stop()
+        if self.is_recording:
+            self.stop()
         if self._recorded:
             self._show(self._run)
         missing = [str(step) for step in self.steps if step not in self._done]
@@ -225,38 +177,7 @@ class TimelineCallback(pl.Callback):
                 f"{trainer.global_step} steps, which are counted from 0, or it came before this run"
             )
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Leaves nothing behind; nobody waits for the others."""
-        if self._recorder.is_on:
-            self._stop()
-
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._run, self._recorder = None, StepRecorder(torch.device("cpu"))
+        super().teardown(trainer, pl_module, stage)
         self._recorded.clear()
-
-    def _stop(self) -> RankRecord:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        return self._recorder.stop()
-
-
-def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:
-    """All ranks: the timeline of the step on rank 0, None on the others."""
-    assert run.pipeline is not None
-    gathered = run.control.gather((record, clock_lead_ns()), "gathering the timeline of a step")
-    time_scale = run.pipeline.time.time_scale
-    if not gathered:
-        return None
-    return measured_timeline(
-        [record if time_scale is None else replace(record, marks=()) for record, _ in gathered],
-        [lead_ns for _, lead_ns in gathered],
-        step=step,
-        rank_of_device=run.pipeline.rank_of_device,
-        schedule=run.built.schedule,
-        stages=timeline_stages(run.pipeline, run.recorder.programs[0]),
-        time_scale=time_scale,
-    )

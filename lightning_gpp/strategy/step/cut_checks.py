@@ -44,6 +44,7 @@ class CutChecks:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
+        self._forms = run.forms
         self._can_cut: dict[tuple[int, ...], bool] = {}
         self._kinds: dict[tuple[int, ...], CountedEntries] = defaultdict(CountedEntries)
         self._said: set[str] = set()
@@ -62,6 +63,9 @@ class CutChecks:
             is_trained: whether it is cut as a mini-batch that trains.
         """
         pipeline = self._run.built
+        if self._forms is not self._run.forms:  # by another plan
+            self._forms = self._run.forms
+            self._can_cut.clear()
         at_a_time = pipeline.placed.units_at_a_time
         key = (
             id(pipeline),

@@ -225,6 +225,8 @@ class MicrobatchSteps(SuspendedSteps):
         if self._form is None:
             self._build(name, step, batch, num_samples)
             self._form = run.built
+        if all(form is not self._form for form in run.forms):  # there is a new plan
+            self._form = run.forms[0]
         run.to_form(self._form)
         run.full_batch = run.full_batch or num_samples
         run.built.captured.check_reads()

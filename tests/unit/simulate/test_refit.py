@@ -10,12 +10,21 @@ from helpers.refits import STEP
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
+from lightning_gpp.planner import (
+    Plan,
+    PlanRequest,
+    Stage,
+    answer,
+    make_plan,
+    plan_graph,
+    plan_request,
+)
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.recorded import refit
 from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.slow_devices import SlowDevice
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
 #   a ─▶ b ─▶ c ─▶ d
@@ -93,6 +102,54 @@ def test_the_median_step_counts_and_warming_up_does_not() -> None:
 def recorded_with(asked: PlanRequest) -> tuple[Timeline, ProgramCosts]:
     costs = program_costs(HALVES, asked)
     return predicted_timeline(simulate(program(HALVES, asked), costs)), costs
+
+
+EIGHT = literal_graph(dict(zip("abcdefgh", ["x", *"abcdefg"])))
+
+
+def in_four(pairs: tuple[int, ...]) -> Plan:
+    """Two operators on each device, or replicas of all of them."""
+    if not pairs:
+        return Plan((Stage(0, tuple("abcdefgh"), (0, 1, 2, 3), 4),), num_microbatches=8)
+    names = ["ab", "cd", "ef", "gh"]
+    stages = (Stage(i, tuple(n), (pairs[i],)) for i, n in enumerate(names))
+    return Plan(tuple(stages), num_microbatches=8)
+
+
+@pytest.mark.parametrize("devices", [(1, 2, 3, 0), ()])
+def test_a_device_that_gets_slower_is_found_and_gets_less(devices: tuple[int, ...]) -> None:
+    """Device 2 in steps from 9 on; the profile is wrong about two operators all the time."""
+    plan = in_four(devices)
+    asked = plan_request(
+        EIGHT, uniform_cluster(4, Link(1e9)), costs=profile_of(EIGHT, 1e-3), minibatch_size=32,
+        num_microbatches=8,
+    )  # fmt: skip
+    true = profile_of(EIGHT, dict.fromkeys("abcdefgh", 1e-3) | {"c": 1.2e-3, "d": 1.2e-3})
+    ran, ranks = plan_graph(plan, EIGHT).program(8, schedule=asked.schedule), range(4)
+
+    def step(number: int, times: float) -> Timeline:
+        slow = (SlowDevice(2, "cpu", times),) if times > 1 else ()
+        known = Refit((), 0.0, (), StepCosts(), slow=slow)
+        costs = program_costs(plan, known.request(replace(asked, costs=Costs((true,))), ranks))
+        return replace(predicted_timeline(simulate(ran, costs)), step=number)
+
+    timelines = [step(n, t) for n, t in ((3, 1.0), (6, 1.1), (9, 1.6), (12, 1.7), (15, 1.6))]
+    found = Refit.from_json(refit(timelines, ran, plan, asked).to_json())
+    (one,) = found.slow
+    assert (one.rank, one.since, found.steps) == (2, 9, (9, 12, 15))
+    assert one.times == pytest.approx(1.6, rel=0.06)
+    assert "rank 2 (cpu) is 1.5" in found.describe() and "since step 9" in found.describe()
+    predicted = program_costs(plan, found.request(asked, ranks), step=found.step_costs(plan))
+    assert simulate(ran, predicted).step_s == pytest.approx(found.step_s, rel=0.05)
+    # rank 2 is device 1 of the question, as rank 0 is its last one
+    again = found.request(asked)
+    assert [device.kind for device in again.cluster.devices] == ["cpu", one.own_kind, "cpu", "cpu"]
+    plan_again = answer(again, "graphpipe_exclusive")
+    shares = {d: len(s.operators) for s in plan_again.stages for d in s.devices}
+    assert shares[1] <= min(shares.values())
+    assert not refit(timelines[:2], ran, plan, asked).slow  # neither noise nor the profile is it
+    is_sure = not devices  # replicas do the same: no earlier step is needed
+    assert bool(refit(timelines[2:], ran, plan, asked).slow) == is_sure
 
 
 def test_a_timeline_of_another_program_is_refused_by_name() -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
-from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import (
+    Plan,
+    PlanRequest,
+    Stage,
+    evaluate_plan,
+    plan_request,
+    validate_plan,
+)
 from lightning_gpp.planner.plan.by_rank import (
     by_rank,
     note_of_ranks,
@@ -16,6 +25,8 @@ from lightning_gpp.planner.plan.by_rank import (
 )
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
+SPEEDS = {"fast": 1e-3, "slow": 3e-3}
+"""Seconds of every operator."""
 
 
 def question() -> PlanRequest:
@@ -53,3 +64,21 @@ def test_the_loss_goes_to_rank_0_where_that_costs_nothing() -> None:
     assert [stage.devices for stage in moved.stages] == [(0, 2), (3, 1)]
     by_ranks, renumbered = by_rank(moved, request)
     assert evaluate_plan(by_ranks, renumbered).step_s == evaluate_plan(plan, request).step_s
+
+
+def test_rank_0_stays_the_device_that_it_is_where_devices_differ() -> None:
+    """It is slow, and the planner's last stage is on a fast device: outputs are sent to rank 0."""
+    devices = (Device("fast", "fast"), Device("rank 0", "slow"))
+    costs = Costs(tuple(replace(profile_of(GRAPH, s), device=d) for d, s in SPEEDS.items()))
+    asked = replace(question(), cluster=Cluster(devices, Link(1e9)), costs=costs)
+    plan = Plan((Stage(0, ("a",), (1,)), Stage(1, ("b", "cat"), (0,))), num_microbatches=3)
+    moved, by_ranks = by_rank(with_loss_on(plan, 1, asked), asked)
+    assert [device.name for device in by_ranks.cluster.devices] == ["rank 0", "fast"]
+    assert moved.loss_device == 0
+    assert [stage.devices for stage in moved.stages] == [(0,), (1,)]
+    exchanged = replace(
+        moved, loss_device=None, stages=(Stage(0, ("a",), (1,)), Stage(1, ("b", "cat"), (0,)))
+    )
+    assert evaluate_plan(moved, by_ranks).step_s < evaluate_plan(exchanged, by_ranks).step_s
+    with pytest.raises(ValueError, match="the loss is on device 3, but there are 2 devices"):
+        validate_plan(replace(moved, loss_device=3), GRAPH, 2)

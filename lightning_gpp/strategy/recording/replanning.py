@@ -1,0 +1,158 @@
+"""Plans anew with the seconds of recorded steps, every so many epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import lightning.pytorch as pl
+
+from lightning_gpp.common.units_of_measure import percent_text, seconds_text
+from lightning_gpp.planner import plan_graph
+from lightning_gpp.planner.plan.by_rank import in_plan_order
+from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_run
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.simulate import Timeline, program_costs, simulate
+from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.strategy.new_plan import use_plan
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.recording.step_recording import StepRecording
+from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
+from lightning_gpp.strategy.report import show, waiting_for
+from lightning_gpp.strategy.settings import Settings
+
+WORTH_IT = 0.05
+"""Of a step: a plan that is predicted to gain less does not come; predictions are not closer."""
+
+RECORDED = (2, 4, 6, 8)
+"""Steps of every epoch: few, not the first ones, and with others between."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan:
+    """What rank 0 has found.
+
+    Attributes:
+        planned: the plan; None where the present one stays.
+        text: what to say of it.
+    """
+
+    planned: PlanToRun | None
+    text: str
+
+
+class Replanning(StepRecording):
+    """Records steps of every epoch, and plans anew at the end of every n-th one.
+
+    The strategy adds it to the callbacks of a Trainer; see its ``replan_every_n_epochs``.
+
+    Args:
+        every_n_epochs: n.
+    """
+
+    def __init__(self, every_n_epochs: int) -> None:
+        super().__init__()
+        self._every_n_epochs = every_n_epochs
+        self._first_step = self._num_epochs = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reports = StepReports()
+        self._refit: Refit | None = None
+        self._why_not = "no step was recorded"
+
+    def wants(self, trainer: pl.Trainer) -> bool:
+        """Some steps of every epoch."""
+        return trainer.global_step - self._first_step in RECORDED
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The epoch before has ended, with all that comes after it."""
+        super().on_train_epoch_start(trainer, pl_module)
+        run, self._first_step = self._run, trainer.global_step
+        assert run is not None
+        if self._num_epochs and self._num_epochs % self._every_n_epochs == 0:
+            with run.failures.guard():
+                self._replan(run, trainer.current_epoch)
+        self._num_epochs += 1
+
+    def take(self, run: PipelinedRun, step: int, timeline: Timeline | None, why_not: str) -> None:
+        """Rank 0: what is known of costs is refitted to the step as well."""
+        self._why_not = why_not
+        if timeline is None:
+            return
+        known = run.settings.costs
+        known = known if isinstance(known, Refit) else None
+        report = self._reports.report(run.built, timeline, known)
+        if isinstance(report, StepReport):
+            self._refit = report.refit or self._refit
+        else:
+            self._why_not = report
+
+    def _replan(self, run: PipelinedRun, epoch: int) -> None:
+        """All ranks: take a better plan if rank 0 has found one."""
+        control, peers, found = run.control, run.peers, None
+        if control.is_leader and (peers is None or peers.pipeline == 0):
+            with waiting_for("Planning with recorded steps", run.module):
+                found = self._found(run.forms[0], run.settings)
+            show(f"After {epoch} epochs: {found.text}")
+        purpose = "waiting for rank 0 to plan with recorded steps"
+        planned = None if found is None else found.planned
+        plan = None if planned is None else planned.plan
+        if peers is not None and control.is_leader:
+            plan = peers.share(plan, purpose)
+        plan = control.share(plan, purpose)
+        if plan is not None:
+            self._forget()
+            use_plan(run, plan, planned)
+
+    def _found(self, pipeline: Pipeline, settings: Settings) -> NewPlan:
+        refit, planned = self._refit, pipeline.planned
+        if refit is None or planned is None:
+            return NewPlan(None, f"the plan stays: {self._why_not}.")
+        request = replace(planned.request, cluster=in_plan_order(planned.request.cluster))
+        if any(operator.state for operator in request.graph):  # statistics of micro-batches
+            request = replace(request, num_microbatches=pipeline.plan.num_microbatches)
+        question = PlanQuestion(
+            refit.request(request), settings.planner, pipeline.schedule, settings.use_all_devices
+        )
+        found = plan_to_run(question)
+        now_s = _step_s(PlanToRun(pipeline.plan, found.request), refit)
+        then_s = _step_s(found, refit)
+        gain = percent_text(now_s - then_s, now_s)
+        slow = "".join(f" {each.describe()}." for each in refit.slow)
+        if then_s > (1 - WORTH_IT) * now_s:
+            text = f"the plan stays: the best that was found would gain {gain}.{slow}"
+            return NewPlan(None, text)
+        text = (
+            f"a new plan, predicted to take {seconds_text(then_s)} per step instead of "
+            f"{seconds_text(now_s)} ({gain} less; recorded: {seconds_text(refit.step_s)}).{slow}"
+        )
+        return NewPlan(found, text)
+
+
+@contextmanager
+def replanning(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
+    """In this a fit is planned anew, if that is asked for and there are several devices."""
+    epochs, callbacks = run.settings.replan_every_n_epochs, trainer.callbacks  # type: ignore[attr-defined]
+    if epochs is None or run.is_alone:
+        yield
+        return
+    callback = Replanning(epochs)
+    callback.follow(run)
+    callbacks.append(callback)
+    try:
+        yield
+    finally:
+        callbacks.remove(callback)
+
+
+def _step_s(planned: PlanToRun, refit: Refit) -> float:
+    """Seconds of a step with what it costs beside the plan."""
+    plan, request = planned.plan, planned.request
+    program = plan_graph(plan, request.graph).program(
+        num_microbatches(plan, request), schedule=request.schedule
+    )
+    step = refit.step_costs(plan)
+    return simulate(program, program_costs(plan, request, step=step)).step_s

@@ -1,0 +1,44 @@
+"""A plan that is made anew between epochs: the training stays that of one device."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.replans import fit_with_replans
+from helpers.workers import WorkerPool
+from torch.testing import assert_close
+
+from lightning_gpp import GraphPipeStrategy
+
+
+@pytest.mark.parametrize(
+    ("slow", "schedule", "num_ranks"),
+    [(1, "gpipe", 2), (0, "1f1b", 2), (2, "gpipe", 3)],
+)
+def test_a_slow_device_gets_less_and_training_is_that_of_one_device(
+    pool: WorkerPool, slow: int, schedule: str, num_ranks: int
+) -> None:
+    expected = fit_with_replans(1)
+    options = {"replan_every_n_epochs": 1, "schedule": schedule}
+    runs = pool.run(fit_with_replans, num_ranks, (slow,), num_ranks=num_ranks, **options)
+    said = "\n".join(runs[0].said)
+    assert f"rank {slow} (cpu) is " in said and "a new plan, predicted to take" in said
+    assert runs[slow].held[-1] < runs[slow].held[0]
+    for run in runs:
+        assert_close(run.weights, expected.weights, rtol=1e-9, atol=1e-12)
+    assert_close(runs[0].average, expected.average, rtol=1e-9, atol=1e-12)
+    assert_close(runs[0].optimizer, expected.optimizer, rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_gain_nothing_happens(pool: WorkerPool) -> None:
+    options = {"num_epochs": 3, "worth_it": 1.0, "replan_every_n_epochs": 2}
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
+    (said,) = runs[0].said
+    assert said.startswith("After 2 epochs: the plan stays: the best that was found would gain ")
+    assert len(set(runs[1].held)) == 1
+
+
+def test_what_has_its_plan_is_not_planned_anew() -> None:
+    with pytest.raises(ValueError, match="does not go with plan="):
+        GraphPipeStrategy(plan=[["left"], ["right"]], replan_every_n_epochs=1)
+    with pytest.raises(ValueError, match="does not go with schedule='1f1b-async'"):
+        GraphPipeStrategy(schedule="1f1b-async", replan_every_n_epochs=1)
