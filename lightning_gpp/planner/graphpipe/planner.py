@@ -34,7 +34,7 @@ from lightning_gpp.planner.graphpipe.line import show_lines
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
-SUMS_MATTER, SUMS_SHARE, FEW = 0.1, 0.5, 8
+SUMS_MATTER, SUMS_SHARE, FEW = 0.12, 0.5, 8
 """Where a sum goes on for such a part of the step after the last backward, a second search takes
 sums to need such a part of their time; so many of its best plans are climbed from."""
 
