@@ -28,7 +28,7 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import News, StepEnd, Told, UseForm
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.report import waiting_for, warn_of_state
+from lightning_gpp.strategy.report import BATCH_STATISTICS, show, waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.state.callbacks import HeldAverage, held_averages
@@ -271,12 +271,15 @@ class PipelinedRun:
         )
 
     def show_state(self, num_microbatches: int) -> None:
-        """Rank 0: warns, once, of buffers that training changes for every micro-batch."""
+        """Rank 0: says, once, which buffers training changes for every micro-batch."""
         if self._has_shown_state or num_microbatches == 1:
             return
         self._has_shown_state = True
-        if names := [self.settings.prefix + name for name in self.built.captured.unsteady]:
+        captured = self.built.captured
+        if names := [self.settings.prefix + name for name in captured.unsteady]:
             warn_of_state(names, num_microbatches)
+        if len(captured.changing - captured.verified.steady) > len(names):
+            show(BATCH_STATISTICS.format(num_microbatches))
 
     def on_device(self, value: Any) -> Any:
         """What came with a message, which brings it to the CPU, on this rank's device."""

@@ -197,6 +197,13 @@ def warn_of_no_call(module: nn.Module, target: nn.Module) -> None:
     )
 
 
+BATCH_STATISTICS = (
+    "BatchNorm takes its statistics from each of the {} micro-batches, as from each process under "
+    "DDP, so losses differ from one device. GraphPipeStrategy(num_microbatches=1) takes those of "
+    "the whole batch."
+)
+
+
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:
     """Says which buffers a cut mini-batch leaves with other values than one device does.
 

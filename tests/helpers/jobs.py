@@ -110,12 +110,14 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
 
 def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
     """This package's warnings during a fit, and what it says of how batches are cut."""
+    from lightning_gpp.strategy import pipelined_run
     from lightning_gpp.strategy.step import cut_checks
 
     shown: list[str] = []
     with warnings.catch_warnings(record=True) as seen, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
-        patch.setattr(cut_checks, "show", shown.append)
+        for room in (cut_checks, pipelined_run):
+            patch.setattr(room, "show", shown.append)
         trainer = make_trainer(
             {"timeout": 100.0} | strategy, num_ranks, max_steps=training.num_steps
         )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import user_modules as users
 from helpers.forms_of_call import LogsOtherRanksWeights
+from helpers.jobs import lines_of_fit
 from helpers.models import DataSpec
 from helpers.reference import (
     assert_equal_training,
@@ -255,6 +256,14 @@ def test_buffers_that_depend_on_the_samples(
     lines = [[line for line in lines if "micro-batches" in line] for lines in found]
     assert [len(each) for each in lines] == [num_lines, 0]
     assert all("centred.mean (of centred)" in line for line in lines[0])
+
+
+def test_statistics_of_micro_batches_are_told(pool: WorkerPool) -> None:
+    training = Training(users.BatchNormModel, DataSpec(num_samples=24), num_steps=2)
+    arguments = {"num_microbatches": 4, "timeout": 300.0}
+    found = pool.run(lines_of_fit, training, arguments, 2, num_ranks=2)
+    told = [[line for line in lines if "each of the 4 micro-batches" in line] for lines in found]
+    assert [len(each) for each in told] == [1, 0]
 
 
 @pytest.mark.sampled(2)
