@@ -24,7 +24,9 @@ _SAME_NS = 1_000_000
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 _OTHERWISE = {Kind.STEP: "OPTIMIZER"}
 SPANS: Mapping[Kind, SpanKind] = {
-    kind: SpanKind[_OTHERWISE.get(kind, kind.name.partition("_")[0])] for kind in Kind
+    kind: SpanKind[name]
+    for kind in Kind
+    if (name := _OTHERWISE.get(kind, kind.name.partition("_")[0])) in SpanKind.__members__
 }
 """What is shown of each kind of action; the forward of the feed is the user's step before it."""
 

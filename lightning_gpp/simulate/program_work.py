@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -167,14 +167,7 @@ class ProgramWork:
                 self._task(SpanKind.LOSS, step.turn_s if at_loss else None)
             elif step.action_s and index and action.kind is not Kind.STEP:
                 self._task(SpanKind.OVERHEAD, step.action_s, action)
-            if action.kind.is_compute:
-                self._compute(device, action)
-            elif action.kind is Kind.REDUCE:
-                self._reduce(device, action)
-            elif action.kind is not Kind.STEP:
-                self._exchange(action)
-            elif (action.microbatch + 1) % step.per_update == 0:
-                self._task(SpanKind.OPTIMIZER, step.optimizer_s.get(device), action)
+            HANDLERS[action.kind](self, device, action)
         if before_update == len(program.actions[device]):
             self._finish(device)
 
@@ -186,7 +179,7 @@ class ProgramWork:
         for number in self._finals.get((device, action), ()):
             self._lasts[number, device] = item
 
-    def _exchange(self, action: Action) -> None:
+    def _exchange(self, device: int, action: Action) -> None:
         """The sender's or the receiver's part of a message."""
         message, step = self._message(action), self.costs.step
         size_bytes = message.shown.size_bytes or 0.0
@@ -196,6 +189,12 @@ class ProgramWork:
         else:
             self._received.append(message)
             self._overhead(SpanKind.RECEIVE, step.receive, size_bytes, action)
+
+    def _update(self, device: int, action: Action) -> None:
+        """The optimizer, once all gradients of an update are there."""
+        step = self.costs.step
+        if (action.microbatch + 1) % step.per_update == 0:
+            self._task(SpanKind.OPTIMIZER, step.optimizer_s.get(device), action)
 
     def _message(self, action: Action) -> WorkMessage:
         """The message that an action sends or receives."""
@@ -297,3 +296,13 @@ class ProgramWork:
     def _numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         numbers = self._channels
         return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+
+HANDLERS: Mapping[Kind, Callable[[ProgramWork, int, Action], None]] = {
+    **dict.fromkeys((Kind.FORWARD, Kind.BACKWARD), ProgramWork._compute),
+    **dict.fromkeys((Kind.SEND_FORWARD, Kind.SEND_BACKWARD), ProgramWork._exchange),
+    **dict.fromkeys((Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD), ProgramWork._exchange),
+    Kind.REDUCE: ProgramWork._reduce,
+    Kind.STEP: ProgramWork._update,
+}
+"""What each kind of action is in the work of a step."""

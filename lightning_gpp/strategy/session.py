@@ -179,13 +179,14 @@ class Session:
         if self.run.peers is not None:
             self.run.peers.close()
 
-    def end_process(self, error: BaseException) -> Exception | None:
+    def end_process(self, error: BaseException) -> BaseException | None:
         """This process ends with an error, and nobody needs the module again.
 
         No thread may wait for a message when Python ends. Returns another rank's error if this one
         only echoes it.
         """
-        failures, first = self.run.failures, None
+        failures = self.run.failures
+        first: BaseException | None = None
         if isinstance(error, Exception) and not self.is_closed:
             first = failures.origin(error)
         if failures.has_failed and not self.is_closed:

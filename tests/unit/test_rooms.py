@@ -6,6 +6,7 @@ import ast
 import graphlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Set
@@ -182,3 +183,14 @@ def test_planning_needs_neither_torch_nor_lightning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    root = Path(__file__).parents[2]
+    package = root / "lightning_gpp"
+    text = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.(?:py|md))`", text)
+    assert len(named) > 30
+    places = (root, package, *package.glob("*/"), package / "strategy" / "step")
+    lacking = [name for name in named if not any((place / name).exists() for place in places)]
+    assert not lacking

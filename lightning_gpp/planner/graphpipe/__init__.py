@@ -4,11 +4,8 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 - ``draft``: the units in an order in which branches stay together, what sets of them are, and a
   plan as such sets on groups of devices;
-- ``rates``: what a stage of some units takes, and how many micro-batches it can hold; ``space``:
-  what may be chosen with one smallest micro-batch, and what it takes at least; ``partition``: the
-  dynamic program for one limit; ``choice``: the search on limits and spaces;
-- ``homes``: the devices that stages may go to; ``deals``: drafts without any search; ``moves``: the
-  drafts next to one;
+- ``homes``: the devices that stages may go to; ``deals``: drafts without any search; ``line``: the
+  best chains; ``moves``: the drafts next to one;
 - ``bounds``: a lower bound of a draft's step; ``judge``: its step, within a budget; ``climb``: the
   local search; ``planner``: the planners.
 """

@@ -78,7 +78,7 @@ def _meeting(span: Span, following: SpanKind | None) -> Meeting | None:
         return None
     if span.parsed.kind is Kind.REDUCE:
         return SUM, (span.minibatch, span.parsed.microbatch)
-    return MESSAGE, message_of(span)
+    return None if span.parsed.peer is None else (MESSAGE, message_of(span))
 
 
 def _came_last(spans: Sequence[Span], what: str, members: Sequence[int]) -> int:

@@ -11,13 +11,15 @@ from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer
 from lightning_gpp.simulate.timeline.timeline import LOSS, Timeline, TimelineStage
 
-_WHAT = {
+WHAT = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.SEND_FORWARD: "send activations",
     Kind.RECEIVE_FORWARD: "receive activations",
     Kind.SEND_BACKWARD: "send gradients",
     Kind.RECEIVE_BACKWARD: "receive gradients",
+    Kind.REDUCE: "all-reduce of gradients of",
+    Kind.STEP: "update of the rank of",
 }
 
 
@@ -32,11 +34,9 @@ def action_words(text: str, stages: Sequence[TimelineStage]) -> str:
     """
     action = Action.parse(text)
     stage = stage_title(action.stage, stages)
-    if action.kind is Kind.REDUCE:
-        return f"sum of gradients of {stage}"
-    if action.kind is Kind.STEP:
-        return f"update of the rank of {stage}"
-    what = f"{_WHAT[action.kind]} {action.microbatch}"
+    if action.kind in (Kind.REDUCE, Kind.STEP):
+        return f"{WHAT[action.kind]} {stage}"
+    what = f"{WHAT[action.kind]} {action.microbatch}"
     if action.peer is None:
         return f"{what} of {stage}"
     peer = stage_title(action.peer, stages)

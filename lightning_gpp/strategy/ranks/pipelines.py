@@ -207,7 +207,7 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
             raise error
         return None if self._session.is_closed else self._session
 
-    def end_process(self, error: BaseException) -> Exception | None:
+    def end_process(self, error: BaseException) -> BaseException | None:
         """This process ends with an error; see :meth:`Session.end_process`."""
         return None if self._session is None else self._session.end_process(error)
 

@@ -71,9 +71,11 @@ class ProcessLauncher(MultiProcessingLauncher):
         except SIGTERMException:
             sys.exit(TERMINATED)
         except Exception as error:
-            error = self._strategy.end_process(error) or error
-            if of_other_rank(error) is not None:
-                raise error.with_traceback(None) from None  # without the way that led to it here
+            first = self._strategy.end_process(error) or error
+            if isinstance(first, KeyboardInterrupt):
+                sys.exit(INTERRUPTED)
+            if of_other_rank(first) is not None:
+                raise first.with_traceback(None) from None  # without the way that led to it here
             raise
         except SystemExit as error:
             if error.code in (None, 0):

@@ -256,7 +256,7 @@ def test_branches(policy: str, shape: str) -> None:
     assert_by_definition(shape, policy, "momentum")
 
 
-@pytest.mark.parametrize("policy", [p for p in EACH if p not in {"spectrain", "xpipe"}])
+@pytest.mark.parametrize("policy", [p for p in EACH if not POLICIES[p].why_not(2, 0)])
 @pytest.mark.parametrize(
     ("shape", "optimizer", "per_update"), [("chain", "adam", 2), ("skip", "momentum", 4)]
 )
