@@ -39,6 +39,11 @@ class Backwards:
     hook: str | None = None
     function: str | None = None
 
+    def described(self, module: nn.Module) -> str | None:
+        """What of it, or of the module's own hooks, there is; None if nothing."""
+        function = self.function and f"forward has a backward of its own ({self.function})"
+        return self.hook or hooked(module) or function
+
 
 @contextmanager
 def watched_backwards(module: nn.Module) -> Iterator[Backwards]:

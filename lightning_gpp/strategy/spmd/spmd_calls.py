@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.capture.checks.backwards import watched_backwards
 from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
@@ -237,12 +238,19 @@ class SpmdCalls(ForwardCalls):
             torch.inference_mode(False),
             torch.set_grad_enabled(torch.is_grad_enabled()),
             torch.autocast(run.device.type, enabled=False),
+            watched_backwards(run.target) as backwards,
         ):
             try:
-                return export_forward(run.target, args, kwargs)
+                exported = export_forward(run.target, args, kwargs)
             except ExportError as error:
                 where = raised_location(error.__cause__ or error)
                 raise ExportError(f"{where}: {error}") from None  # which says what torch said
+        if torch.is_grad_enabled() and (why := backwards.described(run.target)) is not None:
+            raise ExportError(
+                f"{why}, which is lost in a program of single operators: their gradients are those "
+                "of torch. Use strategy='graphpipe', or write the forward with operators of torch"
+            )
+        return exported
 
     def _plan(self, graph: SpmdGraph) -> SpmdProgram:
         """A program for an export; parameters stay stored as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import lightning.pytorch as lp
 import pytest
@@ -113,6 +114,33 @@ class Decides(BranchyModel):
         return found * 2 if found.sum() > 0 else found
 
 
+class Reversed(torch.autograd.Function):
+    """Its gradient is not that of what it computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class Reverses(BranchyModel):
+    """It has a backward of its own."""
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return super().forward(Reversed.apply(args[0] * 1.0), *args[1:])  # type: ignore[no-untyped-call]
+
+
+class Hooks(BranchyModel):
+    """A hook looks at gradients of a layer."""
+
+    def make_layers(self) -> None:
+        super().make_layers()
+        self.entries[0].register_full_backward_hook(lambda *_: None)
+
+
 class FailsOnOne(BranchyModel):
     """Its user's step fails after some batches, on rank 0, where it runs."""
 
@@ -146,10 +174,12 @@ def failing(kind: type[BranchyModel]) -> Training:
     ("kind", "options", "text"),
     [
         (Decides, {}, r"test_hap_refusals.py:\d+: the forward of Decides cannot be captured"),
+        (Reverses, {}, r"a backward of its own \(Reversed\), which is lost"),
+        (Hooks, {}, r"a hook looks at gradients of entries.0, which is lost"),
         (FailsOnOne, {}, r"no such number"),
         (Unknown, {}, r"Adamish is not known to treat every element"),
     ],
-    ids=["capture", "step", "optimizer"],
+    ids=["capture", "backward", "hook", "step", "optimizer"],
 )
 def test_errors_end_all_ranks(
     pool: WorkerPool, kind: type[BranchyModel], options: dict[str, object], text: str
