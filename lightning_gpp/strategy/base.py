@@ -14,7 +14,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gpp.common.checks import check_whole
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.interrupt import interrupted_later
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
@@ -39,7 +38,7 @@ from lightning_gpp.strategy.settings import (
 from lightning_gpp.strategy.state.callbacks import count_pipelines, finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
-from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
+from lightning_gpp.strategy.state.saving import SavingStrategy, plain
 from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
@@ -53,8 +52,6 @@ class BaseStrategy(SavingStrategy):
 
     Args:
         settings: what the user asked for.
-        state_dict_type: what a checkpoint is.
-        pipelines: how many train side by side.
         start_method: how processes are started on this host.
         lightning: what all of Lightning's strategies take (``accelerator``, ``precision_plugin``).
     """
@@ -66,19 +63,13 @@ class BaseStrategy(SavingStrategy):
         self,
         settings: Settings,
         *,
-        state_dict_type: StateDictType = "full",
-        pipelines: int = 1,
         start_method: StartMethod = "popen",
         **lightning: Any,
     ) -> None:
         super().__init__(**lightning)
-        check_name("state_dict_type", state_dict_type, get_args(StateDictType))
         check_name("start_method", start_method, get_args(StartMethod))
-        check_whole("pipelines", pipelines)
         check_settings(settings)
         self.settings = settings
-        self.state_dict_type = state_dict_type
-        self.num_pipelines = pipelines
         self._start_method = start_method
         self.reports = PlanReports()
         self._scopes = ExitStack()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning_gpp.common.checks import check_whole
 from lightning_gpp.gnn import Techniques
@@ -113,6 +113,6 @@ class GNNPipeStrategy(BaseStrategy):
             report=report,
             full_graph=full_graph,
         )
-        super().__init__(
-            settings, state_dict_type=state_dict_type, start_method=start_method, **lightning
-        )
+        check_name("state_dict_type", state_dict_type, get_args(StateDictType))
+        super().__init__(settings, start_method=start_method, **lightning)
+        self.state_dict_type = state_dict_type

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.common.checks import check_whole
 from lightning_gpp.planner import GRAPHPIPE
 from lightning_gpp.planner.base import FASTEST
 from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC, SCHEDULES
@@ -132,10 +133,7 @@ class GraphPipeStrategy(BaseStrategy):
             compile=compile_options(compile, schedule),
             replan_every_n_epochs=replan_every_n_epochs,
         )
-        super().__init__(
-            settings,
-            state_dict_type=state_dict_type,
-            pipelines=pipelines,
-            start_method=start_method,
-            **lightning,
-        )
+        check_name("state_dict_type", state_dict_type, get_args(StateDictType))
+        check_whole("pipelines", pipelines)
+        super().__init__(settings, start_method=start_method, **lightning)
+        self.state_dict_type, self.num_pipelines = state_dict_type, pipelines
