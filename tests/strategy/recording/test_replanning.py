@@ -8,6 +8,7 @@ from helpers.workers import WorkerPool
 from torch.testing import assert_close
 
 from lightning_gpp import GraphPipeStrategy
+from lightning_gpp.planner import Plan, Stage
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,18 @@ def test_what_has_its_plan_is_not_planned_anew() -> None:
         GraphPipeStrategy(plan=[["left"], ["right"]], replan_every_n_epochs=1)
     with pytest.raises(ValueError, match="does not go with schedule='1f1b-async'"):
         GraphPipeStrategy(schedule="1f1b-async", replan_every_n_epochs=1)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_rank_0_has_the_loss_where_the_last_stage_is_another_ranks(
+    pool: WorkerPool, schedule: str
+) -> None:
+    """So it is where devices differ and rank 0 is a slow one."""
+    names = ("left_0", "left_1"), ("right_0", "right_1", "cat", "fuse", "norm", "head", "add")
+    stages = tuple(Stage(i, names[i], (i,)) for i in range(2))
+    plan = Plan(stages, num_microbatches=4, loss_device=0)
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, num_epochs=2, plan=plan, schedule=schedule)
+    assert [run.held[-1] for run in runs] == [2, 8]
+    expected = fit_with_replans(1, num_epochs=2)
+    for run in runs:
+        assert_close(run.weights, expected.weights, rtol=1e-9, atol=1e-12)
