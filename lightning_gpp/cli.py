@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
@@ -38,6 +39,9 @@ class RunError(CompactHydraException):
 def main() -> None:
     """The command; it ends quietly where its output is not read to the end (``| head``)."""
     sys.argv[1:] = map(with_quoted_path, sys.argv[1:])
+    for name, plugin in (("optuna", "hydra_optuna_sweeper"), ("joblib", "hydra_joblib_launcher")):
+        if any(a.endswith(f"={name}") for a in sys.argv) and not has_plugin(plugin):
+            sys.exit(f"{name} is not installed: pip install '.[sweep]'")
     try:
         hydra_main()
         sys.stdout.flush()
@@ -63,6 +67,11 @@ def hydra_main(config: DictConfig) -> float | None:
         raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def has_plugin(name: str) -> bool:
+    """Whether a plug-in of Hydra is installed."""
+    return find_spec(f"hydra_plugins.{name}") is not None
 
 
 def with_quoted_path(argument: str) -> str:

@@ -104,9 +104,10 @@ def capture(
             captured = attempt.keeping_whole(policy)
         except Exception as error:  # user code under a tracer may raise anything
             _logger.debug("capturing failed", exc_info=True)
+            text = describe(error)
+            remedy = f"use torch.where, or {REMEDY}" if " decides by " in text else REMEDY
             raise CaptureError(
-                f"{type(module).__name__}.forward cannot be captured:\n  {describe(error)}\n"
-                f"{REMEDY}"
+                f"{type(module).__name__}.forward cannot be captured:\n  {text}\nRemedy: {remedy}"
             ) from error
         _take_effects(captured, runs)
     return captured

@@ -15,9 +15,8 @@ _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 REMEDY = (
-    "put this line into a sub-module of its own, and keep that whole where that does not happen by "
-    "itself (leaf_modules=[...], a type or a qualified name), or give the stage graph by hand "
-    "(blocks=BlockGraph(...))"
+    "move this line into a sub-module and name it in leaf_modules=[...], or describe the forward "
+    "by hand (blocks=BlockGraph(...))"
 )
 """What a user can always do."""
 

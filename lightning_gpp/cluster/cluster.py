@@ -218,8 +218,8 @@ def channels(
       (``"host0 out"``, ``"host1 in"``; one channel ``"host0 net"`` each where the link is half
       duplex).
     - What the feed sends leaves through a port of its own (``"gpu0 feed"``), as the runtime hands
-      all of it over at the start of a step. So do sums of gradients (``"gpu0 sums"``), which run on
-      streams of their own beside the messages: a message does not wait for the end of a long sum.
+      all of it over at the start of a step. So do sums of gradients (``"gpu0 all-reduce"``), which
+      run on streams of their own beside the messages: a message does not wait for a long sum.
       That both share the bandwidth meanwhile is left out.
 
     Args:
@@ -240,9 +240,9 @@ def channels(
     if is_feed:
         found = [f"{sender.name} feed"]
     elif link.is_full_duplex:
-        found = [f"{sender.name} sums" if is_sum else f"{sender.name} out"]
+        found = [f"{sender.name} all-reduce" if is_sum else f"{sender.name} out"]
     else:
-        found = [f"{end.name} sums" if is_sum else end.name for end in (sender, receiver)]
+        found = [f"{end.name} all-reduce" if is_sum else end.name for end in (sender, receiver)]
     if link.is_shared and sender.host == receiver.host:
         found.append(f"{sender.host} bus")
     elif link.is_shared and link.is_full_duplex:

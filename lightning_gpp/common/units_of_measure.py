@@ -110,7 +110,8 @@ def _digits(value: float, decimals: int) -> str:
 def samples_text(samples: float) -> str:
     """A number of samples, which need not be whole.
 
-    >>> samples_text(1024.0), samples_text(12.5)
-    ('1024', '12.5')
+    >>> samples_text(1024.0), samples_text(12.5), samples_text(14560.3)
+    ('1024', '12.5', '14560')
     """
-    return f"{samples:.0f}" if samples == round(samples) else f"{samples:.3g}"
+    is_whole = samples == round(samples) or samples >= 100
+    return f"{samples:.0f}" if is_whole else f"{samples:.3g}"

@@ -57,16 +57,16 @@ class EmulationReport:
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
         percent = f"{100 * round(self.error, 3) + 0.0:+.1f} %"  # never -0.0
         count = f"median of {len(self.step_s)} steps, {low} to {high}"
-        slip = "no slip: all real work fitted its emulated time"
+        slip = "All real work fitted into its emulated time."
         if self.slip_s:
             part = 100 * self.slip_s / self.typical_s
-            slip = f"slip {part:.1f} % of the step on the rank that slipped most"
+            slip = f"Real work took longer than its emulated time (slip {part:.1f} % of the step)."
         lines = [
             f"Emulated on {self.num_devices} devices ({', '.join(self.kinds)}): "
             f"{seconds_text(self.typical_s)} per step "
             f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
             f"{seconds_text(self.predicted_s)} that were predicted.",
-            f"In that step: {slip}.",
+            slip,
             f"An emulated second took {number_text(self.time_scale)} real ones. Reading data, the "
             "optimizer and what else is between steps take no emulated time.",
         ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.tensor_places import num_changes
+from lightning_gpp.common.units_of_measure import percent_text
 from lightning_gpp.graph.graph_parallel import VertexShares
 
 REMEDY = (
@@ -239,7 +240,7 @@ class Chunks:
         return (
             f"{what}, {min(sizes)} to {max(sizes)} vertices {'each ' * (self.num_ways > 1)}by "
             f"{self.method}, which cut {self.cut} of {self.num_edges} edges "
-            f"({self.cut / self.num_edges:.0%})."
+            f"({percent_text(self.cut, self.num_edges)})."
         )
 
 

@@ -163,7 +163,13 @@ def _stage_of_operator(
     for stage, operators in enumerate(stage_operators):
         for name in operators:
             if name not in graph.operator:
-                raise ValueError(f"stage {stage} names an unknown operator {name!r}")
+                known = short_list(
+                    list(dict.fromkeys(o.scope.split(".")[0] for o in graph if o.scope))
+                )
+                raise ValueError(
+                    f"stage {stage} of the plan names {name!r}, which is not in this model: the "
+                    f"plan is of another one; modules here: {known}"
+                )
             if name in stage_of:
                 raise ValueError(f"operator {name!r} is in stages {stage_of[name]} and {stage}")
             stage_of[name] = stage

@@ -35,6 +35,6 @@ def save_graph(graph: ModelGraph, costs: Costs, folder: Path) -> None:
 
 
 def written_to(folder: Path) -> str:
-    """Where the files are, and which; logs are left out."""
-    names = sorted(path.name for path in folder.glob("*.*") if path.suffix not in ("", ".log"))
+    """Where the files are, and which; a folder ends with a slash."""
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.glob("[!.]*"))
     return f"written to {folder}{': ' if names else ''}{', '.join(names)}"

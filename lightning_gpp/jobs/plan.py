@@ -40,7 +40,10 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     save_plan(evaluation.plan, folder / "plan.json")
     print(f"{verdict_of(config, found).text(width)}\n", flush=True)
     print(f"{describe_plan(evaluation, found.request, max_width=width)}\n", flush=True)
-    notes = [*found.answer.notes, f"Searched by {found.planner} in {found.search_s:.2f} s."]
+    notes = [
+        *found.answer.notes,
+        f"Searched by the planner {found.planner} in {found.search_s:.2f} s.",
+    ]
     if spare := found.request.num_devices - len(evaluation.devices):
         idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
         notes.insert(0, f"Search: {idle} idle: plans with more devices were not faster.")

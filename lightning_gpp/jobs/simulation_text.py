@@ -49,7 +49,15 @@ def describe_devices(case: Case) -> str:
     for stage in case.plan.stages:
         for device in stage.devices:
             stages.setdefault(device, []).append(stage.id)
-    header = ["device", "stage", "computes", "other", "waits", "peak\nmemory", "of its\nmemory"]
+    header = [
+        "device",
+        "stage",
+        "computes",
+        "sends,\nother",
+        "waits",
+        "peak\nmemory",
+        "of its\nmemory",
+    ]
     rows: list[tuple[list[int], tuple[str, ...]]] = []
     for device, found in enumerate(shares(case.timeline).ranks):
         memory = case.timeline.memory[device]
@@ -128,8 +136,10 @@ def describe_speedups(found: Mapping[str, Any], *, max_width: int = 100) -> str:
         for count in columns["naive"]
     ]
     title = (
-        "Speed-up against one device without overlap (samples per second, equally many samples "
-        "per device): this plan, and data parallelism (S-SGD)."
+        "Speed-up: samples per second, relative to one device; samples per device are the same in "
+        "every row. This plan is for all devices. The other columns are data parallelism with "
+        "all-reduces after the backward (naive; pre-fetch: data are read ahead), during it "
+        "(wait-free), or during it and merged (merged)."
     )
     notes = [wrapped(found["notes"], max_width)] if found["notes"] else []
     return "\n".join([wrapped([title], max_width), text_table(["devices", *columns], rows), *notes])

@@ -20,7 +20,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from lightning_gpp.common.units_of_measure import count_text
+from lightning_gpp.common.units_of_measure import bytes_text, count_text
 from lightning_gpp.jobs.table import Cell, Row, cell, console_width, describe_rows, save_csv
 
 LINES = "sweep.jsonl"
@@ -77,9 +77,8 @@ class SweepReport(Callback):
         if config.hydra.mode != RunMode.MULTIRUN:
             return
         overrides = dict(map(split_override, config.hydra.overrides.task))
-        settings = {"job=" if name == "job" else name: v for name, v in overrides.items()}
-        known = {"job": config.hydra.job.num, "seconds": seconds, "error": error}
-        line = {"settings": settings, "metrics": metrics, **known}
+        known = {"run": config.hydra.job.num, "seconds": seconds, "error": error}
+        line = {"settings": overrides, "metrics": metrics, **known}
         with (sweep_folder(config) / LINES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -94,20 +93,20 @@ def report(folder: Path) -> None:
     jobs = read_jobs(folder)
     if not jobs:
         return
-    save_csv(jobs, folder / "sweep.csv", ["job"])
+    save_csv(jobs, folder / "sweep.csv", ["run"])
     print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
 
 
 def read_jobs(folder: Path) -> list[Row]:
     """The jobs of a sweep by number, each as its last line says; none where no job has started.
 
-    A row has ``settings`` (overrides by name), ``metrics``, ``job`` (its number), ``seconds`` (None
+    A row has ``settings`` (overrides by name), ``metrics``, ``run`` (its number), ``seconds`` (None
     of a job that did not end) and ``error`` (the first line, None without one).
     """
     if not (folder / LINES).exists():
         return []
     lines = (folder / LINES).read_text(encoding="utf-8").splitlines()
-    jobs = {row["job"]: row for row in map(json.loads, lines)}
+    jobs = {row["run"]: row for row in map(json.loads, lines)}
     return [jobs[number] for number in sorted(jobs)]
 
 
@@ -115,11 +114,11 @@ def describe_sweep(jobs: Sequence[Row]) -> str:
     """A table with a line per job; overrides that all jobs share stand above it.
 
     >>> shared = {"devices": "2", "schedule": "gpipe"}
-    >>> first = {"job": 0, "settings": shared, "metrics": {"val_loss": 0.25}, "seconds": 9.5}
+    >>> first = {"run": 0, "settings": shared, "metrics": {"val_loss": 0.25}, "seconds": 9.5}
     >>> none = {"metrics": {}, "seconds": 0.5, "error": "ValueError: unknown"}
-    >>> print(describe_sweep([first, {"job": 1, "settings": shared | {"schedule": "no"}, **none}]))
-    sweep of 2 jobs, 1 failed; all with devices=2
-    job  schedule  val_loss  seconds  error
+    >>> print(describe_sweep([first, {"run": 1, "settings": shared | {"schedule": "no"}, **none}]))
+    sweep of 2 runs, 1 failed; all with devices=2
+    run  schedule  val_loss  seconds  error
     ─────────────────────────────────────────────────────
       0  gpipe         0.25      9.5
       1  no                      0.5  ValueError: unknown
@@ -130,11 +129,12 @@ def describe_sweep(jobs: Sequence[Row]) -> str:
     )
     varied = [n for n in settings if len({job["settings"].get(n) for job in jobs}) > 1]
     shared = [f"{n}={value}" for n, value in jobs[0]["settings"].items() if n not in varied]
-    columns: dict[str, Cell] = {"job": cell("job")} | {name: cell(name) for name in varied}
-    columns |= {name: cell(name, lambda value: f"{value:.4g}") for name in metrics}
+    columns: dict[str, Cell] = {"run": cell("run")} | {name: cell(name) for name in varied}
+    for name in metrics:
+        columns[name] = cell(name, bytes_text if name.endswith("_bytes") else "{:.4g}".format)
     columns |= {"seconds": cell("seconds", lambda s: f"{s:.1f}"), "error": cell("error")}
     failed = sum(job.get("error") is not None for job in jobs)
-    title = f"sweep of {count_text(len(jobs), 'job')}"
+    title = f"sweep of {count_text(len(jobs), 'run')}"
     title += f", {failed} failed" if failed else ""
     title += f"; all with {' '.join(shared)}" if shared else ""
     rows, width = [{**job, **job["settings"], **job["metrics"]} for job in jobs], console_width()

@@ -148,6 +148,9 @@ def build_recipe(config: DictConfig) -> tuple[LightningModule, LightningDataModu
     return instantiate(config.recipe.module, *arguments), data
 
 
+DATA_DIR = "${paths.data_dir}"
+
+
 def check_data_folder(config: DictConfig) -> None:
     """Refuses data that are read from a folder where none is named.
 
@@ -155,10 +158,12 @@ def check_data_folder(config: DictConfig) -> None:
         ValueError: the text says how to name it.
     """
     root = OmegaConf.to_container(config.data, resolve=False).get("root")  # type: ignore[union-attr]
-    is_below = isinstance(root, str) and root.startswith("${paths.data_dir}")
-    if is_below and config.paths.data_dir is None:
+    if not isinstance(root, str) or config.paths.data_dir is not None:
+        return
+    if root.startswith(DATA_DIR):
         raise ValueError(
-            f"{config.data._target_} reads files: name their folder by paths.data_dir=FOLDER or "
+            f"{config.data._target_} reads files below FOLDER{root.removeprefix(DATA_DIR)} (which: "
+            "docs/full_graph.md and docs/command_line.md): name FOLDER by paths.data_dir=FOLDER or "
             "the environment variable LIGHTNING_GPP_DATA"
         )
 

@@ -47,7 +47,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
 from lightning_gpp.strategy.planning.profile_cache import profiled
-from lightning_gpp.strategy.report import waiting_for, warn_of_little_room
+from lightning_gpp.strategy.report import tell_of_outside, waiting_for, warn_of_little_room
 from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
@@ -134,6 +134,9 @@ class PipelineBuild:
         rooms = control.gather(room_bytes(run.device), "comparing the plan with free memory")
         if self.planned is not None and not self.settings.is_emulated:
             warn_of_little_room(self.planned, pipeline.rank_of_device, rooms)
+        if control.is_leader and control.num_ranks > 1:
+            read = [each.name for each in self.captured.graph.parameters]
+            tell_of_outside(run.module, run.target, read)
         if self.chunked is not None:  # stages keep what they read of the graph, and no more
             codes = pipeline.executor.stages.values()
             self.chunked.keep_arguments({name for code in codes for name in code.inputs})

@@ -40,7 +40,9 @@ class GraphPipeStrategy(BaseStrategy):
             ``"fastest"`` takes ``"1f1b"`` also where that is predicted to be more than 5 % faster.
             ``"1f1b-async"`` keeps the pipeline full across steps: batches in flight meet weights
             that change meanwhile, as ``weights`` says.
-        planner: name of the planner that makes the plan; by default ``"graphpipe"``.
+        planner: name of the planner that makes the plan; by default ``"graphpipe"``. Others:
+            ``"graphpipe_exclusive"``, ``"sequential"``, ``"balanced"``, ``"pipedream"``,
+            ``"piper"``, ``"data_parallel"``.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.
         module: qualified name of the sub-module whose forward is pipelined; by default the
@@ -57,8 +59,8 @@ class GraphPipeStrategy(BaseStrategy):
             a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; or a file
             that holds either, such as the ``refit.json`` of
             :class:`~lightning_gpp.strategy.TimelineCallback`.
-        use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
-            fewer, gives way to the fastest plan found that uses all.
+        use_all_devices: whether the plan has to use all devices, if any found does. False leaves
+            devices idle where that is predicted to be faster.
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
             (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
             predicts those that the backward will meet.
@@ -68,8 +70,8 @@ class GraphPipeStrategy(BaseStrategy):
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture, and whether ``"1f1b"`` would be faster.
         compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
-            or its options (``{"mode": "max-autotune"}``). Plans are made with the costs of stages
-            that are not.
+            or its options (``{"mode": "max-autotune"}``). The planner does not know what that
+            gains: it plans with the costs of stages that are not compiled.
         pipelines: how many pipelines train side by side, each on batches of its own: N devices make
             that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
             as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
@@ -77,7 +79,8 @@ class GraphPipeStrategy(BaseStrategy):
             of recorded steps. A plan that is predicted to gain more than 5 % is used from the next
             epoch on; weights and all state move to where it has them.
         timeout: seconds after which a wait for another rank ends in an error.
-        start_method: how processes are started on this host.
+        start_method: how processes are started on this host: ``"popen"`` runs the script again;
+            ``"spawn"``, ``"fork"`` and ``"forkserver"`` are those of Python's multiprocessing.
         lightning: what all of Lightning's strategies take (``accelerator``, ``precision_plugin``).
 
     Raises:

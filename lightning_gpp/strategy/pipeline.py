@@ -284,9 +284,11 @@ def pipelined_name(module: nn.Module, name: str | None) -> str | None:
     callable_ones = [child for child in trained if has_forward(children[child])]
     if len(trained) == len(callable_ones) == 1:
         return trained[0]
+    several = "to pipeline all of them, write a forward that returns all results; "
     raise ValueError(
         f"{type(module).__name__} has no forward to pipeline. Give it one that its steps call "
-        "(self(...)), or name the sub-module that they call: GraphPipeStrategy(module='...'); "
+        "(self(...)), or name the one sub-module to pipeline: GraphPipeStrategy(module='...'); "
+        f"{several if len(callable_ones) > 1 else ''}"
         f"its children with a forward are: {', '.join(callable_ones) or 'none'}"
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.host_copies import to_device
@@ -134,7 +134,16 @@ class PipelinedRun:
         return type(None), ()
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
-        """Takes the whole module and the optimizers of all its parameters."""
+        """Takes the whole module and the optimizers of all its parameters.
+
+        Raises:
+            TypeError: an optimizer looks at all parameters together, so it cannot be split.
+        """
+        if not self.is_alone and any(isinstance(each, LBFGS) for each in optimizers):
+            raise TypeError(
+                "LBFGS takes inner products over all parameters, which are spread over ranks here; "
+                "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"
+            )
         self.module, self.has_module = module, True
         self.leader_state = LeaderState(module, optimizers, not self.is_alone)
         self.settings = replace(self.settings, module=pipelined_name(module, self.settings.module))
@@ -313,7 +322,6 @@ class PipelinedRun:
         held, holders = partition.held_parameters(), partition.holders
         self.partial_optimizers = [kind(optimizer, partition) for optimizer in self.optimizers]
         for partial in self.partial_optimizers:
-            partial.check()
             partial.keep_held()
         with waiting_for("Giving every rank its parameters", self.module):
             partition.spread()

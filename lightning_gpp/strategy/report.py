@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -47,10 +48,13 @@ WITHHELD = "Verdict: follows when the first batches have been timed."
 def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = False) -> str:
     """The verdict on a plan, unless it ``waits`` for batches; then a few lines about it, or all."""
     evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = WITHHELD if waits else verdict_on(planned, settings).text(width())
+    verdict = verdict_on(planned, settings)
+    said = verdict.text(width())
+    if waits:
+        said = wrapped([WITHHELD, *([f"{verdict.sharing}."] if verdict.sharing else [])], width())
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=width())
-        return "\n\n".join((verdict, described, *planned.notes))
+        return "\n\n".join((said, described, *planned.notes))
     pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
     devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
@@ -64,7 +68,7 @@ def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = Fa
         *notes[:1],
         'For more: report="full" of the strategy, or `graphpipe job=plan`.',
     )
-    return f"{verdict}\n{wrapped(lines, width())}"
+    return f"{said}\n{wrapped(lines, width())}"
 
 
 NUM_WARM_UP = 1
@@ -186,6 +190,28 @@ def warn_of_little_room(
                 "other processes; training may run out of memory. End the other processes, or "
                 "name a cluster file with less memory per device: GraphPipeStrategy(cluster=...)."
             )
+
+
+NOTICEABLE = 0.1
+"""Of all parameters: more of them outside of the pipelined forward are worth a line."""
+
+
+def tell_of_outside(module: nn.Module, target: nn.Module, read: Sequence[str]) -> None:
+    """Says which children have parameters that the pipelined forward does not read.
+
+    Args:
+        module: the user's.
+        target: whose forward is pipelined.
+        read: names of parameters of ``target``.
+    """
+    known, counts, total = {id(target.get_parameter(n)) for n in read}, Counter[str](), 0
+    for name, parameter in module.named_parameters():
+        total += parameter.numel()
+        if id(parameter) not in known:
+            counts[name.partition(".")[0]] += parameter.numel()
+    if counts.total() > NOTICEABLE * total:
+        found = ", ".join(f"{name} ({count:,} parameters)" for name, count in counts.items())
+        show(f"Not in the pipelined forward, so it stays on rank 0: {found}.")
 
 
 def warn_of_no_call(module: nn.Module, target: nn.Module) -> None:

@@ -203,7 +203,7 @@ def check_sweep(config: DictConfig, printed: str) -> None:
     swept = [key for key in config.hydra.sweeper.params if len({row[key] for row in rows}) > 1]
     assert len(rows) == 2 and swept, rows
     assert not any(row["error"] for row in rows)
-    assert "sweep of 2 jobs" in printed
+    assert "sweep of 2 runs" in printed
     for row in rows:
         run = Path("sweep", row["job"])
         metrics = json.loads((run / "metrics.json").read_text())

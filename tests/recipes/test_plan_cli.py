@@ -62,7 +62,10 @@ class TestPlan:
         assert (run / "plan.png").read_bytes().startswith(b"\x89PNG")
         metrics = json.loads((run / "metrics.json").read_text())
         assert metrics["samples_per_s"] == pytest.approx(16 / metrics["step_s"])
-        assert f"written to {run}: config.yaml, metrics.json, plan.json, plan.png" in printed
+        assert (
+            f"written to {run}: config.yaml, graphpipe.log, metrics.json, plan.json, plan.png"
+            in printed
+        )
 
     @pytest.mark.parametrize("name", ["planner", "strategy.planner"])
     def test_planner_is_chosen_by_name(self, graphpipe: Run, run_folder: Path, name: str) -> None:
@@ -214,11 +217,11 @@ class TestCompare:
             rows = list(csv.DictReader(file))
         assert [row["cluster.num_devices"] for row in rows] == ["1", "2"]
         for row in rows:
-            compared = json.loads((run_folder / "sweep" / row["job"] / "compare.json").read_text())
+            compared = json.loads((run_folder / "sweep" / row["run"] / "compare.json").read_text())
             assert {one["planner"]: one["samples_per_s"] for one in compared} == {
                 name: float(row[name]) for name in ("balanced", "graphpipe")
             }
-        assert "sweep of 2 jobs" in printed
+        assert "sweep of 2 runs" in printed
 
 
 def test_planning_a_published_workload_imports_neither_torch_nor_lightning(

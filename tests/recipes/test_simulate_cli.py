@@ -131,7 +131,7 @@ class TestSimulate:
             rows = list(csv.DictReader(file))
         assert [row["cluster.num_devices"] for row in rows] == ["1", "2", "4"]
         assert float(rows[2]["samples_per_s"]) > float(rows[0]["samples_per_s"])
-        assert "sweep of 3 jobs" in printed and "sweep.csv" in printed
+        assert "sweep of 3 runs" in printed and "sweep.csv" in printed
 
 
 def test_simulating_a_published_workload_imports_neither_torch_nor_lightning(

@@ -63,11 +63,11 @@ class TestInThisProcess:
         alone = json.loads((run_folder / "alone" / "metrics.json").read_text())
         assert json.loads((run_folder / "sweep" / "1" / "metrics.json").read_text()) == alone
         first, second = rows(run_folder / "sweep")
-        assert (first["job"], second["job"]) == ("0", "1")
+        assert (first["run"], second["run"]) == ("0", "1")
         assert first["recipe.module.encoder_width"] == "8"
         assert {name: float(second[name]) for name in alone} == alone
         assert first["val_loss"] != second["val_loss"]
-        assert "sweep of 2 jobs; all with trainer.max_epochs=1" in printed
+        assert "sweep of 2 runs; all with trainer.max_epochs=1" in printed
         assert printed.count("final metrics") == 2
 
     def test_a_failing_job_does_not_stop_the_others(
@@ -86,7 +86,7 @@ class TestInThisProcess:
         assert [bool(row["error"]) for row in table] == [False, True, False]
         assert table[1]["val_loss"] == "" and float(table[2]["val_loss"]) > 0
         printed = capsys.readouterr().out
-        assert "sweep of 3 jobs, 1 failed" in printed
+        assert "sweep of 3 runs, 1 failed" in printed
         assert "TypeError" in printed
 
     def test_processes_that_would_repeat_the_sweep_are_refused(
@@ -126,14 +126,14 @@ class TestReport:
     def test_job_that_did_not_end(self, tmp_path: Path) -> None:
         begun = {"seconds": None, "metrics": {}, "error": "x"}
         lines = [
-            {"job": 1, "settings": {"a": "2"}, **begun},
-            {"job": 0, "settings": {"a": "1"}, **begun},
-            {"job": 0, "settings": {"a": "1"}, "seconds": 0.0, "metrics": {"m": 1.0}},
+            {"run": 1, "settings": {"a": "2"}, **begun},
+            {"run": 0, "settings": {"a": "1"}, **begun},
+            {"run": 0, "settings": {"a": "1"}, "seconds": 0.0, "metrics": {"m": 1.0}},
         ]
         (tmp_path / sweep.LINES).write_text("\n".join(map(json.dumps, lines)) + "\n")
         first, second = sweep.read_jobs(tmp_path)
-        assert (first["job"], first["metrics"]) == (0, {"m": 1.0}) and "error" not in first
-        assert (second["job"], second["seconds"], second["error"]) == (1, None, "x")
+        assert (first["run"], first["metrics"]) == (0, {"m": 1.0}) and "error" not in first
+        assert (second["run"], second["seconds"], second["error"]) == (1, None, "x")
         sweep.report(tmp_path)
         assert [row["seconds"] for row in rows(tmp_path)] == ["0.0", ""]
 
@@ -161,7 +161,7 @@ def test_interrupt_ends_all_processes_and_reports(run_folder: Path) -> None:
     printed = (run_folder / "output").read_text()
     (row,) = rows(run_folder / "sweep")
     assert row["error"] == sweep.NOT_ENDED
-    assert "sweep of 1 job, 1 failed" in printed
+    assert "sweep of 1 run, 1 failed" in printed
     wait_until_ended(group_members(process.pid), 10.0)
 
 

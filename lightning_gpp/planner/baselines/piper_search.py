@@ -325,9 +325,7 @@ def downsets(readers: Sequence[Sequence[int]], limit: int = DOWNSETS_LIMIT) -> l
         newest = list(larger)
         if len(found) > limit:
             raise ValueError(
-                "Piper searches all downsets of the model, and after those of "
-                f"{newest[0].bit_count()} of its {len(readers)} operators there are {len(found)} "
-                f"already, more than its limit of {limit}: their number multiplies with every "
-                "parallel branch. Use the planner graphpipe, or fewer and larger operators"
+                "Piper: too many combinations of branches, more than "
+                f"{len(found):,} (limit {limit:,}). Use the planner graphpipe"
             )
     return found

@@ -59,7 +59,7 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     if not request.order.flushes:
-        return graphpipe_exclusive(request)
+        return replace(graphpipe_exclusive(request), planner=request.named("graphpipe"))
     judge, others_s = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_by_pace(judge)

@@ -267,11 +267,13 @@ def _names_of(operator: OpNode) -> Iterator[str]:
 
 def _no_match(graph: ModelGraph, name: str) -> str:
     known = list(dict.fromkeys(known for operator in graph for known in _names_of(operator)))
+    modules = list(dict.fromkeys(o.scope.split(".")[0] for o in graph if o.scope))
     inside = [o.target for o in graph if is_module(o) and name.startswith(f"{o.target}.")]
     if inside:
         return (
             f"plan: {name!r} is inside {inside[0]!r}, which was captured as one operator; name "
             f"{inside[0]!r} instead"
         )
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
-    return f"plan: {name!r} matches nothing in the model; it has {', '.join(map(repr, close))}, …"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"plan: {name!r} is not in this model; {meant}its modules: {short_list(modules)}"

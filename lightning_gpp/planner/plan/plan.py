@@ -164,5 +164,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ValueError: there is no such file, or it is not a plan.
     """
-    expected = "a plan file (JSON, as written by save_plan), or a list of stages with module names"
+    expected = (
+        "a plan file (the plan.json of a graphpipe run), or a list of stages with module names"
+    )
     return plan_from_json(read_text(path, expected), source=Path(path).name)

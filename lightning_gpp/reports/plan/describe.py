@@ -48,7 +48,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         describe_head(evaluation, request, max_width=max_width),
         describe_stages(evaluation, request, max_width=max_width),
         describe_bounds(evaluation, request, max_width=max_width),
-        wrapped(_columns(request), max_width),
+        wrapped(_columns(evaluation, request), max_width),
     )
     return "\n\n".join(parts)
 
@@ -61,6 +61,8 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         f"{count_text(request.minibatch_size // in_a_row, 'sample')}, "
         f"{number_text(evaluation.throughput)} samples/s"
     )
+    if request.graph.staying:
+        step = step.replace("samples", "vertices")
     if in_a_row > 1:
         step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
     held = [_held(evaluation.plan, request)] if in_a_row > 1 else []
@@ -79,10 +81,11 @@ def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
         count = round(evaluation.minibatch_size / sizes[0])
         batches = f"{count_text(count, 'micro-batch')} of {least}"
     has_loss = plan_graph(plan, request.graph).stages.num_stages > plan.num_stages
+    schedule = request.schedule.removesuffix("-reversed")
     return (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
-        f"{' with the loss' if has_loss else ''}, {batches}, schedule {request.schedule}"
+        f"{' with the loss' if has_loss else ''}, {batches}, schedule {schedule}"
     )
 
 
@@ -206,14 +209,19 @@ def _with_small_outputs(graph: ModelGraph) -> ModelGraph:
     return replace(graph, operators=tuple(operators))
 
 
-def _columns(request: PlanRequest) -> list[str]:
+def _columns(evaluation: PlanEvaluation, request: PlanRequest) -> list[str]:
     """What the columns of the stages mean, and where the seconds are from."""
+    recomputes = any(found.stage.recompute for found in evaluation.stages)
     return [
+        "Depth: stages on the longest path. Predicted step: operators and messages, without your "
+        "step, data and optimizer.",
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
-        "Messages: what a replica sends at the same time.",
-        "Load: the longer of both, and the all-reduce, per sample; of the slowest stage's.",
+        "Messages: time to send one micro-batch; overlaps with compute.",
+        "Load: compute or messages per sample, whichever is longer, plus the all-reduce, in per "
+        "cent of the busiest stage.",
         f"Memory: parameters, gradients, optimizer state ({request.optimizer_values} values per "
-        "parameter) and activations in flight, on each device. r: activations are recomputed.",
+        "parameter) and activations in flight, on each device."
+        f"{' r: activations are recomputed.' if recomputes else ''}",
     ]
 
 

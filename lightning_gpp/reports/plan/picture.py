@@ -59,7 +59,7 @@ LEGEND = {
     "time per sample: compute": TIME_COLOURS["compute"],
     "communication": TIME_COLOURS["communication"],
     "the bottleneck": BOTTLENECK_COLOUR,
-    "memory, in parts of the device's": MEMORY_COLOUR,
+    "share of the device's memory": MEMORY_COLOUR,
 }
 
 

@@ -121,11 +121,7 @@ class PlanVerdict:
         if self.num_devices == 1:
             return f"one device does it all, {step} a step ({how})"
         if self.num_cores:
-            return (
-                f"only training tells, as {self.num_devices} processes share "
-                f"{count_text(self.num_cores, 'core')}; what is predicted is for devices with "
-                "cores of their own"
-            )
+            return self.sharing
         if not self.one_device_fits:
             return f"{devices} {self._no_room}, {step} a step ({how})"
         most = AS_FAST * self.num_devices
@@ -161,13 +157,8 @@ class PlanVerdict:
             who += f" that share {count_text(self.num_cores, 'core')}"
         if self.num_devices > 1 and not self.one_device_fits:
             text = f"{who} {self._no_room}, {batch}"
-        elif self.num_devices == 1:
+        elif self.num_devices == 1 or took.own_s is None:
             text = f"{who}: {batch}"
-        elif took.own_s is None:
-            text = (
-                f"{who}: {batch}; one is predicted to take {seconds_text(self.one_device_s)}"
-                f"{self._in_pieces}, your step, data and optimizer not counted"
-            )
         else:
             one_s = took.own_s + self.one_device_s
             text = (
@@ -177,13 +168,23 @@ class PlanVerdict:
         return wrapped([f"Verdict: {text}."], max_width)
 
     @property
+    def sharing(self) -> str:
+        """What processes that share cores may expect; empty where none do."""
+        if not self.num_cores:
+            return ""
+        return (
+            f"{self.num_devices} processes share {count_text(self.num_cores, 'core')}: expect this "
+            "to be slower than one process; predictions assume a core per process"
+        )
+
+    @property
     def _memory(self) -> str:
         return f"{percent_text(self.memory_bytes, self.one_device_bytes)} of its memory"
 
     @property
     def _in_pieces(self) -> str:
         count = self.one_device_pieces
-        return f" in {count} micro-batches, as more does not fit" if count > 1 else ""
+        return f" in {count} micro-batches, as larger ones do not fit" if count > 1 else ""
 
     @property
     def _no_room(self) -> str:

@@ -158,8 +158,13 @@ def path_text(timeline: Timeline) -> str:
     if not timeline.critical_path:
         return ""
     found = path_shares(timeline)
-    parts = [f"{name} {percent_text(share, 1)}" for name, share in found.items() if share >= 0.005]
-    inferred = "" if timeline.source == "predicted" else ", as far as spans tell"
+    names = {"other": "data and optimizer"}
+    parts = [
+        f"{names.get(name, name)} {percent_text(share, 1)}"
+        for name, share in found.items()
+        if share >= 0.005
+    ]
+    inferred = "" if timeline.source == "predicted" else " (inferred from spans)"
     return f"critical path{inferred}: {', '.join(parts)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.cluster import Cluster
@@ -93,6 +93,12 @@ def plan_pipeline(
     costs, notes = measured or (settings.costs, ())
     assert isinstance(costs, Costs), "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, plan)
+    if example.minibatch_size and example.num_microbatches < (settings.num_microbatches or 0):
+        rank_zero_info(
+            f"num_microbatches={settings.num_microbatches}: a mini-batch of "
+            f"{example.minibatch_size} is cut into {example.num_microbatches}, as a micro-batch "
+            "has two samples or more"
+        )
     notes = (*captured.kept_whole, *notes)
     if isinstance(settings.costs, Refit):
         question = settings.costs.request(question)

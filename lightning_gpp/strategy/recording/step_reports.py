@@ -104,7 +104,8 @@ class StepReport:
     def describe(self) -> str:
         """How far the predictions are off, and where they are from."""
         found = (
-            f"Predicted by the {name}: {seconds_text(timeline.step_s)} ({self.error(name):+.0%})."
+            f"Predicted by the {name}: {seconds_text(timeline.step_s)} "
+            f"({100 * self.error(name):+.0f} %)."
             for name, timeline in self.predictions.items()
         )
         return "\n".join((*found, *self.notes))

@@ -139,9 +139,8 @@ class TimelineCallback(StepRecording):
         if isinstance(report, StepReport):
             timelines.insert(0, report.predicted)
             metrics |= report.metrics()
-            predicted = (
-                f", {seconds_text(report.predicted.step_s)} predicted by the {report.source}"
-            )
+            costs = ", costs corrected by earlier steps" if report.source == "refit" else ""
+            predicted = f"; predicted: {seconds_text(report.predicted.step_s)}{costs}"
         written = write_step(timelines, self.dirpath, **self.writes)
         last = whole[-1][1]  # with the refit to all of them; there is none on emulated devices
         if isinstance(last, StepReport) and last.refit is not None:
@@ -152,7 +151,8 @@ class TimelineCallback(StepRecording):
         of = f", the median of {len(by_length)}," if len(by_length) > 1 else ""
         line = (
             f"Step {timeline.step}{of} took {seconds_text(timeline.step_s)} "
-            f"({timeline.source}{predicted}), {percent_text(found.bubble_share, 1)} of it bubble"
+            f"({timeline.source}{predicted}); ranks compute nothing in "
+            f"{percent_text(found.bubble_share, 1)} of it (bubble)"
         )
         files = f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
         found_slow = last.slow if isinstance(last, StepReport) else []

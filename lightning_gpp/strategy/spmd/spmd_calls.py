@@ -161,10 +161,10 @@ class SpmdCalls(ForwardCalls):
         with torch.set_grad_enabled(is_trained):
             known = self._known(args, kwargs)
         check_reads(run.target, known.reads)
+        inputs = known.form.inputs(args, kwargs)
         if is_trained and not self._has_trained:
             self._has_trained = True
-            self._warn_if_undivided(known.number)
-        inputs = known.form.inputs(args, kwargs)
+            self._warn_if_undivided(known.number, inputs)
         needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
         message = SpmdForward(
             self._num_calls if is_trained else None,
@@ -269,16 +269,19 @@ class SpmdCalls(ForwardCalls):
             )
         return program
 
-    def _warn_if_undivided(self, export: int) -> None:
+    def _warn_if_undivided(self, export: int, inputs: Mapping[str, Tensor]) -> None:
         """Says so where the first training step's batch is not divided."""
         assert self._model is not None
         program, num = self._model.interpreters[export][0].program, len(self._shares)
         computed = [i for i in program.instructions if isinstance(i, Computation)]
         if num > 1 and not any(p.is_shard for each in computed for p in each.outputs):
+            rows = min((len(each) for each in inputs.values() if each.dim()), default=num)
+            why = f"the batch has {rows} rows, fewer than devices"
+            if rows >= num:
+                why = "messages between devices would take longer than what dividing saves"
             rank_zero_warn(
-                f"the program divides nothing, so each of {num} devices computes all of it: the "
-                "batch has fewer rows than devices, or what would move between them takes longer "
-                "than what they would save. Use a larger batch, or one device"
+                f"the program divides nothing, so each of {num} devices computes all of it: {why}. "
+                "Use a larger batch, or one device"
             )
 
 

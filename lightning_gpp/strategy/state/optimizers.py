@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -38,20 +37,6 @@ class PartialOptimizer:
     partition: Partition
     names: list[list[str]] = field(default_factory=list)
     kept: list[list[int]] = field(default_factory=list)
-
-    def check(self) -> None:
-        """Before the module is divided.
-
-        Raises:
-            TypeError: the optimizer looks at all parameters together, so it cannot be split.
-        """
-        own = set(map(id, self.partition.held_parameters()))
-        is_split = any(id(p) not in own for g in self.optimizer.param_groups for p in g["params"])
-        if is_split and isinstance(self.optimizer, torch.optim.LBFGS):
-            raise TypeError(
-                "LBFGS takes inner products over all parameters, which are spread over ranks here; "
-                "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"
-            )
 
     def keep_held(self) -> None:
         """Drops what this rank does not hold from the groups of one device."""

@@ -81,9 +81,13 @@ class CutChecks:
                 self._can_cut[key] = why_not is None
                 if why_not is not None and why_not not in self._said:
                     self._said.add(why_not)
+                    remedy = ""
+                    if "entropy" in why_not or "loss" in why_not:
+                        remedy = " Compute the loss in your step, from what forward returns."
                     show(
                         f"Batches of {sum(units)} samples run through the stages in one piece, as "
                         f"{why_not}. That is exact, but stages of one branch do not overlap."
+                        f"{remedy}"
                     )
         return self._can_cut[key]
 

@@ -46,7 +46,7 @@ def test_a_number_read_out_of_data_is_refused_with_its_line() -> None:
     message = str(caught.value)
     assert f"{line_of(ReadsNumber.forward, '# reads')} decides by what is in the data" in message
     # The captured module itself cannot be a leaf; a sub-module that decides stays whole by itself.
-    assert "put this line into a sub-module of its own" in message
+    assert "use torch.where, or move this line into a sub-module" in message
     assert "leaf_modules=[...]" in message
     assert "blocks=BlockGraph(...)" in message
 

@@ -66,7 +66,10 @@ def test_shared_parameters_name_their_stages():
     [
         ([["stem"], ["a"], ["cat", "head"]], "does not cover the model: no stage holds b"),
         ([["stem", "a"], ["a", "b", "cat", "head"]], "'a' is in stages 0 and 1"),
-        ([["stem", "q"], ["a", "b", "cat", "head"]], "stage 0 names an unknown operator 'q'"),
+        (
+            [["stem", "q"], ["a", "b", "cat", "head"]],
+            "stage 0 of the plan names 'q', which is not in this",
+        ),
         ([["stem", "cat"], ["a", "b", "head"]], "stage 0 reads 'a' from stage 1: .* convex"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from torch import nn
 
+from lightning_gpp.strategy import report
 from lightning_gpp.strategy.report import PlanReports, width
 
 
@@ -23,3 +25,17 @@ def test_reports_are_as_wide_as_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert width() == expected
+
+
+def test_what_the_forward_does_not_read_is_told_if_it_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(report, "show", said.append)
+    gan = nn.ModuleDict(
+        {"g": nn.Linear(3, 3), "d": nn.Linear(3, 1), "scale": nn.Linear(1, 1, False)}
+    )
+    report.tell_of_outside(gan, gan["g"], ["weight", "bias"])
+    report.tell_of_outside(gan, gan, ["g.weight", "g.bias", "d.weight", "d.bias"])  # 1 of 17
+    (line,) = said
+    assert line.endswith("so it stays on rank 0: d (4 parameters), scale (1 parameters).")

@@ -72,11 +72,14 @@ def test_the_whole_text():
         Step: 24.0 ms at the bottleneck's pace, and 6.00 ms to fill and drain the pipeline.
         Peak memory: 9.7 kB of 12.0 kB (81 %) on device 3.
 
+        Depth: stages on the longest path. Predicted step: operators and messages, without your
+          step, data and optimizer.
         Compute: forward and backward of one micro-batch (measured on cpu).
-        Messages: what a replica sends at the same time.
-        Load: the longer of both, and the all-reduce, per sample; of the slowest stage's.
+        Messages: time to send one micro-batch; overlaps with compute.
+        Load: compute or messages per sample, whichever is longer, plus the all-reduce, in per
+          cent of the busiest stage.
         Memory: parameters, gradients, optimizer state (2 values per parameter) and activations in
-          flight, on each device. r: activations are recomputed.
+          flight, on each device.
     """)
 
 
