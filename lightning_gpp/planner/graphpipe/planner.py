@@ -78,7 +78,7 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    judge = exclusive_plans(request, request.named("graphpipe_exclusive"))
+    judge = exclusive_plans(request, request.named("graphpipe_exclusive"), looks_at_chains=True)
     share_by_speed(judge, judge.found, OwnHomes)
     return _best(judge)
 
@@ -89,12 +89,9 @@ def sequential(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    name = request.named("sequential")
-    judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
+    judge = DraftJudge(UnitTables(request), request.named("sequential"), BUDGET, is_chain=True)
     show_lines(judge)
-    judge.allow(BUDGET)
-    deals = best_deals(judge, may_share=False)
-    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
+    _climb_exclusively(judge, BUDGET)
     return _best(judge)
 
 
@@ -123,8 +120,7 @@ def balanced(request: PlanRequest) -> Plan:
     for _, draft in judge.promising(_equal_counts(tables, count), math.inf):
         judge.step_s(draft, math.inf)
     show_lines(judge)
-    judge.allow(BUDGET // 2)
-    climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
+    _climb_exclusively(judge, BUDGET // 2)
     return _best(judge)
 
 
@@ -139,22 +135,35 @@ def _equal_counts(tables: UnitTables, num_microbatches: int) -> Iterator[Draft]:
         yield Draft(tuple(stages), num_microbatches)
 
 
-def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
+def exclusive_plans(
+    request: PlanRequest, name: str, *, looks_at_chains: bool = False
+) -> DraftJudge:
     """A judge that has seen what the search finds for stages that own their devices.
 
     Args:
         request: the question.
         name: of the planner.
+        looks_at_chains: whether the plan of :func:`sequential` is among them: stages that wait for
+            more than they need are faster now and then.
     """
     judge = DraftJudge(UnitTables(request), name, BUDGET)
-    show_lines(judge)
+    chains = DraftJudge(judge.tables, name, BUDGET, is_chain=True)
+    show_lines(judge, *([chains] if looks_at_chains else []))
     shared = shared_by_all(request, name)
     for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
         judge.show(found)
-    judge.allow(BUDGET * _patience(request))
-    deals = best_deals(judge, may_share=False)
-    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
+    _climb_exclusively(judge, BUDGET * _patience(request))
+    if looks_at_chains:
+        _climb_exclusively(chains, BUDGET)
+        if chains.best is not None:
+            judge.show(chains.best)
     return judge
+
+
+def _climb_exclusively(judge: DraftJudge, budget: int) -> None:
+    """Climbs from what a judge has seen, and from deals, to stages that own their devices."""
+    judge.allow(budget)
+    climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
 
 
 def _patience(request: PlanRequest) -> int:
@@ -194,7 +203,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
             beginning of the search with more, so more never end in a worse plan.
     """
     name = request.named("graphpipe")
-    judge = exclusive_plans(request, name)
+    judge = exclusive_plans(request, name, looks_at_chains=True)
     exclusive, shared = judge.found, shared_by_all(request, name)
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
