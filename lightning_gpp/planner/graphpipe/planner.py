@@ -89,7 +89,10 @@ def sequential(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    judge = DraftJudge(UnitTables(request), request.named("sequential"), BUDGET, is_chain=True)
+    name, tables = request.named("sequential"), UnitTables(request)
+    if tables.is_line:
+        return replace(_best(exclusive_plans(request, name)), is_chain=True)
+    judge = DraftJudge(tables, name, BUDGET, is_chain=True)
     show_lines(judge)
     _climb_exclusively(judge, BUDGET)
     return _best(judge)
@@ -144,9 +147,10 @@ def exclusive_plans(
         request: the question.
         name: of the planner.
         looks_at_chains: whether the plan of :func:`sequential` is among them: stages that wait for
-            more than they need are faster now and then.
+            more than they need are faster now and then. In a line they do not.
     """
     judge = DraftJudge(UnitTables(request), name, BUDGET)
+    looks_at_chains &= not judge.tables.is_line
     chains = DraftJudge(judge.tables, name, BUDGET, is_chain=True)
     show_lines(judge, *([chains] if looks_at_chains else []))
     shared = shared_by_all(request, name)
