@@ -58,6 +58,7 @@ class DraftJudge:
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
         self._spent = 0
+        self._begun: tuple[float, float] = math.inf, budget
         times = max(1, tables.request.num_devices // FEW_DEVICES)
         self._actions_per_look = ACTIONS_PER_LOOK * times
 
@@ -79,11 +80,19 @@ class DraftJudge:
         take the time of. So a search takes about as long for many models, and longer for those of
         hundreds of operators or devices.
         """
-        return self._spent >= self._budget
+        best_s, in_vain = self._begun
+        is_better = self.best_s < best_s * (1 - ROUNDING) or best_s == math.inf
+        return self._spent >= (self._budget if is_better else min(self._budget, in_vain))
 
-    def allow(self, looks: float) -> None:
-        """So many looks may be taken from now on."""
+    def allow(self, looks: float, in_vain: float = math.inf) -> None:
+        """So many looks may be taken from now on.
+
+        Args:
+            looks: how many.
+            in_vain: only so many, if the best plan is no better by then.
+        """
         self._budget = self._spent + looks
+        self._begun = self.best_s, self._spent + in_vain
 
     def limit(self, looks: float) -> None:
         """So many looks may be taken from now on, if so many are left."""
