@@ -193,7 +193,6 @@ class UnitTables:
         num_units: how many there are.
         model_order: their places in the order of the model.
         everything: all units.
-        is_line: whether every unit needs the one before it, so that all stages form a chain.
         makers: units that make an output of the model.
         fed: units that read an input of the model.
         compute_s: seconds of every unit on the first device, for the largest micro-batch.
@@ -217,7 +216,6 @@ class UnitTables:
             name: place[unit] for unit, names in enumerate(units.operators) for name in names
         }
         self.needs = [sum(1 << place[p] for p in units.predecessors[unit]) for unit in order]
-        self.is_line = all(self.needs[at + 1] >> at & 1 for at in range(self.num_units - 1))
         self.makers: Units = self.units_of(output_makers(graph))
         self._ordered = [operator.name for operator in graph]
         self.made = self._values_made()

@@ -23,6 +23,7 @@ from lightning_gpp.planner.graphpipe.climb import (
     climb_by_exchange,
     climb_by_pace,
     climb_from,
+    climb_from_chains,
     climb_in_turn,
     merge_stages,
     share_by_speed,
@@ -63,10 +64,11 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     """
     if not request.order.flushes:
         return graphpipe_exclusive(request)
-    judge, others_s = climbed(request, budget)
+    judge, chains, others_s = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_by_pace(judge)
     climb_past_sums(judge)
+    climb_from_chains(judge, chains, BUDGET // 2 * _patience(request))
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return _best(judge)
@@ -81,7 +83,8 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    judge = exclusive_plans(request, request.named("graphpipe_exclusive"), looks_at_chains=True)
+    name = request.named("graphpipe_exclusive")
+    judge = exclusive_plans(request, name, _chains(request, name))
     share_by_speed(judge, judge.found, OwnHomes)
     return _best(judge)
 
@@ -92,13 +95,15 @@ def sequential(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    name, tables = request.named("sequential"), UnitTables(request)
-    if tables.is_line:
-        return replace(_best(exclusive_plans(request, name)), is_chain=True)
-    judge = DraftJudge(tables, name, BUDGET, is_chain=True)
+    judge = _chains(request, request.named("sequential"))
     show_lines(judge)
     _climb_exclusively(judge, BUDGET)
     return _best(judge)
+
+
+def _chains(request: PlanRequest, name: str) -> DraftJudge:
+    """A judge of chains that has seen none."""
+    return DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
 
 
 def balanced(request: PlanRequest) -> Plan:
@@ -142,25 +147,23 @@ def _equal_counts(tables: UnitTables, num_microbatches: int) -> Iterator[Draft]:
 
 
 def exclusive_plans(
-    request: PlanRequest, name: str, *, looks_at_chains: bool = False
+    request: PlanRequest, name: str, chains: DraftJudge | None = None
 ) -> DraftJudge:
     """A judge that has seen what the search finds for stages that own their devices.
 
     Args:
         request: the question.
         name: of the planner.
-        looks_at_chains: whether the plan of :func:`sequential` is among them: stages that wait for
-            more than they need are faster now and then. In a line they do not.
+        chains: a judge of chains, to see what :func:`sequential` does: its plan is among those
+            found, as stages that wait for more than they need are faster now and then.
     """
-    judge = DraftJudge(UnitTables(request), name, BUDGET)
-    looks_at_chains &= not judge.tables.is_line
-    chains = DraftJudge(judge.tables, name, BUDGET, is_chain=True)
-    show_lines(judge, *([chains] if looks_at_chains else []))
+    judge = DraftJudge(UnitTables(request) if chains is None else chains.tables, name, BUDGET)
+    show_lines(judge, *([] if chains is None else [chains]))
     shared = shared_by_all(request, name)
     for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
         judge.show(found)
     _climb_exclusively(judge, BUDGET * _patience(request))
-    if looks_at_chains:
+    if chains is not None:
         _climb_exclusively(chains, BUDGET)
         if chains.best is not None:
             judge.show(chains.best)
@@ -201,8 +204,8 @@ def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
         yield found
 
 
-def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
-    """A judge that has seen what the climbs find, and the shortest step of another planner.
+def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, DraftJudge, float]:
+    """Judges that have seen what the climbs find, and chains; the shortest step of another planner.
 
     Args:
         request: the question.
@@ -210,7 +213,8 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
             beginning of the search with more, so more never end in a worse plan.
     """
     name = request.named("graphpipe")
-    judge = exclusive_plans(request, name, looks_at_chains=True)
+    chains = _chains(request, name)
+    judge = exclusive_plans(request, name, chains)
     exclusive, shared = judge.found, shared_by_all(request, name)
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
@@ -223,7 +227,8 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     share_by_speed(judge, judge.found)
     if exclusive and request.num_devices > FEW_DEVICES:
         climb_on_fewer(judge, exclusive[0])
-    return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
+    others_s = min((one.step_s for one in others if one.is_feasible), default=math.inf)
+    return judge, chains, others_s
 
 
 def climb_past_sums(judge: DraftJudge) -> None:
