@@ -17,6 +17,8 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
+LEAST_IN_VAIN = 20_000
+"""Looks that any part may take in vain."""
 
 FEW_DEVICES = 16
 """On twice as many devices a played action counts half: steps have more of them there, and searches
@@ -84,15 +86,13 @@ class DraftJudge:
         is_better = self.best_s < best_s * (1 - ROUNDING) or best_s == math.inf
         return self._spent >= (self._budget if is_better else min(self._budget, in_vain))
 
-    def allow(self, looks: float, in_vain: float = math.inf) -> None:
-        """So many looks may be taken from now on.
+    def allow(self, looks: float) -> None:
+        """So many looks may be taken from now on, half of them if the best plan is no better then.
 
-        Args:
-            looks: how many.
-            in_vain: only so many, if the best plan is no better by then.
+        What has found nothing by then hardly ever does; parts that are small go on.
         """
         self._budget = self._spent + looks
-        self._begun = self.best_s, self._spent + in_vain
+        self._begun = self.best_s, self._spent + max(LEAST_IN_VAIN, looks // 2)
 
     def limit(self, looks: float) -> None:
         """So many looks may be taken from now on, if so many are left."""

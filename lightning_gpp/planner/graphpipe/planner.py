@@ -39,9 +39,6 @@ SUMS_MATTER, SUMS_SHARE, FEW = 0.12, 0.5, 8
 """Where a sum goes on for such a part of the step after the last backward, a second search takes
 sums to need such a part of their time; so many of its best plans are climbed from."""
 
-IN_VAIN = 2
-"""A climb that has found nothing after this part of its budget hardly ever does, and ends there."""
-
 AS_GOOD = 1.005
 """A step so many times as long is as good if its plan has fewer stages: the judge and the simulator
 agree on most plans to less than one per cent."""
@@ -172,7 +169,7 @@ def exclusive_plans(
 
 def _climb_exclusively(judge: DraftJudge, budget: int) -> None:
     """Climbs from what a judge has seen, and from deals, to stages that own their devices."""
-    judge.allow(budget, budget // IN_VAIN)
+    judge.allow(budget)
     climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
 
 
@@ -221,7 +218,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, DraftJudge, 
         others.append(evaluate_plan(replace(balanced(request), planner=name), request))
     climb_in_turn(judge)
     looks = budget * _patience(request)
-    judge.allow(looks, looks // IN_VAIN)
+    judge.allow(looks)
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
