@@ -17,8 +17,6 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
-LEAST_IN_VAIN = 20_000
-"""Looks that any part may take in vain."""
 
 FEW_DEVICES = 16
 """On twice as many devices a played action counts half: steps have more of them there, and searches
@@ -60,7 +58,6 @@ class DraftJudge:
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
         self._spent = 0
-        self._begun: tuple[float, float] = math.inf, budget
         times = max(1, tables.request.num_devices // FEW_DEVICES)
         self._actions_per_look = ACTIONS_PER_LOOK * times
 
@@ -82,17 +79,11 @@ class DraftJudge:
         take the time of. So a search takes about as long for many models, and longer for those of
         hundreds of operators or devices.
         """
-        best_s, in_vain = self._begun
-        is_better = self.best_s < best_s * (1 - ROUNDING) or best_s == math.inf
-        return self._spent >= (self._budget if is_better else min(self._budget, in_vain))
+        return self._spent >= self._budget
 
     def allow(self, looks: float) -> None:
-        """So many looks may be taken from now on, half of them if the best plan is no better then.
-
-        What has found nothing by then hardly ever does; parts that are small go on.
-        """
+        """So many looks may be taken from now on."""
         self._budget = self._spent + looks
-        self._begun = self.best_s, self._spent + max(LEAST_IN_VAIN, looks // 2)
 
     def limit(self, looks: float) -> None:
         """So many looks may be taken from now on, if so many are left."""
