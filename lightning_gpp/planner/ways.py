@@ -20,13 +20,11 @@ class WaysAnswer:
         request: for the model in ways; its micro-batches are the chunks.
         model: the same model.
         plan: for it.
-        notes: what to know of the division.
     """
 
     request: PlanRequest
     model: WaysGraph
     plan: Plan
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def evaluation(self) -> PlanEvaluation:
@@ -39,22 +37,19 @@ class WaysAnswer:
         return border_bytes(self.plan, self.request)
 
 
-def answer_ways(
-    request: PlanRequest, model: WaysGraph, planner: str, notes: tuple[str, ...] = ()
-) -> WaysAnswer:
+def answer_ways(request: PlanRequest, model: WaysGraph, planner: str) -> WaysAnswer:
     """The plan for a number of ways.
 
     Args:
         request: for the model in ways.
         model: the same.
         planner: name of the planner that divides the layers.
-        notes: what to know of the division.
 
     Raises:
         ValueError: the layers cannot be divided so.
     """
     plan = plan_in_ways(answer(first_way(request, model), planner), model)
-    return WaysAnswer(request, model, plan, notes)
+    return WaysAnswer(request, model, plan)
 
 
 def first_way(request: PlanRequest, model: WaysGraph) -> PlanRequest:

@@ -44,7 +44,7 @@ BUDGET = 2000
 WORST_LOSS = 1.05
 """How much longer the step of a small model may be than the best one."""
 
-OTHERS = ("data_parallel", "graphpipe_exclusive")
+OTHERS = ("data_parallel", "graphpipe_exclusive", "sequential", "balanced")
 
 
 @st.composite
@@ -153,6 +153,10 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
     again = draft_of(plan, tables)
     assert again == draft.reduced()
+    least_s = DraftBounds(tables, is_chain=True).least_s(draft)
+    assert bounds.least_s(draft) <= least_s * (1 + 1e-9)  # it waits for more
+    chain_s = evaluate_plan(replace(plan, is_chain=True), request).step_s
+    assert least_s <= chain_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("setting", ["equal", "three", "hosts"])

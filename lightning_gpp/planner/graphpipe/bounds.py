@@ -55,8 +55,7 @@ class DraftBounds:
 
     Args:
         tables: of their units.
-        is_chain: whether every stage waits for the one before it. More micro-batches are in flight
-            then, so that only the work of the devices is a lower bound.
+        is_chain: whether every stage waits for the one before it.
     """
 
     def __init__(self, tables: UnitTables, *, is_chain: bool = False) -> None:
@@ -99,7 +98,7 @@ class DraftBounds:
         edges = self._all_edges(ends, count)
         if edges is None:
             return math.inf
-        if self._is_chain or any(stage.shares for stage in draft.stages):
+        if any(stage.shares for stage in draft.stages):
             return self.busiest_s(draft)
         least_s = least_step_s(timed, edges, _residents(ends))
         return max(least_s, self.busiest_s(draft)) if self._has_kinds else least_s
@@ -160,6 +159,8 @@ class DraftBounds:
                     return None
                 if edge is not NOTHING:
                     found.append(TimedEdge(source, target, *edge))
+            if self._is_chain and target and target - 1 not in sources:
+                found.append(TimedEdge(target - 1, target, 0.0, 0.0))
         return found
 
     def _edge(self, source: End, target: End, count: int, is_last: bool) -> EdgeSeconds | None:

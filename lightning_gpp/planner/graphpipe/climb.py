@@ -31,8 +31,8 @@ FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
 as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
 
-NEAR_IN_TURN = 1.1
-"""A deal in turn whose step is so many times the best one may get ahead of it in a climb."""
+NEAR = 1.1
+"""A deal in turn, or a chain, whose step is so many times the best one may get ahead of it."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -209,7 +209,7 @@ def climb_in_turn(judge: DraftJudge) -> None:
         judge: keeps what is found, and has a best plan.
     """
     judge.allow(BUDGET // 4)
-    near_s = NEAR_IN_TURN * judge.best_s
+    near_s = NEAR * judge.best_s
     some = [draft for _, draft in judge.promising(deals_in_turn(judge.tables), near_s)]
     starts = []
     for draft in sorted(some, key=lambda one: one.num_actions):
@@ -220,6 +220,25 @@ def climb_in_turn(judge: DraftJudge) -> None:
             starts.append((draft, step_s))
     judge.allow(BUDGET // 2)
     climb_from(judge, starts)
+
+
+def climb_from_chains(judge: DraftJudge, chains: DraftJudge, budget: int) -> None:
+    """Climbs from the best chains if they come near the best plan, a part of its own.
+
+    Another way up, and a short one, as these plans are good already; their stages then wait for no
+    more than they need.
+
+    Args:
+        judge: keeps what is found.
+        chains: a judge of chains.
+        budget: looks.
+    """
+    if chains.best_s > NEAR * judge.best_s:
+        return
+    judge.allow(budget)
+    drafts = chains.drafts(chains.found[:FIRST_PATIENCE])
+    starts = [(draft, judge.step_s(draft, math.inf)) for draft, _ in drafts]
+    climb_from(judge, [one for one in starts if one[1] < math.inf])
 
 
 def climb_by_exchange(judge: DraftJudge, budget: int) -> None:

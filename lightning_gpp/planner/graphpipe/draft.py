@@ -216,7 +216,6 @@ class UnitTables:
             name: place[unit] for unit, names in enumerate(units.operators) for name in names
         }
         self.needs = [sum(1 << place[p] for p in units.predecessors[unit]) for unit in order]
-        self.users = [sum(1 << place[s] for s in units.successors[unit]) for unit in order]
         self.makers: Units = self.units_of(output_makers(graph))
         self._ordered = [operator.name for operator in graph]
         self.made = self._values_made()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -93,7 +93,8 @@ class UnitLine:
         request = self._request = tables.request
         self._tables, self._size, self._kinds = tables, size, kinds
         self._take_turns, self._hides_sums = take_turns, hides_sums
-        self._count = round(request.minibatch_size / size)
+        self._count, self._holds_all = round(request.minibatch_size / size), request.holds_all
+        self._counts = cache(request.replica_counts)
         self._operators = [tables.operators(1 << at) for at in range(tables.num_units)]
         held = [request.tables.parameter_bytes(names) for names in self._operators]
         self._parameters = [*accumulate((one.all_bytes for one in held), initial=0)]
@@ -156,7 +157,7 @@ class UnitLine:
         for first in reversed(range(len(kinds))):
             alike = alike + 1 if kinds[first] == kinds[min(first + 1, len(kinds) - 1)] else 1
             found = best[-1]
-            for count in self._request.replica_counts(alike):
+            for count in self._counts(alike):
                 for cut in self._before(best[-count], count, kinds[first], limit_s):
                     if (cut.start, cut.in_flight) < (found.start, found.in_flight):
                         found = cut
@@ -179,14 +180,14 @@ class UnitLine:
             pace = self._pace(num_replicas, kind, recompute=recompute)
             start = bisect_left(pace, pace[stop] - limit_s, least, stop)
             cut = Cut(start, stop, kind, num_replicas, multiple, recompute, in_flight, 0.0, rest)
-            start = bisect_left(range(stop), True, start, key=lambda at: self._fits(cut, at))
+            start = self._first_that_fits(cut, start)
             if start < stop:
                 yield cut._replace(start=start, seconds=pace[stop] - pace[start])
 
     def _in_flight(self, rest: Cut, multiple: int, num_replicas: int) -> int:
         """Smallest micro-batches in flight of a stage before others: the rule of schedules."""
         most = self._count // multiple * multiple
-        if self._request.holds_all:
+        if self._holds_all:
             return most
         if rest.num_replicas:
             count = max(
@@ -196,22 +197,36 @@ class UnitLine:
             count = multiple * min(num_replicas, 2)
         return min(-(-count // multiple) * multiple, most)
 
-    def _fits(self, cut: Cut, start: int) -> bool:
-        """Whether a stage fits into memory if it begins at some place."""
-        request, stop, count = self._request, cut.stop, cut.in_flight // cut.multiple
+    def _first_that_fits(self, cut: Cut, start: int) -> int:
+        """The first place from one on at which a stage fits into memory; its end if there is none.
+
+        It needs less the later it begins.
+        """
+        stop, count = cut.stop, cut.in_flight // cut.multiple
         share = self._size * cut.multiple / cut.num_replicas
-        kept = self._sums(share, cut.kind).activation_bytes
-        activations = kept[stop] - kept[start]
-        if cut.recompute:
-            activations += count * self._crossing[start] * share
-        else:
-            activations *= count
-        copies = request.held_versions.of(count)
-        held = copies * (self._parameters[stop] - self._parameters[start])
-        held += (1 + request.optimizer_values) * (self._trained[stop] - self._trained[start])
+        room = self._memory_bytes[cut.kind]
         if stop == self._tables.num_units:  # the loss is where the last stage is
-            held += self._step_bytes
-        return held + activations <= self._memory_bytes[cut.kind]
+            room -= self._step_bytes
+        held = self._held(share, cut.kind, count, recompute=cut.recompute)
+        if not cut.recompute:
+            return bisect_left(held, held[stop] - room, start, stop)
+        places, read_bytes = range(stop), count * share  # what it reads is kept
+        return bisect_left(
+            places,
+            True,
+            start,
+            key=lambda at: held[stop] - held[at] + read_bytes * self._crossing[at] <= room,
+        )
+
+    @cached_method
+    def _held(self, share: float, kind: str, count: int, *, recompute: bool) -> list[float]:
+        """Running sums of the bytes of a stage with so many micro-batches in flight."""
+        kept, times = self._sums(share, kind).activation_bytes, 1 if recompute else count
+        copies, values = self._request.held_versions.of(count), 1 + self._request.optimizer_values
+        return [
+            copies * all_bytes + values * trained + times * own
+            for all_bytes, trained, own in zip(self._parameters, self._trained, kept)
+        ]
 
     @cached_method
     def _pace(self, num_replicas: int, kind: str, *, recompute: bool) -> list[float]:
@@ -277,9 +292,11 @@ def _lines(tables: UnitTables) -> Iterator[UnitLine]:
                     )
 
 
-def show_lines(judge: DraftJudge) -> None:
-    """Shows a judge the divisions that may be better than its best plan, within its budget."""
-    for line in _lines(judge.tables):
-        for least_s, draft in judge.promising(line.drafts(), judge.best_s):
-            if least_s < judge.best_s and not judge.is_spent:
-                judge.step_s(draft, math.inf)
+def show_lines(*judges: DraftJudge) -> None:
+    """Shows judges the divisions that may be better than their best plans, within their budgets."""
+    for line in _lines(judges[0].tables):
+        drafts = [*line.drafts()]
+        for judge in judges:
+            for least_s, draft in judge.promising(drafts, judge.best_s):
+                if least_s < judge.best_s and not judge.is_spent:
+                    judge.step_s(draft, math.inf)

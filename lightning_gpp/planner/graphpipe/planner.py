@@ -23,6 +23,7 @@ from lightning_gpp.planner.graphpipe.climb import (
     climb_by_exchange,
     climb_by_pace,
     climb_from,
+    climb_from_chains,
     climb_in_turn,
     merge_stages,
     share_by_speed,
@@ -60,10 +61,11 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     """
     if not request.order.flushes:
         return replace(graphpipe_exclusive(request), planner=request.named("graphpipe"))
-    judge, others_s = climbed(request, budget)
+    judge, chains, others_s = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_by_pace(judge)
     climb_past_sums(judge)
+    climb_from_chains(judge, chains, BUDGET // 2 * _patience(request))
     judge.allow(BUDGET // 4)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return _best(judge)
@@ -78,7 +80,8 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    judge = exclusive_plans(request, request.named("graphpipe_exclusive"))
+    name = request.named("graphpipe_exclusive")
+    judge = exclusive_plans(request, name, _chains(request, name))
     share_by_speed(judge, judge.found, OwnHomes)
     return _best(judge)
 
@@ -89,13 +92,15 @@ def sequential(request: PlanRequest) -> Plan:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    name = request.named("sequential")
-    judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
+    judge = _chains(request, request.named("sequential"))
     show_lines(judge)
-    judge.allow(BUDGET)
-    deals = best_deals(judge, may_share=False)
-    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
+    _climb_exclusively(judge, BUDGET)
     return _best(judge)
+
+
+def _chains(request: PlanRequest, name: str) -> DraftJudge:
+    """A judge of chains that has seen none."""
+    return DraftJudge(UnitTables(request), name, BUDGET, is_chain=True)
 
 
 def balanced(request: PlanRequest) -> Plan:
@@ -123,8 +128,7 @@ def balanced(request: PlanRequest) -> Plan:
     for _, draft in judge.promising(_equal_counts(tables, count), math.inf):
         judge.step_s(draft, math.inf)
     show_lines(judge)
-    judge.allow(BUDGET // 2)
-    climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
+    _climb_exclusively(judge, BUDGET // 2)
     return _best(judge)
 
 
@@ -139,22 +143,34 @@ def _equal_counts(tables: UnitTables, num_microbatches: int) -> Iterator[Draft]:
         yield Draft(tuple(stages), num_microbatches)
 
 
-def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
+def exclusive_plans(
+    request: PlanRequest, name: str, chains: DraftJudge | None = None
+) -> DraftJudge:
     """A judge that has seen what the search finds for stages that own their devices.
 
     Args:
         request: the question.
         name: of the planner.
+        chains: a judge of chains, to see what :func:`sequential` does: its plan is among those
+            found, as stages that wait for more than they need are faster now and then.
     """
-    judge = DraftJudge(UnitTables(request), name, BUDGET)
-    show_lines(judge)
+    judge = DraftJudge(UnitTables(request) if chains is None else chains.tables, name, BUDGET)
+    show_lines(judge, *([] if chains is None else [chains]))
     shared = shared_by_all(request, name)
     for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
         judge.show(found)
-    judge.allow(BUDGET * _patience(request))
-    deals = best_deals(judge, may_share=False)
-    climb_from(judge, judge.drafts(judge.found), deals, OwnHomes)
+    _climb_exclusively(judge, BUDGET * _patience(request))
+    if chains is not None:
+        _climb_exclusively(chains, BUDGET)
+        if chains.best is not None:
+            judge.show(chains.best)
     return judge
+
+
+def _climb_exclusively(judge: DraftJudge, budget: int) -> None:
+    """Climbs from what a judge has seen, and from deals, to stages that own their devices."""
+    judge.allow(budget)
+    climb_from(judge, judge.drafts(judge.found), best_deals(judge, may_share=False), OwnHomes)
 
 
 def _patience(request: PlanRequest) -> int:
@@ -185,8 +201,8 @@ def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
         yield found
 
 
-def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
-    """A judge that has seen what the climbs find, and the shortest step of another planner.
+def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, DraftJudge, float]:
+    """Judges that have seen what the climbs find, and chains; the shortest step of another planner.
 
     Args:
         request: the question.
@@ -194,19 +210,22 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
             beginning of the search with more, so more never end in a worse plan.
     """
     name = request.named("graphpipe")
-    judge = exclusive_plans(request, name)
+    chains = _chains(request, name)
+    judge = exclusive_plans(request, name, chains)
     exclusive, shared = judge.found, shared_by_all(request, name)
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
         others.append(evaluate_plan(replace(balanced(request), planner=name), request))
     climb_in_turn(judge)
-    judge.allow(budget * _patience(request))
+    looks = budget * _patience(request)
+    judge.allow(looks)
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
     if exclusive and request.num_devices > FEW_DEVICES:
         climb_on_fewer(judge, exclusive[0])
-    return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
+    others_s = min((one.step_s for one in others if one.is_feasible), default=math.inf)
+    return judge, chains, others_s
 
 
 def climb_past_sums(judge: DraftJudge) -> None:

@@ -87,10 +87,9 @@ def least_step_s(
         edges: none before those to its source.
         residents: stages of every device that holds several, that of the loss among them.
     """
-    first_heads, heads = _heads(stages, edges)
-    tails, first_tails = _tails(stages, edges), _tails_of_any(stages, edges)
+    first_heads, heads, first_tails, tails = _heads_and_tails(stages, edges)
     least_s = max(
-        head + stage.work_s + tail for head, stage, tail in zip(heads, stages, tails, strict=True)
+        [head + stage.work_s + tail for head, stage, tail in zip(heads, stages, tails, strict=True)]
     )
     fed_s, ports = _ports(stages, edges, first_tails)
     least_s = max(least_s, fed_s)
@@ -139,50 +138,36 @@ def _ports(
     return fed_s + after_feed_s if fed_s else 0.0, list(zip(sent, after))
 
 
-def _heads(
+def _heads_and_tails(
     stages: Sequence[TimedStage], edges: Sequence[TimedEdge]
-) -> tuple[list[float], list[float]]:
-    """When the first forward of any replica of every stage can begin, and that of the last one."""
-    of_any, heads = [0.0] * len(stages), [0.0] * len(stages)
-    shares = [stage.units // stage.num_replicas for stage in stages]
-    for source, target, there_s, *_ in edges:
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Of every stage what comes before its first forward, and behind its last backward.
+
+    Returns:
+        When the first forward of any replica can begin, and that of the last one; seconds between
+        the last backward of whichever replica and the end, to which all replicas hand their last
+        gradients before theirs, and of the last replica.
+    """
+    units, replicas, _, forward_s, backward_s, ends_s = zip(*stages)
+    shares = [own // count for own, count in zip(units, replicas)]
+    first_heads, heads = [0.0] * len(stages), [0.0] * len(stages)
+    first_tails, tails = [*ends_s], [*ends_s]
+    for source, target, there_s, back_s, _, _ in edges:
         any_s = head_s = there_s
         if source != FEED:
-            own_s, own_units = stages[source].forward_s, stages[source].units
-            other_units = stages[target].units
-            any_s += of_any[source] + max(1, shares[target] // own_units) * own_s
-            last_s = heads[source] if own_units <= other_units else of_any[source]
-            head_s += last_s + max(1, other_units // own_units) * own_s
-        if of_any[target] < any_s:
-            of_any[target] = any_s
+            own_units, own_s = units[source], forward_s[source]
+            shared, together = shares[target] // own_units, units[target] // own_units
+            any_s += first_heads[source] + (shared * own_s if shared > 1 else own_s)
+            last_s = heads[source] if own_units <= units[target] else first_heads[source]
+            head_s += last_s + (together * own_s if together > 1 else own_s)
+            if back_s is not None:
+                own_s = backward_s[source]
+                first_tails[target] = max(first_tails[target], back_s + own_s + first_tails[source])
+                sent_s = max(1, shares[target] // shares[source]) * back_s + own_s
+                used_s = back_s + (shared * own_s if shared > 1 else own_s)
+                tails[target] = max(tails[target], max(sent_s, used_s) + tails[source])
+        if first_heads[target] < any_s:
+            first_heads[target] = any_s
         if heads[target] < head_s:
             heads[target] = head_s
-    return of_any, heads
-
-
-def _tails_of_any(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[float]:
-    """Seconds between the last backward of whichever replica of every stage and the end.
-
-    All replicas hand their last gradients to some replica of every stage before theirs.
-    """
-    tails = [stage.end_s for stage in stages]
-    for source, target, _, back_s, *_ in edges:
-        if back_s is not None and source != FEED:
-            tails[target] = max(tails[target], back_s + stages[source].backward_s + tails[source])
-    return tails
-
-
-def _tails(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[float]:
-    """Seconds between the last backward of the last replica of every stage and the end."""
-    tails = [stage.end_s for stage in stages]
-    shares = [stage.units // stage.num_replicas for stage in stages]
-    for source, target, _, back_s, *_ in edges:
-        if back_s is None or source == FEED:
-            continue
-        own_s, own_units = stages[source].backward_s, stages[source].units
-        all_sent_s = max(1, shares[target] // shares[source]) * back_s + own_s
-        first_used_s = back_s + max(1, shares[target] // own_units) * own_s
-        tail_s = max(all_sent_s, first_used_s) + tails[source]
-        if tails[target] < tail_s:
-            tails[target] = tail_s
-    return tails
+    return first_heads, heads, first_tails, tails
