@@ -95,9 +95,8 @@ def plan_pipeline(
     question = _request(settings, captured, example, cluster, costs, plan)
     if example.minibatch_size and example.num_microbatches < (settings.num_microbatches or 0):
         rank_zero_info(
-            f"num_microbatches={settings.num_microbatches}: a mini-batch of "
-            f"{example.minibatch_size} is cut into {example.num_microbatches}, as a micro-batch "
-            "has two samples or more"
+            f"num_microbatches={settings.num_microbatches}: {example.minibatch_size} samples are "
+            f"too few for so many; they are cut into {example.num_microbatches}."
         )
     notes = (*captured.kept_whole, *notes)
     if isinstance(settings.costs, Refit):
