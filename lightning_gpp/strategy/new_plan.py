@@ -46,6 +46,7 @@ def _use_plan(run: PipelinedRun, plan: Plan, planned: PlanToRun | None) -> None:
         for form in run.forms:
             form.close()
         run.forms, run.model = [], None
+        run.num_plans += 1
         build = PipelineBuild(run, None)
         build.captured, build.planned = first.captured, planned
         changing = [run.settings.prefix + name for name in first.captured.changing]

@@ -79,6 +79,7 @@ class PipelinedRun:
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
         is_placing: whether parameters are on their way to the ranks that hold them.
+        num_plans: that there have been; each divides the model anew.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class PipelinedRun:
         self.averages: list[HeldAverage] = []
         self.accumulates = False
         self.is_placing = False
+        self.num_plans = 1
         self.has_module = False
         self.module: pl.LightningModule
         self.target: nn.Module
@@ -306,21 +308,18 @@ class PipelinedRun:
 
         ``kind`` is that of its optimizers; ``changing`` are the buffers that training changes.
         """
-        self.is_placing = True
+        self.partial_optimizers = [kind(each, model.partition) for each in self.optimizers]
+        for partial in self.partial_optimizers:
+            partial.check()
+        self._changing, self.is_placing = frozenset(changing), True
         with interrupted_later():
-            self._place(model, kind, changing)
+            self._place(model)
         self.take_saved_optimizers()
         self.on_built()
 
-    def _place(
-        self,
-        model: Pipeline | SpmdModel,
-        kind: type[PartialOptimizer],
-        changing: Collection[str],
-    ) -> None:
-        partition, self._changing = model.partition, frozenset(changing)
+    def _place(self, model: Pipeline | SpmdModel) -> None:
+        partition = model.partition
         held, holders = partition.held_parameters(), partition.holders
-        self.partial_optimizers = [kind(optimizer, partition) for optimizer in self.optimizers]
         for partial in self.partial_optimizers:
             partial.keep_held()
         with waiting_for("Giving every rank its parameters", self.module):

@@ -205,7 +205,7 @@ def check_sweep(config: DictConfig, printed: str) -> None:
     assert not any(row["error"] for row in rows)
     assert "sweep of 2 runs" in printed
     for row in rows:
-        run = Path("sweep", row["job"])
+        run = Path("sweep", row["run"])
         metrics = json.loads((run / "metrics.json").read_text())
         assert {key: float(row[key]) for key in metrics} == metrics
         assert (run / "plan.json").exists() == (row.get("strategy") != "single_device")

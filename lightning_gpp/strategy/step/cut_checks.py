@@ -44,7 +44,7 @@ class CutChecks:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._forms = run.forms
+        self._num_plans = run.num_plans
         self._can_cut: dict[tuple[int, ...], bool] = {}
         self._kinds: dict[tuple[int, ...], CountedEntries] = defaultdict(CountedEntries)
         self._said: set[str] = set()
@@ -63,8 +63,8 @@ class CutChecks:
             is_trained: whether it is cut as a mini-batch that trains.
         """
         pipeline = self._run.built
-        if self._forms is not self._run.forms:  # by another plan
-            self._forms = self._run.forms
+        if self._num_plans != self._run.num_plans:
+            self._num_plans = self._run.num_plans
             self._can_cut.clear()
         at_a_time = pipeline.placed.units_at_a_time
         key = (

@@ -106,8 +106,8 @@ def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_f
     fast = Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1, "fast")
     slow = Profile({name: OpProfile(9.0, 9.0, 100) for name in "abcd"}, 1, "slow")
     devices = (
-        *(Device(f"fast{index}", "fast", FEW_BYTES) for index in range(2)),
         *(Device(f"slow{index}", "slow", ALL_BYTES) for index in range(2)),
+        *(Device(f"fast{index}", "fast", FEW_BYTES) for index in range(2)),
     )
     request = plan_request(
         GRAPH, Cluster(devices), minibatch_size=4, costs=Costs((fast, slow)), max_replicas=1
