@@ -93,11 +93,7 @@ def plan_pipeline(
     costs, notes = measured or (settings.costs, ())
     assert isinstance(costs, Costs), "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, plan)
-    if example.minibatch_size and example.num_microbatches < (settings.num_microbatches or 0):
-        rank_zero_info(
-            f"num_microbatches={settings.num_microbatches}: {example.minibatch_size} samples are "
-            f"too few for so many; they are cut into {example.num_microbatches}."
-        )
+    _tell_of_few_samples(settings.num_microbatches or 0, example)
     notes = (*captured.kept_whole, *notes)
     if isinstance(settings.costs, Refit):
         question = settings.costs.request(question)
@@ -121,6 +117,16 @@ def plan_pipeline(
     else:
         notes += note_of_ranks(plan, num_devices)
     return replace(found, notes=notes)
+
+
+def _tell_of_few_samples(wanted: int, example: Example) -> None:
+    """Says that a mini-batch makes fewer micro-batches than the user asked for."""
+    samples, count = example.minibatch_size, example.num_microbatches
+    if samples and count < wanted:
+        rank_zero_info(
+            f"num_microbatches={wanted} is more than {samples} samples allow; they are cut into "
+            f"{count} micro-batches."
+        )
 
 
 def _warn_of_idle_devices(found: PlanToRun, kept_whole: Sequence[str]) -> None:
