@@ -17,6 +17,7 @@ UNSUPPORTED: dict[str, str] = {
     r"test_late_modules.py.*(random_models_begin|memory_of_every|from_files)": (
         "weights are drawn as on a CPU, mapped from files, or limited by the host's memory"
     ),
+    r"test_a_slow_device_gets_less": "operators take random times, which hide what is slow",
     r"strategy/ranks/test_hosts": "the script's ranks name the CPU as their accelerator",
 }
 """Patterns of test ids (``re.search``) and the reason for each."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
-from helpers.replans import fit_with_replans
+from helpers.replans import Replanned, fit_with_replans
 from helpers.workers import WorkerPool
+from torch import Tensor
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.planner import Plan, Stage
@@ -25,10 +30,27 @@ def test_a_slow_device_gets_less_and_training_is_that_of_one_device(
     assert f"rank {slow} (cpu) is " in said and "a new plan, predicted to take" in said
     # Measured costs vary: the first plan may have given it the least already.
     assert runs[slow].held[-1] <= runs[slow].held[0]
+    assert_same(runs, expected)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_all_state_moves_to_every_new_plan(pool: WorkerPool, schedule: str) -> None:
+    """Whatever is predicted to be gained, every epoch begins with a new plan."""
+    expected = fit_with_replans(1)
+    options = {"replan_every_n_epochs": 1, "schedule": schedule, "worth_it": -100.0}
+    runs = pool.run(fit_with_replans, 3, num_ranks=3, **options)
+    assert sum("a new plan, predicted to take" in line for line in runs[0].said) == 3
+    assert_same(runs, expected)
+
+
+def assert_same(runs: Sequence[Replanned], expected: Replanned) -> None:
+    def on_cpu(state: Any) -> Any:
+        return pytree.tree_map_only(Tensor, Tensor.cpu, state)
+
     for run in runs:
-        assert_close(run.weights, expected.weights, rtol=1e-9, atol=1e-12)
-    assert_close(runs[0].average, expected.average, rtol=1e-9, atol=1e-12)
-    assert_close(runs[0].optimizer, expected.optimizer, rtol=1e-9, atol=1e-12)
+        assert_close(on_cpu(run.weights), expected.weights, rtol=1e-9, atol=1e-12)
+    assert_close(on_cpu(runs[0].average), expected.average, rtol=1e-9, atol=1e-12)
+    assert_close(on_cpu(runs[0].optimizer), expected.optimizer, rtol=1e-9, atol=1e-12)
 
 
 def test_without_a_gain_nothing_happens(pool: WorkerPool) -> None:
