@@ -8,35 +8,56 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-@contextmanager
-def interrupted_later(after_s: float = 0.0) -> Iterator[None]:
-    """Ctrl-C in the body is answered after it; a second one at once.
+class HeldInterrupt:
+    """Ctrl-C is answered when what is under way has ended; a second one at once.
 
     Elsewhere than in the main thread, or where somebody answers Ctrl-C already, nothing changes.
+    """
 
-    Args:
-        after_s: seconds after the body, in which what follows it at once ends as well.
+    def __init__(self) -> None:
+        self._came = False
+
+    def hold(self) -> None:
+        """From now on; again, where it is held already, changes nothing."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._came = False
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def let_go(self) -> None:
+        """Ends it; one that came is lost, as an error ends the run."""
+        self._came = False
+        if signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def answer(self) -> None:
+        """Ends it.
+
+        Raises:
+            KeyboardInterrupt: one came.
+        """
+        came = self._came
+        self.let_go()
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Ctrl-C in the body is answered after it.
 
     Raises:
         KeyboardInterrupt: after the body, if it came.
     """
-    before, held = signal.getsignal(signal.SIGINT), list[int]()
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before is not signal.default_int_handler:
-        yield
-        return
-
-    def hold(number: int, _: object) -> None:
-        held.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, hold)
+    held = HeldInterrupt()
+    held.hold()
     try:
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held and after_s:
-        main = threading.get_ident()
-        threading.Timer(after_s, signal.pthread_kill, (main, held[0])).start()
-    elif held:
-        raise KeyboardInterrupt
+    except BaseException:
+        held.let_go()
+        raise
+    held.answer()

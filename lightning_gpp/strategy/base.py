@@ -15,11 +15,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.common.interrupt import interrupted_later
+from lightning_gpp.common.interrupt import HeldInterrupt
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.planner import Plan
-from lightning_gpp.strategy.lightning_private import SIGTERMException, signals_answered_by_all
+from lightning_gpp.strategy.lightning_private import (
+    SIGTERMException,
+    signals_answered_by_all,
+    when_batch_ends,
+)
 from lightning_gpp.strategy.logging.logs import compute_alike
 from lightning_gpp.strategy.ranks.pipelines import StartMethod
 from lightning_gpp.strategy.recording.replanning import replanning
@@ -42,9 +46,6 @@ from lightning_gpp.strategy.state.saving import SavingStrategy, plain
 from lightning_gpp.strategy.state.without_values import give_values
 from lightning_gpp.strategy.step.hooks import LedHooks
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_long_as_leaders
-
-COUNTED_S = 0.05
-"""For Lightning to count a step that was made."""
 
 
 class BaseStrategy(SavingStrategy):
@@ -72,7 +73,7 @@ class BaseStrategy(SavingStrategy):
         self.settings = settings
         self._start_method = start_method
         self.reports = PlanReports()
-        self._scopes = ExitStack()
+        self._scopes, self._interrupt = ExitStack(), HeldInterrupt()
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -116,6 +117,8 @@ class BaseStrategy(SavingStrategy):
         terminate = session.run.failures.terminate
         self._scopes.enter_context(signals_answered_by_all(trainer, terminate))
         self._scopes.enter_context(session.run.failures.holding_interrupts())
+        self._scopes.enter_context(when_batch_ends(trainer, self._interrupt.answer))
+        self._scopes.callback(self._interrupt.let_go)
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""
@@ -208,21 +211,19 @@ class BaseStrategy(SavingStrategy):
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too.
 
-        After the backward other ranks may have stepped already: Ctrl-C is answered when this one
-        has, too.
+        After the backward other ranks may have stepped already: Ctrl-C is answered when Lightning
+        has counted the batch here, too.
         """
         run, manual = self.session.run, self.session.manual
         run.take_saved_optimizers()
+
+        def until_backward() -> Any:
+            loss = closure()
+            self._interrupt.hold()
+            return loss
+
         is_led = not run.is_everywhere
-        with ExitStack() as stepping:
-
-            def until_backward() -> Any:
-                loss = closure()
-                stepping.enter_context(interrupted_later(COUNTED_S))
-                return loss
-
-            by_hand = manual.step(optimizer, closure, kwargs) if is_led else nullcontext()
-            stepping.enter_context(by_hand)
+        with manual.step(optimizer, closure, kwargs) if is_led else nullcontext():
             return super().optimizer_step(optimizer, until_backward, model, **kwargs)
 
     def _show(self) -> None:

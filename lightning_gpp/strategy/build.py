@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +29,8 @@ from lightning_gpp.emulation.emulation import Emulation
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.planner import Plan, PlanGraph, plan_graph
+from lightning_gpp.planner import Plan, PlanGraph, evaluate_plan, plan_graph
+from lightning_gpp.planner.base import DoesNotFitError
 from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.runtime.executor import Executor
@@ -103,6 +105,8 @@ class PipelineBuild:
         self.settings, self.control = run.settings, run.control
         self.chunked: ChunkedModel | None = None
         self.planned: PlanToRun | None = None
+        self.found: Sequence[DeviceAtHand] = ()
+        self.measured: Measured | None = None
 
     def pipeline(self) -> Pipeline:
         """This rank's part of the pipeline."""
@@ -119,21 +123,8 @@ class PipelineBuild:
                 chunked = model_in_chunks(full_graph, self.captured, call, flags, control)
             self.captured.take_graph(chunked.graph, chunked.in_ways.operators)
             self.chunked = chunked
-        if run.peers is None or run.peers.pipeline == 0:
-            self.planned = self._plan(args, kwargs)
-        decided = None
-        if self.planned is not None:
-            decided = self.planned.plan, self.planned.request.schedule
-            if self.settings.is_asynchronous:
-                # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
-                decided = replace(decided[0], num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-        if run.peers is not None and control.is_leader:
-            decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
-        plan, schedule = control.share(decided, "waiting for rank 0's plan")
-        pipeline = self.joined(plan, schedule)
-        rooms = control.gather(room_bytes(run.device), "comparing the plan with free memory")
-        if self.planned is not None and not self.settings.is_emulated:
-            warn_of_little_room(self.planned, pipeline.rank_of_device, rooms)
+        self._look(args, kwargs)
+        pipeline = self._within_memory(self._by_plan())
         if control.is_leader and control.num_ranks > 1:
             read = [each.name for each in self.captured.graph.parameters]
             tell_of_outside(run.module, run.target, read)
@@ -200,27 +191,83 @@ class PipelineBuild:
                     "the same path through its forward"
                 )
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlanToRun | None:
-        """All ranks measure what is not known; on rank 0 the plan."""
-        run, settings, chunked = self.run, self.settings, self.chunked
-        measured, ways, example = None, None, self.example
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """All ranks: what devices there are, and what the model costs on them, if it is not known.
+
+        Pipelines side by side run the plan of the first one, which looks alone.
+        """
+        run = self.run
+        if run.peers is not None and run.peers.pipeline > 0:
+            return
         own = DeviceAtHand.of(run.device)
-        found = self.control.gather(own, "collecting what devices there are")
-        if not isinstance(settings.costs, Costs):
+        self.found = self.control.gather(own, "collecting what devices there are")
+        if not isinstance(self.settings.costs, Costs):
             with waiting_for("Measuring the model", run.module):
-                measured = self._measured(args, kwargs, found)
-        if example is None:
-            return None
+                self.measured = self._measured(args, kwargs, self.found)
+
+    def _by_plan(self, rooms: Sequence[int | None] = ()) -> Pipeline:
+        """All ranks: this rank's part of the pipeline of a plan that is made here.
+
+        Args:
+            rooms: on rank 0 bytes that tensors of each rank may take, where that is known.
+        """
+        if self.found and self.example is not None:
+            # Where nothing fits into what is left, the first plan is tried.
+            waiting = waiting_for("Planning", self.run.module)
+            with waiting, suppress(*(DoesNotFitError,) if rooms else ()):
+                self.planned = self._plan(self.example, rooms)
+        decided = None
+        if self.planned is not None:
+            decided = self.planned.plan, self.planned.request.schedule
+            if self.settings.is_asynchronous:
+                # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
+                decided = replace(decided[0], num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+        return self.joined(*self._agreed(decided))
+
+    def _within_memory(self, pipeline: Pipeline) -> Pipeline:
+        """All ranks: planned again if connections (NCCL) and other processes left too little."""
+        settings, purpose = self.settings, "comparing the plan with free memory"
+        rooms = self.control.gather(room_bytes(self.run.device), purpose)
+        lacking = self._lacking(pipeline, rooms)
+        may_change = settings.plan is None and settings.cluster is None
+        if self._agreed(may_change and len(lacking) > 0):
+            pipeline.close()
+            pipeline = self._by_plan(rooms)
+            rooms = self.control.gather(room_bytes(self.run.device), purpose)
+            lacking = self._lacking(pipeline, rooms)
+        warn_of_little_room(lacking)
+        return pipeline
+
+    def _agreed(self, decided: Any) -> Any:
+        """All ranks of all pipelines: what rank 0 of the first one has decided."""
+        run = self.run
+        if run.peers is not None and self.control.is_leader:
+            decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
+        return self.control.share(decided, "waiting for rank 0's plan")
+
+    def _plan(self, example: Example, rooms: Sequence[int | None]) -> PlanToRun:
+        """Rank 0: the plan."""
+        settings, chunked, ways = self.settings, self.chunked, None
         if settings.is_asynchronous:
-            settings = replace(settings, per_update=fewest_per_update(run.module.trainer))
+            settings = replace(settings, per_update=fewest_per_update(self.run.module.trainer))
         if chunked is not None:  # to a planner vertices are samples, chunks micro-batches
             chunks, count = chunked.chunks, len(chunked.chunks)
             settings = replace(settings, num_microbatches=count)
             example = replace(example, minibatch_size=chunks.num_vertices, num_microbatches=count)
             ways = chunked.in_ways if chunks.num_ways > 1 else None
-        with waiting_for("Planning", run.module):
-            at_hand = cluster_at_hand(found)
-            return plan_pipeline(settings, self.captured, example, at_hand, measured, ways)
+        at_hand = cluster_at_hand(self.found, rooms)
+        return plan_pipeline(settings, self.captured, example, at_hand, self.measured, ways)
+
+    def _lacking(
+        self, pipeline: Pipeline, rooms: Sequence[int | None]
+    ) -> list[tuple[int, int, int]]:
+        """Of ranks with less memory than the plan needs: rank, bytes needed and there."""
+        if self.planned is None:
+            return []
+        devices = evaluate_plan(self.planned.plan, self.planned.request).devices
+        found = [(pipeline.rank_of_device[each.device], each.memory_bytes) for each in devices]
+        at = ((rank, needed, rooms[rank]) for rank, needed in found)
+        return [(rank, n, room) for rank, n, room in at if room is not None and n > room]
 
     def _measured(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[DeviceAtHand]

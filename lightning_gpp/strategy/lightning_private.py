@@ -124,6 +124,20 @@ class _Requeue:
             self._save_and_requeue(self._signum, sys._getframe())
 
 
+@contextmanager
+def when_batch_ends(trainer: pl.Trainer, call: Callable[[], None]) -> Iterator[None]:
+    """In this calls it when a batch has been trained on and counted, and its hooks have run."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    count = progress.increment_completed
+
+    def counted() -> None:
+        count()
+        call()
+
+    with replaced([(vars(progress), "increment_completed", counted)]):
+        yield
+
+
 def receive_sigterm(trainer: pl.Trainer) -> None:
     """Lightning ends the run at the end of this step."""
     trainer._signal_connector.received_sigterm = True

@@ -170,26 +170,19 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
     return doing(what, show) if module.trainer.is_global_zero else nullcontext()
 
 
-def warn_of_little_room(
-    planned: PlanToRun, rank_of_device: Sequence[int], rooms: Sequence[int | None]
-) -> None:
+def warn_of_little_room(lacking: Sequence[tuple[int, int, int]]) -> None:
     """Warns where a plan needs more memory than is there once ranks are connected.
 
     Args:
-        planned: the plan that runs.
-        rank_of_device: rank of each of its devices.
-        rooms: bytes that tensors of each rank may take; None where it is not known.
+        lacking: ranks, bytes that the plan needs of each, and bytes that are there.
     """
-    for device in evaluate_plan(planned.plan, planned.request).devices:
-        rank = rank_of_device[device.device]
-        room = rooms[rank]
-        if room is not None and device.memory_bytes > room:
-            rank_zero_warn(
-                f"the plan needs {bytes_text(device.memory_bytes)} of the device of rank {rank}, "
-                f"which has {bytes_text(room)} left beside connections between ranks (NCCL) and "
-                "other processes; training may run out of memory. End the other processes, or "
-                "name a cluster file with less memory per device: GraphPipeStrategy(cluster=...)."
-            )
+    for rank, needed, room in lacking:
+        rank_zero_warn(
+            f"the plan needs {bytes_text(needed)} of the device of rank {rank}, which has "
+            f"{bytes_text(room)} left beside connections between ranks (NCCL) and other "
+            "processes; training may run out of memory. End the other processes, or name a "
+            "cluster file with less memory per device: GraphPipeStrategy(cluster=...)."
+        )
 
 
 NOTICEABLE = 0.1

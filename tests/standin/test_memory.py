@@ -50,22 +50,34 @@ def peak_bytes(path: str) -> int:
     return torch.cuda.max_memory_allocated(trainer.strategy.root_device) - before
 
 
-def little_room() -> list[str]:
-    """Warnings about memory where others hold nearly all of rank 1's GPU."""
-    rank = int(os.environ["LOCAL_RANK"])
-    free = torch.cuda.mem_get_info()[1] if rank == 0 else BLOCK_BYTES
+def little_room(strategy: dict[str, Any], room_bytes: int) -> tuple[list[str], int]:
+    """Others have taken all but so much of each GPU by the time that ranks are connected.
+
+    Returns:
+        Warnings about memory, and operators of the first stage.
+    """
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        trainer = make_trainer({"plan": PLAN, "cache": False}, 2, max_steps=1)
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (room_bytes, room_bytes))
+        patch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+        trainer = make_trainer({**strategy, "cache": False}, 2, max_steps=1)
         trainer.fit(Blocks(WIDTH, NUM_BLOCKS), DataLoader(torch.randn(1, BATCH, WIDTH), None))
-    return [str(each.message) for each in caught if "run out of memory" in str(each.message)]
+    told = [str(each.message) for each in caught if "run out of memory" in str(each.message)]
+    plan = trainer.strategy.plan
+    assert plan is not None
+    return told, len(plan.stages[0].operators)
 
 
 def test_a_gpu_with_less_room_than_the_plan_needs(gpus: WorkerPool) -> None:
-    told, *others = gpus.run(little_room, num_ranks=2)
+    (told, _), *others = gpus.run(little_room, {"plan": PLAN}, 8 * BLOCK_BYTES, num_ranks=2)
     assert len(told) == 1 and "of the device of rank 1, which has" in told[0]
-    assert others == [[]]
+    assert [texts for texts, _ in others] == [[]]
+
+
+def test_the_planner_is_asked_again_with_the_room_that_is_left(gpus: WorkerPool) -> None:
+    """Replicas of the whole model, which it takes first, do not fit; stages do."""
+    (told, of_first), _ = gpus.run(little_room, {}, 3 * MODEL_BYTES, num_ranks=2)
+    assert told == [] and of_first < 4 * NUM_BLOCKS
 
 
 def test_rank_0_holds_its_own_stage_only(gpus: WorkerPool, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from lightning_gpp.runtime.waits import start_thread
 BEAT_S = 1.0
 """Between two signs of life."""
 
-SILENCE_S = 15.0
+SILENCE_S = 10.0
 """Without a sign of life a rank is taken for frozen or cut off."""
 
 LEAVE_S = 5.0

@@ -2,7 +2,7 @@
 
 One thread per peer listens all the time and puts what comes into the mailbox, so a posted send
 always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
-compute. The first part of a message (:mod:`.message`), on a gloo group, says what it is and holds
+compute. The first part of a message (:mod:`.transport`), on a gloo group, says what it is and holds
 small data; large tensors follow. Tensors on the CPU stay on gloo and on the CPU; those on GPUs take
 the *payload* way:
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -50,9 +51,9 @@ from lightning_gpp.runtime.transport.transport import (
     Mailbox,
     Tag,
     TensorHead,
+    body_in,
     decode,
     encode,
-    head_in,
 )
 from lightning_gpp.runtime.waits import (
     Background,
@@ -73,6 +74,10 @@ _LATER_S = 5.0
 """The wait of gloo ends after the one of the rank, whose error says more."""
 CLOSED = "it closed its transport"
 """Why a peer that has said goodbye sends nothing more."""
+
+_AHEAD = 4
+"""Receives that are posted for messages to come. gloo's thread spins while something has come that
+nobody asks for, and takes the processor from the thread that would."""
 
 _MOST_POSTED = 64
 """Sends whose end nobody has looked at; what they hold is released when somebody does."""
@@ -310,22 +315,29 @@ class ProcessTransport:
     def _listen(self, peer: int) -> None:
         set_current(self._device)  # or this thread pins memory through the first device
         far = SideStream(self._device) if self._payload else None
-        first = bytearray(FIRST_BYTES)
-        buffer = torch.frombuffer(first, dtype=torch.uint8)
         try:
+            firsts = [bytearray(FIRST_BYTES) for _ in range(_AHEAD)]
+            ahead = deque((first, self._receive_first(first, peer)) for first in firsts)
             while True:
-                self._receive_into(buffer, peer, _FIRST_TAG)
-                num_bytes, head = head_in(first)
+                first, work = ahead.popleft()
+                work.wait()
+                num_bytes, head_bytes, body = body_in(first)
                 if not num_bytes:
                     self._lose(peer, CLOSED)
                     return
-                if head is None:
+                if body is None:
                     apart = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
                     self._receive_into(apart, peer, _DATA_TAG)
-                    head = memoryview(apart.numpy())  # type: ignore[arg-type]
-                self._receive_message(decode(head), peer, far)
+                    body = memoryview(apart.numpy())  # type: ignore[arg-type]
+                self._receive_message(decode(body, head_bytes), peer, far)
+                ahead.append((first, self._receive_first(first, peer)))
         except Exception as error:  # a peer that has gone, or sends what nobody can read
             self._lose(peer, reason(error))
+
+    def _receive_first(self, first: bytearray, peer: int) -> dist.Work:
+        buffer = torch.frombuffer(first, dtype=torch.uint8)
+        work: dist.Work = self._control.recv([buffer], peer, _FIRST_TAG)
+        return work
 
     def _receive_message(self, head: Head, peer: int, far: SideStream | None) -> None:
         """What follows a head; then all of it goes where it belongs."""

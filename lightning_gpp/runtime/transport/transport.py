@@ -1,11 +1,11 @@
 """Moving messages between ranks: the interface, and the mailbox where they wait to be asked for.
 
-As bytes a message is a pickled head that says what it is, then its tensors. gloo ends the process
-of a receiver whose buffer is too small, so a receiver must know sizes first: it always waits for a
-*first part* of at most :data:`FIRST_BYTES` (a shorter one is fine), which begins with the size of
-the head. The head follows in it, or apart where it does not fit. It holds small tensors, too;
-otherwise they follow one by one. Of a tensor on the ``meta`` device type and shape travel, and
-nothing follows.
+As bytes a message is a *body*, which is a pickled head that says what it is and the bytes of small
+tensors; larger tensors follow one by one. gloo ends the process of a receiver whose buffer is too
+small, so a receiver must know sizes first: it always waits for a *first part* of at most
+:data:`FIRST_BYTES` (a shorter one is fine), which begins with the sizes of body and head. The body
+follows in it, or apart where it does not fit. Of a tensor on the ``meta`` device type and shape
+travel, and nothing else.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ FIRST_BYTES = 1 << 18
 """Most bytes of a first part: what follows costs a message more, what is in it a copy more."""
 
 _MOST_HELD_BYTES = FIRST_BYTES // 2
-_SIZE = struct.Struct("q")
+_SIZES = struct.Struct("qq")
 
 
 class TensorHead(NamedTuple):
@@ -131,7 +131,7 @@ class TensorHead(NamedTuple):
 
     Attributes:
         is_on_device: whether it belongs on the device of the receiver, and not on its CPU.
-        data: its bytes, if they do not follow.
+        data: its bytes, if they do not follow the body.
     """
 
     dtype: torch.dtype
@@ -142,11 +142,11 @@ class TensorHead(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Whether its bytes come after the head."""
+        """Whether its bytes come after the body."""
         return self.data is None and not self.is_meta and math.prod(self.shape) > 0
 
     def empty(self, device: torch.device) -> Tensor:
-        """Memory for it, with its numbers where they are in the head."""
+        """Memory for it, with its numbers where they are known."""
         if self.data is not None:
             return torch.frombuffer(self.data, dtype=self.dtype).view(self.shape)
         return torch.empty(self.shape, dtype=self.dtype, device="meta" if self.is_meta else device)
@@ -189,35 +189,40 @@ def encode(payload: Payload, tag: Tag, *, on_cpu: bool) -> list[Tensor]:
         if tensor.numel() and not tensor.is_meta:
             data.append(tensor.resolve_conj().resolve_neg().contiguous())
             num_bytes, is_held = num_bytes + tensor.nbytes, is_held and is_here
-    held = None
-    if is_held and num_bytes <= _MOST_HELD_BYTES:
-        held = [bytearray(bits_of(each).numpy()) for each in data]
-        data = []
-    told = tag, payload.structure, payload.requires_grad, heads, held
+    is_held = is_held and num_bytes <= _MOST_HELD_BYTES
+    told = tag, payload.structure, payload.requires_grad, heads, is_held
     head = pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
-    size = _SIZE.pack(len(head))
-    parts = [size + head] if _SIZE.size + len(head) <= FIRST_BYTES else [size, head]
-    return [*[torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts], *data]
+    held = [memoryview(bits_of(each).numpy()) for each in data] if is_held else []  # type: ignore[arg-type]
+    num_bytes = len(head) + (num_bytes if is_held else 0)
+    sizes = _SIZES.pack(num_bytes, len(head))
+    body: tuple[bytes | memoryview, ...] = (head, *held)
+    fits = _SIZES.size + num_bytes <= FIRST_BYTES
+    parts = [(sizes, *body)] if fits else [(sizes,), body]
+    firsts = [torch.frombuffer(bytearray().join(part), dtype=torch.uint8) for part in parts]
+    return firsts if is_held else [*firsts, *data]
 
 
-GOODBYE = torch.frombuffer(bytearray(_SIZE.pack(0)), dtype=torch.uint8)
+GOODBYE = torch.frombuffer(bytearray(_SIZES.pack(0, 0)), dtype=torch.uint8)
 """A first part that says that nothing more follows."""
 
 
-def head_in(first: bytearray) -> tuple[int, memoryview | None]:
-    """Bytes of the head, 0 of :data:`GOODBYE`; the head, unless it comes apart."""
-    (num_bytes,) = _SIZE.unpack_from(first)
-    end = _SIZE.size + num_bytes
-    return num_bytes, memoryview(first)[_SIZE.size : end] if end <= FIRST_BYTES else None
+def body_in(first: bytearray) -> tuple[int, int, memoryview | None]:
+    """Bytes of the body, 0 of :data:`GOODBYE`, and of its head; the body, unless it comes apart."""
+    num_bytes, head_bytes = _SIZES.unpack_from(first)
+    end = _SIZES.size + num_bytes
+    body = memoryview(first)[_SIZES.size : end] if end <= FIRST_BYTES else None
+    return num_bytes, head_bytes, body
 
 
-def decode(head: memoryview) -> Head:
-    """What a message is, from the bytes of its head."""
-    tag, structure, requires_grad, heads, held = pickle.loads(head)
+def decode(body: memoryview, head_bytes: int) -> Head:
+    """What a message is, from its body, of which it keeps nothing."""
+    tag, structure, requires_grad, heads, is_held = pickle.loads(body[:head_bytes])
     tensors: list[TensorHead | None] = []
+    start = head_bytes
     for each in heads:
         found = None if each is None else TensorHead(*each)
-        if held is not None and found is not None and found.follows:
-            found = found._replace(data=held.pop(0))
+        if is_held and found is not None and found.follows:
+            end = start + math.prod(found.shape) * found.dtype.itemsize
+            found, start = found._replace(data=bytearray(body[start:end])), end
         tensors.append(found)
     return Head(tag, structure, requires_grad, tensors)

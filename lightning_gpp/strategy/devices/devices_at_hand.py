@@ -32,8 +32,8 @@ NETWORK_LINK = Link(bandwidth_bytes_per_s=1.1e9, latency_s=100e-6)
 
 BESIDE_TENSORS_BYTES = 1250 * 2**20
 """What a process holds of a GPU beside tensors, half of a small one at most: on an H100 with torch
-2.11 (CUDA 13) 621 MiB of context, 64 of cuBLAS and 564 of a first NCCL communicator. For those of
-pairs of GPUs see :func:`~lightning_gpp.strategy.report.warn_of_little_room`."""
+2.11 (CUDA 13) 621 MiB of context, 64 of cuBLAS and 564 of a first NCCL communicator. Those of pairs
+of GPUs are known when the ranks of a plan are connected; then it may be planned again."""
 
 ClusterLike = Cluster | str | Path
 """What :func:`resolve_cluster` takes: a cluster, the name of a preset, or a cluster file."""
@@ -68,12 +68,16 @@ class DeviceAtHand:
         return cls(str(device), device_name(device), memory, socket.gethostname(), identity)
 
 
-def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
+def cluster_at_hand(found: Sequence[DeviceAtHand], rooms: Sequence[int | None] = ()) -> Cluster:
     """The devices of all ranks, by rank, with the memory that tensors may take.
 
     Ranks on one device share its memory equally.
 
     Hosts are numbered, so that a job finds the plan of the last one whatever hosts it gets.
+
+    Args:
+        found: the device of every rank.
+        rooms: bytes that are left for tensors of each, where that was measured.
 
     >>> here = DeviceAtHand("cpu", "cpu", 8_000_000_000, "here")
     >>> [(d.name, d.memory_bytes) for d in cluster_at_hand([here, here]).devices]
@@ -89,6 +93,8 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
             memory_bytes //= sharing[_memory_of(each)]
             if each.identity:
                 memory_bytes = max(memory_bytes // 2, memory_bytes - BESIDE_TENSORS_BYTES)
+            room = rooms[rank] if rooms else None
+            memory_bytes = memory_bytes if room is None else min(memory_bytes, room)
         name = f"rank {rank} ({each.name})"
         devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
     is_cpu = any(each.kind == "cpu" for each in found)

@@ -38,7 +38,7 @@ _LET_END_S = 1.0
 _MEET_S = 60.0
 """After a failure, for all ranks to come out of their work."""
 
-_TERMINATE_S = 10.0
+_TERMINATE_S = 20.0
 """For a step to end after SIGTERM; then the run ends without it."""
 
 _STUCK_S = 8.0

@@ -16,7 +16,7 @@ LIMIT_S = 280.0
 @pytest.mark.parametrize(
     "cases",
     [
-        ("int:placing", "int:before_optimizer", "usr1:stage_of_rank_1"),
+        ("int:placing", "int:batch_end_of_rank_1", "usr1:stage_of_rank_1"),
         *(pytest.param((f"{name}:",), marks=pytest.mark.extra) for name in interrupts.SIGNALS),
     ],
 )
