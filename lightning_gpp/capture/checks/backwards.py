@@ -81,15 +81,27 @@ def hooked(module: nn.Module) -> str | None:
     return None
 
 
-def loss_of_rows(output: Any, rows: Tensor, num: int) -> Tensor:
-    """A sum of what is there for some of ``num`` samples, in which every entry weighs its own."""
+def weighted_sum(output: Any, rows: Tensor | None = None, num: int = 0) -> Tensor | None:
+    """A number that depends on every entry of an output in a different way; None without gradients.
+
+    Args:
+        output: of a forward.
+        rows: the samples that it is of, if only entries of samples count.
+        num: of all samples.
+    """
     generator = torch.Generator().manual_seed(0)
-    loss = torch.zeros((), requires_grad=True)
+    loss = None
     for leaf in tensors_of(output):
-        if leaf.requires_grad and leaf.dim() and len(leaf) == len(rows):
-            weights = torch.rand((num, *leaf.shape[1:]), generator=generator) + 0.5
-            term = (leaf * weights[rows].to(leaf)).sum()
-            loss = loss + (term.real if term.is_complex() else term).to(loss)
+        is_meant = rows is None or (leaf.dim() and len(leaf) == len(rows))
+        if not (leaf.requires_grad and is_meant):
+            continue
+        weights = torch.empty_like(leaf)
+        if not leaf.is_meta:
+            shape = leaf.shape if rows is None else (num, *leaf.shape[1:])
+            weights = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        term = (leaf * (weights if rows is None else weights[rows]).to(leaf)).sum()
+        term = term.real if term.is_complex() else term
+        loss = term if loss is None else loss + term.to(loss)
     return loss
 
 

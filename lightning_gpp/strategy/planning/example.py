@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.check import unchanged_parameters
-from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import GraphInputs, Sample, first_sample
-from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.gnn import (
     ChunkedModel,
     Chunks,
@@ -134,17 +130,14 @@ def example_of(
 ) -> Example:
     """The first samples of a call, as many as a micro-batch is likely to have.
 
-    All of them where the arguments do not agree on what a sample is, as those of a graph, or where
-    the forward does not take some of their rows, as where samples are columns.
+    All of them where the arguments do not agree on what a sample is, as those of a graph; also
+    where the forward turns out not to take some of their rows, as where samples are columns.
 
     Args:
         module: whose forward is called.
         args: of the call.
         kwargs: likewise, by name.
         unit_sizes: samples of each micro-batch for a number of samples.
-
-    Raises:
-        CaptureError: the forward changes a parameter.
     """
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments.of(module, args, kwargs)
@@ -154,34 +147,12 @@ def example_of(
         whole = arguments.rebuild(sample.fresh())
         if len(units) == 1:
             return Example(*whole, total, 1)
-        if (slices := _slices(sample, [units[0], total - units[0]])) is not None:
-            cuts = {n: slices[n].cut(t, 1)[0] for n, t in sample.tensors.items() if n in slices}
-            first = arguments.rebuild(replace(sample, tensors={**sample.tensors, **cuts}).fresh())
-            if _runs(module, *first):
-                return Example(*first, total, len(units))
-        return Example(*whole, None, 1)
-
-
-def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the forward takes these arguments; it leaves no trace.
-
-    Raises:
-        CaptureError: it changes a parameter.
-    """
-    tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
-    weights = HostWeights(module, next(tensors).device)
-    with (
-        rollback(module),
-        torch.no_grad(),
-        weights.resident(),
-        unchanged_parameters(module),
-        weights.visiting(watched=True),
-    ):
-        try:
-            module.forward(*args, **kwargs)
-        except Exception:  # capture shows it if the whole call fails likewise
-            return False
-    return True
+        slices = _slices(sample, [units[0], total - units[0]])
+        if slices is None:
+            return Example(*whole, None, 1)
+        cuts = {n: slices[n].cut(t, 1)[0] for n, t in sample.tensors.items() if n in slices}
+        first = arguments.rebuild(replace(sample, tensors={**sample.tensors, **cuts}).fresh())
+        return Example(*first, total, len(units), otherwise=Example(*whole, None, 1))
 
 
 def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:
