@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.observers import observers_of, take_observers
-from lightning_gpp.capture.checks.rehearsal import MODES, Rehearsal
+from lightning_gpp.capture.checks.observers import OBSERVED
+from lightning_gpp.capture.checks.rehearsal import MODES, SEED, Rehearsal
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel, Verified
@@ -103,6 +103,7 @@ class _Attempt:
     def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
         self.module, self.runs, self.blocks = runs.module, runs, blocks
         self._returned: Any = None
+        runs.trace_seed = 0 if blocks is None else SEED
 
     def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
         """The model as another process captured and checked it.
@@ -111,7 +112,7 @@ class _Attempt:
             CaptureError: this is another model.
         """
         self.runs.take_samples(verified.num_samples)
-        take_observers(self.module, verified.observers)
+        OBSERVED.update(map(self.module.get_submodule, verified.observed))
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = replace(policy, types=(*policy.types, *kinds))
         traces = in_order(self._traces(policy), verified.nodes)
@@ -180,12 +181,12 @@ class _Attempt:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
                 trace = trace_concretely(observer, runs.arguments, policy, sample.fresh())
-        observations = runs.observed(trace, sample, mode, observer)
+        result, seen = runs.replayed(trace, sample, mode, observer=observer)
         if mode:
-            self._returned = observer.output(trace)
-        if protect_inputs(trace, observations):
-            observations = runs.observed(trace, sample, mode)
-        return normalize(trace, observations)
+            self._returned = result.output
+        if protect_inputs(trace, seen):
+            _, seen = runs.replayed(trace, sample, mode)
+        return normalize(trace, seen)
 
     def _captured(self, policy: LeafPolicy, whole: tuple[str, ...]) -> CapturedModel:
         """The model that the traces of both modes make.
@@ -244,5 +245,5 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
         captured.verified,
         reads=tuple(read for read in reads if read.place not in changed),
         is_random=own.draws,
-        observers=observers_of(runs.module),
+        observed=tuple(name for name, part in runs.module.named_modules() if part in OBSERVED),
     )

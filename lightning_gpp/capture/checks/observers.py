@@ -1,13 +1,13 @@
-"""Hooks of the user's on calls of modules that only look on: rehearsals run without them.
+"""Modules whose calls hooks of the user's look at and do not change: rehearsals leave these out.
 
-Whether a hook changes something (what it returns, tensors, its module) only a call shows. So they
-run in the first rehearsal of a model, are left out of all others, and run again in real calls.
+Whether a hook changes something (what it returns, tensors, its module) only a call shows. So all
+run in the first rehearsal of a model, and those that only look on in real calls alone from then on.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,51 +19,27 @@ from lightning_gpp.common.tensor_places import num_changes
 
 _LIBRARIES = ("torch.", "torch_geometric.", "transformers.")
 
-Hook = Callable[..., Any]
-
-_KNOWN = weakref.WeakKeyDictionary[nn.Module, list[Hook]]()
-
-
-def observers_of(module: nn.Module) -> tuple[tuple[str, int], ...]:
-    """The hooks that only look on: qualified names of modules, and which of their hooks it is."""
-    return tuple(
-        (name, number)
-        for name, part in module.named_modules()
-        for number, (_, _, hook) in enumerate(_hooks(part))
-        if hook is _left_out or hook in _KNOWN.get(part, ())
-    )
-
-
-def take_observers(module: nn.Module, places: Sequence[tuple[str, int]]) -> None:
-    """Takes for such what another process found."""
-    for name, number in places:
-        part = module.get_submodule(name)
-        _KNOWN.setdefault(part, []).append(_hooks(part)[number][2])
+OBSERVED = weakref.WeakSet[nn.Module]()
+"""Modules whose hooks are found to look on only."""
 
 
 def without_observers(module: nn.Module) -> AbstractContextManager[None]:
     """The body runs without hooks that only look on."""
-    return replaced(
-        [
-            (table, key, _left_out)
-            for part in module.modules()
-            for table, key, hook in _hooks(part)
-            if hook in _KNOWN.get(part, ())
-        ]
-    )
+    parts = (part for part in module.modules() if part in OBSERVED)
+    return replaced([(*place, _look_away) for part in parts for *place, _ in _hooks(part)])
 
 
 @contextmanager
 def watched_hooks(module: nn.Module) -> Iterator[None]:
-    """Finds hooks that only look on among those that run in the body."""
-    only_look: dict[tuple[nn.Module, Hook], bool] = {}
+    """Finds out which hooks only look on, of those that run in the body."""
+    only_look: dict[nn.Module, bool] = {}
 
-    def watch(part: nn.Module, hook: Hook) -> Hook:
+    def watch(part: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             before = _state(part, args)
             answer = hook(*args, **kwargs)
-            only_looks = answer is None and _state(part, args) == before
-            only_look[part, hook] = only_looks and only_look.get((part, hook), True)
+            changes = answer is not None or _state(part, args) != before
+            only_look[part] = not changes and only_look.get(part, True)
             return answer
 
         return watched
@@ -71,16 +47,10 @@ def watched_hooks(module: nn.Module) -> Iterator[None]:
     hooks = ((part, *each) for part in module.modules() for each in _hooks(part))
     with replaced([(table, key, watch(part, hook)) for part, table, key, hook in hooks]):
         yield
-    for (part, hook), only_looks in only_look.items():
-        if only_looks:
-            _KNOWN.setdefault(part, []).append(hook)
+    OBSERVED.update(part for part, looks in only_look.items() if looks)
 
 
-def _left_out(*_: Any, **__: Any) -> None:
-    """Stands for a hook that only looks on."""
-
-
-def _hooks(part: nn.Module) -> list[tuple[Any, Any, Hook]]:
+def _hooks(part: nn.Module) -> list[tuple[Any, Any, Callable[..., Any]]]:
     """The user's own hooks on calls of a module, each with its table and its key in that."""
     return [
         (table, key, hook)
@@ -88,6 +58,10 @@ def _hooks(part: nn.Module) -> list[tuple[Any, Any, Hook]]:
         for key, hook in table.items()
         if not f"{getattr(hook, '__module__', '')}.".startswith(_LIBRARIES)
     ]
+
+
+def _look_away(*_: Any, **__: Any) -> None:
+    """Stands for a hook that only looks on."""
 
 
 def _state(part: nn.Module, args: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ MODES = (True, False)
 """Training flags."""
 _NUM_SUMS = 4096
 
-_SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
+SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
 
 _Loss = Callable[[Any], Tensor | None]
 _Seen = Mapping[fx.Node, Observation]
@@ -87,6 +87,7 @@ class Rehearsal:
         reads: plain attributes that forward reads; likewise.
         backwards: what it did that a backward goes through; likewise.
         withheld: outputs of forward that are not handed out; likewise.
+        trace_seed: with which its first trace gets its values.
 
     Raises:
         CaptureError: there are no samples.
@@ -112,6 +113,7 @@ class Rehearsal:
         training = {name: train_modes.get(name, True) for name in names}
         self._flags = {True: training, False: dict.fromkeys(names, False)}
         self._later: Any = None
+        self.trace_seed = 0
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
         if not self.sample.num_samples:
             raise CaptureError(
@@ -190,7 +192,7 @@ class Rehearsal:
         sample = self.other if self.sample.graphs else self.sample
         if changes.attributes and sample.device.type != "meta":
             state.restore_buffers()
-            seed_all(_SEED if sample.graphs else 0)
+            seed_all(SEED if sample.graphs else self.trace_seed)
             try:
                 with self.weights.visiting():
                     output = self._forward(sample.fresh())
@@ -225,24 +227,23 @@ class Rehearsal:
 
     # Graphs of it -------------------------------------------------------------------------------
 
-    def observed(
-        self, trace: Trace, sample: Sample, training: bool, observer: Observer | None = None
-    ) -> dict[fx.Node, Observation]:
-        """What the nodes of a trace do with a sample."""
-        with self.in_mode(training), self.weights.visiting():
-            return observe(trace.graph, sample.fresh(), observer or Observer(self.module))
-
     def replayed(
-        self, trace: Trace, sample: Sample, training: bool, loss: _Loss | None = None
-    ) -> tuple[Result, _Seen]:
-        """What a trace computes, and what its nodes do."""
-        observer = Observer(self.module)
+        self,
+        trace: Trace,
+        sample: Sample,
+        training: bool,
+        loss: _Loss | None = None,
+        observer: Observer | None = None,
+    ) -> tuple[Result, dict[fx.Node, Observation]]:
+        """What a trace computes, and what its nodes do; those that an observer knows do it once."""
+        seen: dict[fx.Node, Observation] = {}
+        observer = observer or Observer(self.module)
 
         def forward(tensors: Mapping[str, Tensor]) -> Any:
-            observe(trace.graph, tensors, observer)
+            seen.update(observe(trace.graph, tensors, observer))
             return observer.output(trace)
 
-        return self._run(forward, sample, training, loss), observer.observations
+        return self._run(forward, sample, training, loss), seen
 
     def check(self, traces: Mapping[bool, Trace]) -> _Seen:
         """Compares a graph with the module; returns what its nodes do in train mode.
@@ -350,7 +351,8 @@ class Rehearsal:
             then: called before what forward changed is taken back, if it is the module's own.
         """
         module, weights = self.module, self.weights
-        with self.in_mode(training, _SEED) as state, unchanged_parameters(module):
+        unchanged = nullcontext() if then is None else unchanged_parameters(module)
+        with self.in_mode(training, SEED) as state, unchanged:
             inputs = sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_gpp.capture.checks.observers import observers_of
+from lightning_gpp.capture.checks.observers import OBSERVED
 from lightning_gpp.capture.errors import CaptureError
 
 _WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
@@ -90,7 +90,7 @@ class LeafPolicy:
         if isinstance(module, self.types) or name in self.names:
             return True
         # They see the module as a whole.
-        if module._backward_hooks or module._backward_pre_hooks or observers_of(module):
+        if module._backward_hooks or module._backward_pre_hooks or module in OBSERVED:
             return True
         if module._compiled_call_impl is not None:  # so does ``module.compile()``
             return True

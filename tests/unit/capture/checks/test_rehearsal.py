@@ -106,10 +106,10 @@ def test_forward_runs_once_beside_its_two_traces(
 
 def test_hooks_that_only_look_on_run_in_one_rehearsal_and_in_real_calls() -> None:
     seen: list[str] = []
-    model = nn.Sequential(_Counted(nn.Linear(3, 3)), nn.Linear(3, 3))
+    model = nn.Sequential(_Counted(nn.Linear(3, 3)), nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].register_forward_hook(lambda *_: seen.append("block"))
     model[1].register_forward_pre_hook(lambda *_: seen.append("layer"))
-    model[1].register_forward_hook(lambda module, args, output: output * 2)
+    model[2].register_forward_hook(lambda module, args, output: output * 2)
     captured = capture(model, (torch.randn(4, 3),))
     assert sorted(seen) == ["block", "layer"]
     profile_costs(captured, (torch.randn(4, 3),), num_sizes=1)
