@@ -21,7 +21,6 @@ from lightning_gpp.gnn import (
     partition,
     small_graph,
 )
-from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
@@ -147,27 +146,23 @@ def example_of(
         whole = arguments.rebuild(sample.fresh())
         if len(units) == 1:
             return Example(*whole, total, 1)
-        slices = _slices(sample, [units[0], total - units[0]])
-        if slices is None:
+        first = _first_samples(sample, units[0])
+        if first is None:
             return Example(*whole, None, 1)
-        cuts = {n: slices[n].cut(t, 1)[0] for n, t in sample.tensors.items() if n in slices}
-        first = arguments.rebuild(replace(sample, tensors={**sample.tensors, **cuts}).fresh())
-        return Example(*first, total, len(units), otherwise=Example(*whole, None, 1))
+        some = arguments.rebuild(replace(sample, tensors={**sample.tensors, **first}).fresh())
+        return Example(*some, total, len(units), otherwise=Example(*whole, None, 1))
 
 
-def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:
-    """How the first samples are cut off; None where they cannot be.
+def _first_samples(sample: Sample, count: int) -> Mapping[str, Tensor] | None:
+    """Tensors of the first samples; None where they cannot be cut off.
 
     The first dimension of every tensor has to go with the samples.
     """
     tensors, total = sample.tensors, sample.num_samples
     if sample.graphs is not None:
-        return graph_slices(tensors, sizes)
-    with_rows = [tensor for tensor in tensors.values() if tensor.dim()]
-    if any(t.layout is not torch.strided or len(t) % total for t in with_rows):
+        slices = graph_slices(tensors, [count, total - count])
+        return slices and {name: slices[name].cut(t, 1)[0] for name, t in tensors.items()}
+    rows = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
+    if any(t.layout is not torch.strided or len(t) % total for t in rows.values()):
         return None
-    return {
-        name: Slices.of_samples(0, len(tensor) // total, sizes)
-        for name, tensor in tensors.items()
-        if tensor.dim() and len(tensor)
-    }
+    return {name: tensor[: len(tensor) // total * count] for name, tensor in rows.items()}
