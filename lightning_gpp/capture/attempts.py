@@ -158,7 +158,7 @@ class _Attempt:
             except KeepWholeError as error:  # without its frames, which hold all values
                 decision = KeepWholeError(str(error), error.scope, on_data=error.on_data)
             else:
-                captured.kept_whole = tuple(reasons)
+                captured.kept_whole = (*reasons, *self._observed(captured))
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
                 captured.decision = next(by_data, None) or captured.decision
                 return captured
@@ -168,6 +168,12 @@ class _Attempt:
             policy = replace(policy, types=(*policy.types, kind))
             whole = (*whole, decision.scope)
             reasons[f"{kind.__name__} stays whole: {describe(decision)}"] = decision
+
+    def _observed(self, captured: CapturedModel) -> list[str]:
+        """A line for every class of modules that are not looked into because a hook looks on."""
+        parts = map(self.module.get_submodule, captured.leaf_modules)
+        kinds = {type(p).__name__ for p in parts if p in OBSERVED and [*p.children()]}
+        return [f"{kind} stays whole: a hook looks at its calls" for kind in sorted(kinds)]
 
     def _traces(self, policy: LeafPolicy) -> dict[bool, Trace]:
         traces = {mode: self._trace(policy, mode) for mode in MODES}

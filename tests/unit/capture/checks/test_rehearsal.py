@@ -112,6 +112,7 @@ def test_hooks_that_only_look_on_run_in_one_rehearsal_and_in_real_calls() -> Non
     model[2].register_forward_hook(lambda module, args, output: output * 2)
     captured = capture(model, (torch.randn(4, 3),))
     assert sorted(seen) == ["block", "layer"]
+    assert captured.kept_whole == ("_Counted stays whole: a hook looks at its calls",)
     profile_costs(captured, (torch.randn(4, 3),), num_sizes=1)
     assert sorted(seen) == ["block", "layer"]
     x = torch.randn(2, 3)
