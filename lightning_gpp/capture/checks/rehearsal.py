@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.backwards import (
     Backwards,
     add_up,
+    gradients_of,
     hooked,
     watched_backwards,
     weighted_sum,
@@ -55,13 +56,11 @@ from lightning_gpp.capture.values.samples import (
     other_samples,
 )
 from lightning_gpp.capture.values.structure import leaves_of, map_tensors
-from lightning_gpp.common.mapped_tensor import is_mapped
 
 _logger = logging.getLogger(__name__)
 
 MODES = (True, False)
 """Training flags."""
-_NUM_SUMS = 4096
 
 SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
 
@@ -364,55 +363,13 @@ class Rehearsal:
             with weights.visiting(watched=then is not None):
                 output = forward(views)
             draws = not torch.equal(before, random_state(sample.device))
-            gradients = {} if loss is None else self._gradients(loss(output), inputs)
+            gradients = {} if loss is None else gradients_of(loss(output), module, inputs, weights)
             output = map_tensors(output, Tensor.detach)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
             changes = state.changes()
             if then is not None:
                 then(state, changes)
         return Result(output, gradients, buffers, changes, draws)
-
-    def _gradients(
-        self, loss: Tensor | None, inputs: Mapping[str, Tensor]
-    ) -> dict[str, Tensor | None]:
-        """Of parameters and inputs.
-
-        Of those of parameters in files sums are given: memory and disk have no room for them all.
-        """
-        sums: dict[Tensor, Tensor] = {}
-
-        def condense(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                found = _weighted_sums(parameter.grad)  # once per use where weights visit a device
-                sums[parameter] = sums[parameter] + found if parameter in sums else found
-                parameter.grad = None
-
-        handles = []
-        for parameter in self.module.parameters():
-            parameter.grad = None  # rollback puts it back
-            if parameter.requires_grad and is_mapped(parameter):
-                hook: Any = parameter.register_post_accumulate_grad_hook
-                handles.append(hook(condense))
-        try:
-            if loss is not None and loss.requires_grad:
-                with self.weights.visiting():
-                    loss.backward()  # type: ignore[no-untyped-call]
-        finally:
-            for handle in handles:
-                handle.remove()
-        sources = dict(self.module.named_parameters()) | dict(inputs)
-        return {
-            name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad
-        }
-
-
-def _weighted_sums(tensor: Tensor) -> Tensor:
-    """Sums of pieces of a tensor, as large as its values, in which every element weighs its own."""
-    pieces = torch.split(tensor.reshape(-1), -(-tensor.numel() // _NUM_SUMS))
-    generator = torch.Generator().manual_seed(0)
-    weights = (torch.rand(len(pieces[0]), generator=generator) + 0.5).to(tensor)
-    weights /= len(weights) ** 0.5
-    return torch.stack([piece @ weights[: len(piece)] for piece in pieces])
 
 
 def _differ_in_constants(train: Trace, evaluation: Trace) -> bool:

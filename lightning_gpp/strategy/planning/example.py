@@ -161,7 +161,9 @@ def _first_samples(sample: Sample, count: int) -> Mapping[str, Tensor] | None:
     tensors, total = sample.tensors, sample.num_samples
     if sample.graphs is not None:
         slices = graph_slices(tensors, [count, total - count])
-        return slices and {name: slices[name].cut(t, 1)[0] for name, t in tensors.items()}
+        if slices is None:
+            return None
+        return {name: slices[name].cut(t, 1)[0] for name, t in tensors.items()}
     rows = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
     if any(t.layout is not torch.strided or len(t) % total for t in rows.values()):
         return None
