@@ -174,7 +174,8 @@ def _tried(
         why_not = str(error)
     if why_not is None:
         return None
-    (boundary,), _ = _runs(run, [inputs], replace(trial, passes=[in_whole]))
+    # after another call, which may have changed a buffer
+    (_, boundary), _ = _runs(run, [inputs] * 2, replace(trial, passes=[in_whole] * 2))
     again = taken(boundary)
     why_not = why_not if joined is None else found(again)
     return why_not if difference(again, whole) is None else None
