@@ -17,16 +17,16 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.rehearsal import MODES, CheckedPass, Rehearsal
-from lightning_gpp.capture.checks.rollback import rollback, steady_names
+from lightning_gpp.capture.checks.observers import OBSERVED
+from lightning_gpp.capture.checks.rehearsal import MODES, SEED, Rehearsal
+from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel, Verified
 from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
 from lightning_gpp.capture.operators.observe import (
-    Observation,
     Observer,
     normalize,
     observation,
@@ -36,11 +36,8 @@ from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph
-from lightning_gpp.capture.values.samples import Sample, other_content
 
 _logger = logging.getLogger(__name__)
-
-_Seen = dict[fx.Node, Observation]
 
 
 def capture(
@@ -56,11 +53,10 @@ def capture(
 ) -> CapturedModel:
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
 
-    By the ``blocks`` that the user gives, or by running it on the arguments with every call
-    recorded. The result is checked against the module, in train and in eval mode: outputs and
-    buffers on the given input and on one of another size, gradients in train mode on the smaller of
-    the two (:mod:`.checks.rehearsal` says why that is enough). The module is left as it was, random
-    generators included.
+    By the ``blocks`` that the user gives, or by running it on the arguments, in train and in eval
+    mode, with every call recorded. The result is checked against the module on inputs of another
+    size: outputs, buffers and gradients (:mod:`.checks.rehearsal` says why that is enough). The
+    module is left as it was, random generators included.
 
     It runs on the device of the arguments. Weights that are elsewhere come there only while they
     are read (:mod:`.values.placed`).
@@ -98,19 +94,7 @@ def capture(
         attempt = _Attempt(runs, blocks)
         if verified is not None:
             return attempt.as_verified(policy, verified)
-        runs.begin()
-        runs.check_memory()
-        try:
-            captured = attempt.keeping_whole(policy)
-        except Exception as error:  # user code under a tracer may raise anything
-            _logger.debug("capturing failed", exc_info=True)
-            text = describe(error)
-            remedy = f"use torch.where, or {REMEDY}" if " decides by " in text else REMEDY
-            raise CaptureError(
-                f"{type(module).__name__}.forward cannot be captured:\n  {text}\nRemedy: {remedy}"
-            ) from error
-        _take_effects(captured, runs)
-    return captured
+        return attempt.verifying(policy)
 
 
 class _Attempt:
@@ -118,6 +102,8 @@ class _Attempt:
 
     def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
         self.module, self.runs, self.blocks = runs.module, runs, blocks
+        self._returned: Any = None
+        runs.trace_seed = 0 if blocks is None else SEED
 
     def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
         """The model as another process captured and checked it.
@@ -126,12 +112,37 @@ class _Attempt:
             CaptureError: this is another model.
         """
         self.runs.take_samples(verified.num_samples)
+        OBSERVED.update(map(self.module.get_submodule, verified.observed))
         kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
         policy = replace(policy, types=(*policy.types, *kinds))
         traces = in_order(self._traces(policy), verified.nodes)
         return CapturedModel(self.module, self.runs.arguments, traces, verified, self.runs.sample)
 
-    def keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
+    def verifying(self, policy: LeafPolicy) -> CapturedModel:
+        """The model, once its graph is found to compute what it computes.
+
+        Raises:
+            CaptureError: there is no such graph.
+        """
+        runs = self.runs
+        runs.begin()
+        try:
+            captured = self._keeping_whole(policy)
+        except Exception as error:  # user code under a tracer may raise anything
+            if not runs.runs_on_given():
+                return self.verifying(policy)
+            _logger.debug("capturing failed", exc_info=True)
+            text = describe(error)
+            remedy = f"use torch.where, or {REMEDY}" if " decides by " in text else REMEDY
+            name = type(self.module).__name__
+            raise CaptureError(
+                f"{name}.forward cannot be captured:\n  {text}\nRemedy: {remedy}"
+            ) from error
+        runs.check_memory(self._returned)
+        _take_effects(captured, runs)
+        return captured
+
+    def _keeping_whole(self, policy: LeafPolicy) -> CapturedModel:
         """The graph that computes what the module computes.
 
         Modules whose own Python decides what they compute become leaves, one by one.
@@ -143,13 +154,13 @@ class _Attempt:
         whole = tuple[str, ...]()
         while True:
             try:
-                captured = self._captured(policy, Verified(self.runs.sample.num_samples, whole))
+                captured = self._captured(policy, whole)
             except KeepWholeError as error:  # without its frames, which hold all values
                 decision = KeepWholeError(str(error), error.scope, on_data=error.on_data)
             else:
-                captured.kept_whole = tuple(reasons)
+                captured.kept_whole = (*reasons, *self._observed(captured))
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
-                captured.decision = next(by_data, None) or self.runs.meets_in_backward()
+                captured.decision = next(by_data, None) or captured.decision
                 return captured
             kind = type(self.module.get_submodule(decision.scope))
             if not decision.scope or kind in policy.types or kind is type(self.module):
@@ -157,6 +168,12 @@ class _Attempt:
             policy = replace(policy, types=(*policy.types, kind))
             whole = (*whole, decision.scope)
             reasons[f"{kind.__name__} stays whole: {describe(decision)}"] = decision
+
+    def _observed(self, captured: CapturedModel) -> list[str]:
+        """A line for every class of modules that are not looked into because a hook looks on."""
+        parts = map(self.module.get_submodule, captured.leaf_modules)
+        kinds = {type(p).__name__ for p in parts if p in OBSERVED and [*p.children()]}
+        return [f"{kind} stays whole: a hook looks at its calls" for kind in sorted(kinds)]
 
     def _traces(self, policy: LeafPolicy) -> dict[bool, Trace]:
         traces = {mode: self._trace(policy, mode) for mode in MODES}
@@ -170,14 +187,14 @@ class _Attempt:
                 trace = trace_blocks(self.module, runs.arguments, self.blocks)
             else:
                 trace = trace_concretely(observer, runs.arguments, policy, sample.fresh())
-        observations = runs.observed(trace, sample, mode, observer)
-        if protect_inputs(trace, observations):
-            observations = runs.observed(trace, sample, mode)
-        return normalize(trace, observations)
+        result, seen = runs.replayed(trace, sample, mode, observer=observer)
+        if mode:
+            self._returned = result.output
+        if protect_inputs(trace, seen):
+            _, seen = runs.replayed(trace, sample, mode)
+        return normalize(trace, seen)
 
-    # Does a trace compute what the module computes? -------------------------------------------
-
-    def _captured(self, policy: LeafPolicy, how: Verified) -> CapturedModel:
+    def _captured(self, policy: LeafPolicy, whole: tuple[str, ...]) -> CapturedModel:
         """The model that the traces of both modes make.
 
         Raises:
@@ -185,43 +202,21 @@ class _Attempt:
             KeepWholeError: a sub-module decides.
         """
         traces, runs = self._traces(policy), self.runs
-        how = replace(how, nodes=node_contents(traces[True]))
+        nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
         try:
-            second, seen = self._other_size(traces[True])
-            first = {n: observation(n) for n in traces[True].graph.nodes if n.op != "output"}
-            how = replace(how, cuts=Cuts.of(first, runs.sample, seen, second))
-            captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
-            runs.check(captured, second)
+            seen = runs.check(traces)
         except GuardError as error:
-            on_data = any(
-                reads_data(node)
-                for node in traces[True].graph.nodes
-                if f"{node.meta.get('scope', '')}.".startswith(f"{error.scope}.")
-            )
+            scope = f"{error.scope}."
+            own = (n for n in nodes if f"{n.meta.get('scope', '')}.".startswith(scope))
+            on_data = any(map(reads_data, own))
             raise KeepWholeError(str(error), error.scope, on_data=on_data) from error
+        cuts = Cuts.of({n: observation(n) for n in nodes}, runs.sample, seen, runs.other)
+        how = Verified(runs.sample.num_samples, whole, node_contents(traces[True]), cuts)
+        captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
+        captured.decision = runs.meets_in_backward(traces[False])
+        steady = runs.steady(traces[True], captured.changing)
+        captured.verified = replace(how, steady=steady)
         return captured
-
-    def _other_size(self, trace: Trace) -> tuple[Sample | None, _Seen | None]:
-        """Inputs of another size that the decisions in a trace allow, and what nodes do there.
-
-        Raises:
-            GuardError: a sub-module decides by the number of samples.
-        """
-        runs = self.runs
-        for other in list(runs.others):
-            if not runs.runs(other):
-                runs.others.remove(other)
-                continue
-            try:
-                return other, runs.observed(trace, other, training=True)
-            except GuardError as error:
-                if error.scope:  # a sub-module, which can be kept whole
-                    raise
-                _logger.warning(
-                    "captured with micro-batches of %d samples, as forward raises with %d: %s",
-                    *(runs.sample.num_samples, other.num_samples, error),
-                )
-        return None, None
 
 
 def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
@@ -230,10 +225,10 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     Raises:
         CaptureError: it keeps a result that gradients flow through.
     """
-    given = runs.given
+    own = runs.own
     leaves = tuple(f"{leaf}." for leaf in captured.leaf_modules)  # do so in a stage, too
-    changed = [name for name in given.changes.attributes if not name.startswith(leaves)]
-    if kept := [name for name in given.changes.kept if not name.startswith(leaves)]:
+    changed = [name for name in own.changes.attributes if not name.startswith(leaves)]
+    if kept := [name for name in own.changes.kept if not name.startswith(leaves)]:
         raise CaptureError(
             f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
@@ -254,18 +249,7 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     reads = (read for read in runs.reads if not f"{read.path}.".startswith(leaves))
     captured.verified = replace(
         captured.verified,
-        steady=_steady_state(captured, runs),
         reads=tuple(read for read in reads if read.place not in changed),
-        is_random=given.draws,
+        is_random=own.draws,
+        observed=tuple(name for name, part in runs.module.named_modules() if part in OBSERVED),
     )
-
-
-def _steady_state(captured: CapturedModel, runs: Rehearsal) -> frozenset[str]:
-    """The buffers that forward changes in training mode, whatever it is called with."""
-    changing = captured.changing
-    try:
-        other = runs.of(CheckedPass(other_content(runs.sample), True)) if changing else runs.given
-    except Exception as error:  # the model itself may not take this size
-        _logger.info("which buffers change alike cannot be told: %s", error)
-        return frozenset()
-    return steady_names(runs.module, changing, runs.given.buffers, other.buffers)

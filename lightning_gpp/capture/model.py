@@ -39,6 +39,7 @@ class Verified:
         steady: names of the buffers that forward changes alike whatever its arguments are.
         reads: plain attributes that forward read and that must not change.
         is_random: whether forward draws random numbers from torch in training mode.
+        observed: names of modules whose calls hooks of the user's look at and do not change.
     """
 
     num_samples: int
@@ -48,6 +49,7 @@ class Verified:
     steady: frozenset[str] = frozenset()
     reads: tuple[Read, ...] = ()
     is_random: bool = False
+    observed: tuple[str, ...] = ()
 
 
 class CapturedModel:

@@ -14,6 +14,7 @@ import torch
 
 from lightning_gpp.capture import (
     CapturedModel,
+    CaptureError,
     StageModule,
     capture,
     on_host,
@@ -111,10 +112,10 @@ class PipelineBuild:
     def pipeline(self) -> Pipeline:
         """This rank's part of the pipeline."""
         run, control, full_graph = self.run, self.control, self.settings.full_graph
-        args, kwargs = self.shared()
         if full_graph is None:
-            self.capture(args, kwargs)
+            args, kwargs = self.capture_shared()
         else:
+            args, kwargs = self.shared()
             call = GraphCall.of(run.target, args, kwargs)
             with without_caches(run.target):
                 self.capture(call.args, call.kwargs, mixing_methods(run.target))
@@ -153,13 +154,25 @@ class PipelineBuild:
         args, kwargs = placed(given, device, staying)
         return tuple(args), dict(kwargs)
 
+    def capture_shared(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All ranks capture the model with the first micro-batch, or with all; returns that."""
+        given = self.shared()
+        if not self.capture(*given):
+            self.example = self.example and self.example.otherwise
+            given = self.shared()
+            self.capture(*given)
+        return given
+
     def capture(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
-    ) -> None:
+    ) -> bool:
         """All ranks capture the model; the others what rank 0 has verified.
+
+        Returns:
+            Whether the forward takes these samples, if it may be given others.
 
         Raises:
             RuntimeError: ranks or pipelines have captured different models.
@@ -168,17 +181,26 @@ class PipelineBuild:
         verified = None
         if not control.is_leader:
             verified = control.hear("waiting until rank 0 has captured the model")
+            if verified is None:
+                return False
         with waiting_for("Capturing the model", run.module):
-            self.captured = capture(
-                run.target,
-                args,
-                kwargs,
-                leaf_modules=settings.leaf_modules,
-                blocks=settings.blocks,
-                opened=opened,
-                train_modes=run.train_modes,
-                verified=verified,
-            )
+            try:
+                self.captured = capture(
+                    run.target,
+                    args,
+                    kwargs,
+                    leaf_modules=settings.leaf_modules,
+                    blocks=settings.blocks,
+                    opened=opened,
+                    train_modes=run.train_modes,
+                    verified=verified,
+                )
+            except Exception as error:  # of the user's code
+                is_last = self.example is None or self.example.otherwise is None
+                if is_last or isinstance(error, CaptureError):
+                    raise
+                control.tell(None)
+                return False
             if control.is_leader:
                 control.tell(self.captured.verified)
             own, purpose = self.captured.fingerprint, "comparing the captured models"
@@ -190,6 +212,7 @@ class PipelineBuild:
                     "not all ranks captured the same model; all must build the same one and take "
                     "the same path through its forward"
                 )
+        return True
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All ranks: what devices there are, and what the model costs on them, if it is not known.

@@ -86,7 +86,7 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         partition.reunite(on_all_ranks=True)
         try:
             build = PipelineBuild(run, None if example is None else example())
-            build.capture(*build.shared())
+            build.capture_shared()
             plan = _plan(run, build.captured)
             pipeline = build.joined(plan, first.schedule, first)
         finally:

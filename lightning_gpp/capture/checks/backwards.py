@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from lightning_gpp.capture.errors import user_location
 from lightning_gpp.capture.tracing.keep_whole import is_of_library
 from lightning_gpp.capture.tracing.sizes import stored_applies
+from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.structure import tensors_of
 from lightning_gpp.common.instance_attribute import replaced
+from lightning_gpp.common.mapped_tensor import is_mapped
 
+_NUM_SUMS = 4096
 _LIBRARIES = ("torch.", "torch_geometric.", "transformers.")
 
 _UNEQUAL, _NOISE = 0.05, 1e-4
@@ -81,16 +84,69 @@ def hooked(module: nn.Module) -> str | None:
     return None
 
 
-def loss_of_rows(output: Any, rows: Tensor, num: int) -> Tensor:
-    """A sum of what is there for some of ``num`` samples, in which every entry weighs its own."""
+def weighted_sum(output: Any, rows: Tensor | None = None, num: int = 0) -> Tensor | None:
+    """A number that depends on every entry of an output in a different way; None without gradients.
+
+    Args:
+        output: of a forward.
+        rows: the samples that it is of, if only entries of samples count.
+        num: of all samples.
+    """
     generator = torch.Generator().manual_seed(0)
-    loss = torch.zeros((), requires_grad=True)
+    loss = None
     for leaf in tensors_of(output):
-        if leaf.requires_grad and leaf.dim() and len(leaf) == len(rows):
-            weights = torch.rand((num, *leaf.shape[1:]), generator=generator) + 0.5
-            term = (leaf * weights[rows].to(leaf)).sum()
-            loss = loss + (term.real if term.is_complex() else term).to(loss)
+        is_meant = rows is None or (leaf.dim() and len(leaf) == len(rows))
+        if not (leaf.requires_grad and is_meant):
+            continue
+        weights = torch.empty_like(leaf)
+        if not leaf.is_meta:
+            shape = leaf.shape if rows is None else (num, *leaf.shape[1:])
+            weights = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        term = (leaf * (weights if rows is None else weights[rows]).to(leaf)).sum()
+        term = term.real if term.is_complex() else term
+        loss = term if loss is None else loss + term.to(loss)
     return loss
+
+
+def gradients_of(
+    loss: Tensor | None, module: nn.Module, inputs: Mapping[str, Tensor], weights: HostWeights
+) -> dict[str, Tensor | None]:
+    """Of a module's parameters and inputs by name; whatever gradients these had is gone.
+
+    Of those of parameters in files sums are given: memory and disk have no room for them all.
+    """
+    sums: dict[Tensor, Tensor] = {}
+
+    def condense(parameter: Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            found = _weighted_sums(parameter.grad)  # once per use where weights visit a device
+            sums[parameter] = sums[parameter] + found if parameter in sums else found
+            parameter.grad = None
+
+    handles = []
+    for parameter in module.parameters():
+        parameter.grad = None  # rollback puts it back
+        if parameter.requires_grad and is_mapped(parameter):
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            handles.append(hook(condense))
+    try:
+        if loss is not None and loss.requires_grad:
+            with weights.visiting():
+                loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for handle in handles:
+            handle.remove()
+    sources = dict(module.named_parameters()) | dict(inputs)
+    return {name: sums.get(item, item.grad) for name, item in sources.items() if item.requires_grad}
+
+
+def _weighted_sums(tensor: Tensor) -> Tensor:
+    """Sums of pieces of a tensor, as large as its values, in which every element weighs its own."""
+    pieces = torch.split(tensor.reshape(-1), -(-tensor.numel() // _NUM_SUMS))
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.rand(len(pieces[0]), generator=generator) + 0.5).to(tensor)
+    weights /= len(weights) ** 0.5
+    return torch.stack([piece @ weights[: len(piece)] for piece in pieces])
 
 
 def add_up(num: int, gradients: Callable[[Tensor], Mapping[str, Tensor]]) -> bool:

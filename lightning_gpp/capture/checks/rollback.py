@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.capture.checks.observers import without_observers
 from lightning_gpp.common.tensor_places import num_changes
 from lightning_gpp.common.torch_device import (
     accelerator_random_states,
@@ -41,21 +42,22 @@ class Changes:
 
 
 @contextmanager
-def rollback(module: nn.Module) -> Iterator[Changes]:
+def rollback(module: nn.Module) -> Iterator[ModuleState]:
     """Restores on exit everything that a forward may change.
 
     Random generators (torch, numpy, random), buffers, gradients, training flags, and the plain
     Python attributes of all sub-modules (numbers, tensors, and the items of lists and dicts).
-    Parameters are not copied: no forward changes them.
+    Parameters are not copied: no forward changes them. Hooks that only look on are left out.
     """
-    changes, state = Changes(), ModuleState(module)
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    try:
-        yield changes
-    finally:
-        state.restore(changes)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+    with without_observers(module):
+        state = ModuleState(module)
+        try:
+            yield state
+        finally:
+            state.restore()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 class ModuleState:
@@ -74,32 +76,48 @@ class ModuleState:
         self._accelerators, self._numpy = accelerator_random_states(), sys.modules.get("numpy")
         self._numpy_state = self._numpy.random.get_state() if self._numpy else None
 
-    def restore(self, changes: Changes | None = None) -> None:
-        """Puts everything back.
-
-        Args:
-            changes: gets what had changed.
-        """
-        changes = changes or Changes()
-        for prefix, part, training, before, held in self._parts:
-            _set_flag(part, training)
-            now = vars(part)
-            changed = [
-                k for k in now | before if now.get(k, _MISSING) is not before.get(k, _MISSING)
+    def changes(self) -> Changes:
+        """What is not as it was."""
+        found = Changes()
+        for prefix, part, _, before, held in self._parts:
+            now, changed = vars(part), _replaced_keys(part, before)
+            found.kept += [
+                f"{prefix}{key}"
+                for key in changed
+                if isinstance(value := now.get(key), Tensor) and value.requires_grad
             ]
-            for key in changed:
-                value = now.pop(key, None)
-                if isinstance(value, Tensor) and value.requires_grad:
-                    changes.kept.append(f"{prefix}{key}")
-            now.update({key: before[key] for key in changed if key in before})
-            changed += [key for key, thing, content in held if _put_back(thing, content)]
+            changed += [key for key, thing, content in held if _is_other(thing, content)]
             plain = (key for key in dict.fromkeys(changed) if key not in _OWN)
-            changes.attributes += [f"{prefix}{key}" for key in plain]
+            found.attributes += [f"{prefix}{key}" for key in plain]
+        return found
+
+    def restore_buffers(self) -> None:
+        """Puts the buffers back."""
+        for *_, held in self._parts:
+            for key, thing, content in held:
+                if key == "_buffers":
+                    _put_back(thing, content)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for _, part, training, before, held in self._parts:
+            _set_flag(part, training)
+            for key in _replaced_keys(part, before):
+                vars(part).pop(key, None)
+                if key in before:
+                    vars(part)[key] = before[key]
+            for _, thing, content in held:
+                _put_back(thing, content)
         torch.random.set_rng_state(self._torch)
         random.setstate(self._python)
         set_accelerator_random_states(self._accelerators)
         if self._numpy:
             self._numpy.random.set_state(self._numpy_state)
+
+
+def _replaced_keys(part: nn.Module, before: dict[str, Any]) -> list[str]:
+    now = vars(part)
+    return [k for k in now | before if now.get(k, _MISSING) is not before.get(k, _MISSING)]
 
 
 def random_state(device: torch.device) -> Tensor:
@@ -149,21 +167,25 @@ def _contents(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any]]:
                 yield from _contents(item, seen)
 
 
-def _put_back(thing: Any, content: Any) -> bool:
-    """Gives a tensor or a container what it held; returns whether that was something else."""
+def _is_other(thing: Any, content: Any) -> bool:
+    """Whether a tensor or a container holds something else than it did."""
     if not isinstance(thing, Tensor):
-        if (not thing and not content) or _item_ids(thing) == _item_ids(content):
-            return False
+        return bool((thing or content) and _item_ids(thing) != _item_ids(content))
+    return not (thing.is_meta or (thing.shape == content.shape and torch.equal(thing, content)))
+
+
+def _put_back(thing: Any, content: Any) -> None:
+    """Gives a tensor or a container what it held."""
+    if not _is_other(thing, content):
+        return
+    if not isinstance(thing, Tensor):
         thing.clear()
         getattr(thing, "extend" if hasattr(thing, "extend") else "update")(content)
-    elif thing.is_meta or (thing.shape == content.shape and torch.equal(thing, content)):
-        return False
-    else:
-        with torch.no_grad():
-            if thing.shape != content.shape:
-                thing.resize_(content.shape)
-            thing.copy_(content)
-    return True
+        return
+    with torch.no_grad():
+        if thing.shape != content.shape:
+            thing.resize_(content.shape)
+        thing.copy_(content)
 
 
 def _item_ids(container: Any) -> list[Any]:

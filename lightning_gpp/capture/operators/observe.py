@@ -134,6 +134,13 @@ class Observer:
             return attrgetter(str(node.target))(self.module)
         return self.values[node]
 
+    def output(self, trace: Trace) -> Any:
+        """What a trace returns whose nodes ran."""
+        leaves = trace.outputs
+        return trace.output.unflatten(
+            [self.value(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        )
+
 
 def observe(
     graph: fx.Graph, tensors: Mapping[str, Tensor], observer: Observer

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_gpp.capture.checks.observers import OBSERVED
 from lightning_gpp.capture.errors import CaptureError
 
 _WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
@@ -88,7 +89,8 @@ class LeafPolicy:
         """Whether ``module``, found under the qualified ``name``, stays whole."""
         if isinstance(module, self.types) or name in self.names:
             return True
-        if module._backward_hooks or module._backward_pre_hooks:  # they see the module as a whole
+        # They see the module as a whole.
+        if module._backward_hooks or module._backward_pre_hooks or module in OBSERVED:
             return True
         if module._compiled_call_impl is not None:  # so does ``module.compile()``
             return True

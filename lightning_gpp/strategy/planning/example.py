@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.checks.check import unchanged_parameters
-from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.placed import HostWeights
 from lightning_gpp.capture.values.samples import GraphInputs, Sample, first_sample
-from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.gnn import (
     ChunkedModel,
     Chunks,
@@ -25,7 +21,6 @@ from lightning_gpp.gnn import (
     partition,
     small_graph,
 )
-from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
@@ -134,17 +129,14 @@ def example_of(
 ) -> Example:
     """The first samples of a call, as many as a micro-batch is likely to have.
 
-    All of them where the arguments do not agree on what a sample is, as those of a graph, or where
-    the forward does not take some of their rows, as where samples are columns.
+    All of them where the arguments do not agree on what a sample is, as those of a graph; also
+    where the forward turns out not to take some of their rows, as where samples are columns.
 
     Args:
         module: whose forward is called.
         args: of the call.
         kwargs: likewise, by name.
         unit_sizes: samples of each micro-batch for a number of samples.
-
-    Raises:
-        CaptureError: the forward changes a parameter.
     """
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments.of(module, args, kwargs)
@@ -154,49 +146,25 @@ def example_of(
         whole = arguments.rebuild(sample.fresh())
         if len(units) == 1:
             return Example(*whole, total, 1)
-        if (slices := _slices(sample, [units[0], total - units[0]])) is not None:
-            cuts = {n: slices[n].cut(t, 1)[0] for n, t in sample.tensors.items() if n in slices}
-            first = arguments.rebuild(replace(sample, tensors={**sample.tensors, **cuts}).fresh())
-            if _runs(module, *first):
-                return Example(*first, total, len(units))
-        return Example(*whole, None, 1)
+        first = _first_samples(sample, units[0])
+        if first is None:
+            return Example(*whole, None, 1)
+        some = arguments.rebuild(replace(sample, tensors={**sample.tensors, **first}).fresh())
+        return Example(*some, total, len(units), otherwise=Example(*whole, None, 1))
 
 
-def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the forward takes these arguments; it leaves no trace.
-
-    Raises:
-        CaptureError: it changes a parameter.
-    """
-    tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
-    weights = HostWeights(module, next(tensors).device)
-    with (
-        rollback(module),
-        torch.no_grad(),
-        weights.resident(),
-        unchanged_parameters(module),
-        weights.visiting(watched=True),
-    ):
-        try:
-            module.forward(*args, **kwargs)
-        except Exception:  # capture shows it if the whole call fails likewise
-            return False
-    return True
-
-
-def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:
-    """How the first samples are cut off; None where they cannot be.
+def _first_samples(sample: Sample, count: int) -> Mapping[str, Tensor] | None:
+    """Tensors of the first samples; None where they cannot be cut off.
 
     The first dimension of every tensor has to go with the samples.
     """
     tensors, total = sample.tensors, sample.num_samples
     if sample.graphs is not None:
-        return graph_slices(tensors, sizes)
-    with_rows = [tensor for tensor in tensors.values() if tensor.dim()]
-    if any(t.layout is not torch.strided or len(t) % total for t in with_rows):
+        slices = graph_slices(tensors, [count, total - count])
+        if slices is None:
+            return None
+        return {name: slices[name].cut(t, 1)[0] for name, t in tensors.items()}
+    rows = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
+    if any(t.layout is not torch.strided or len(t) % total for t in rows.values()):
         return None
-    return {
-        name: Slices.of_samples(0, len(tensor) // total, sizes)
-        for name, tensor in tensors.items()
-        if tensor.dim() and len(tensor)
-    }
+    return {name: tensor[: len(tensor) // total * count] for name, tensor in rows.items()}

@@ -42,12 +42,14 @@ class Example:
         kwargs: likewise, by name.
         minibatch_size: samples of the mini-batch; None where the batch cannot be cut.
         num_microbatches: micro-batches that the mini-batch was cut into for it.
+        otherwise: what they see if the forward does not take some of the samples.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     minibatch_size: int | None
     num_microbatches: int
+    otherwise: Example | None = None
 
 
 def plan_pipeline(

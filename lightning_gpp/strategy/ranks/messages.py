@@ -127,13 +127,13 @@ class Trial:
     """The forward alone runs on a few samples, to see whether cutting changes its outputs.
 
     Attributes:
-        units: samples of each of the smallest micro-batches of the pass that is cut.
-        is_trained: whether it is cut as a mini-batch that trains.
+        passes: samples of each of the smallest micro-batches of each pass.
+        is_trained: whether passes are cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
         autocast: the user's.
     """
 
-    units: list[int]
+    passes: list[list[int]]
     is_trained: bool
     training: bool
     autocast: Autocast

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.backwards import watched_backwards
 from lightning_gpp.capture.checks.check import is_autocast
+from lightning_gpp.capture.checks.rollback import set_training
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
@@ -30,7 +31,7 @@ from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, ExportError, export_forward
 from lightning_gpp.spmd.run.moves import Shards
 from lightning_gpp.spmd.run.operator_calls import is_random, written_buffers
-from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.spmd.planners import ProgramPlanner, planner_for
@@ -203,17 +204,13 @@ class SpmdCalls(ForwardCalls):
     @contextmanager
     def _in_training(self) -> Iterator[None]:
         """How parameters are stored is for training, which may begin with a validation."""
-        run = self._run
-        modes = {part: part.training for part in run.target.modules()}
-        names = {part: name for name, part in run.target.named_modules()}
+        run, modes = self._run, modes_of(self._run.target)
         try:
-            for part in modes:
-                part.training = run.train_modes[names[part]]
+            set_training(run.target, run.train_modes)
             with torch.enable_grad():
                 yield
         finally:
-            for part, mode in modes.items():
-                part.training = mode
+            set_training(run.target, modes)
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""

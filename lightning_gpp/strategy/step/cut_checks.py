@@ -1,9 +1,10 @@
 """Whether cutting a batch changes what the pipelined forward returns, tried on a few samples.
 
-The forward alone runs: twice in one piece, with other samples beside the first, and cut. Where
-layers are random in training (dropout) or compare samples on purpose (batch normalisation, which
-takes the statistics of a micro-batch as it does of a process under DDP), training mode only tells
-whether it fails when it is cut, and results are compared in evaluation mode.
+The forward alone runs: in one piece, with other samples beside the first, and cut; once more where
+these differ. Where layers are random in training (dropout) or compare samples on purpose (batch
+normalisation, which takes the statistics of a micro-batch as it does of a process under DDP),
+training mode only tells whether it fails when it is cut, and results are compared in evaluation
+mode.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -125,58 +127,76 @@ def why_not_cut(
     normalizes = any(operator.state for operator in captured.graph)
     differs = is_training and (normalizes or captured.verified.is_random)
     for training in (True, False) if differs else (is_training,):
-        trial = Trial(few, is_trained, training, Autocast.current(run.device))
+        trial = Trial([few], is_trained, training, Autocast.current(run.device))
         compares = not (training and differs)
-        if (why_not := _tried(run, first, trial, averaged, compares=compares)) is not None:
+        why_not = _tried(run, first, trial, averaged) if compares else _runs(run, [first], trial)[1]
+        if why_not is not None:
             return why_not
     return None
 
 
 def _tried(
-    run: PipelinedRun,
-    inputs: Mapping[str, Tensor],
-    trial: Trial,
-    averaged: frozenset[str] | None,
-    *,
-    compares: bool,
+    run: PipelinedRun, inputs: Mapping[str, Tensor], trial: Trial, averaged: frozenset[str] | None
 ) -> str | None:
     """Why it cannot be cut; None where nothing says so, or the forward differs by itself."""
-    captured = run.built.captured
-    dims, num_samples = captured.graph.batch_dims, sum(trial.units)
-    num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
+    captured, (units,) = run.built.captured, trial.passes
+    dims, num_samples = captured.graph.batch_dims, sum(units)
+    num_first = _num_apart(units, run.built.placed.units_at_a_time)
 
     def at(values: Values, rows: Tensor) -> Values:
         """Batches of graphs stay as they are: their shapes differ from sample to sample."""
         return values if captured.takes_graphs else at_rows(values, dims, rows, num_samples)
 
+    def taken(boundary: CallBoundary) -> Values:
+        if averaged is not None:
+            boundary.outputs = [{n: o[n] for n in o if n in averaged} for o in boundary.outputs]
+        return boundary.take_outputs(averages=averaged is not None)
+
+    def found(again: Values) -> str | None:
+        if joined is not None and (why_not := difference(joined, at(whole, rows.flip(0)))):
+            return why_not
+        return influence(whole, again, beside_others, dims, num_samples, num_first)
+
     rows = torch.arange(num_samples)
     others = at(inputs, rows % (num_first or num_samples))
     turned = at(inputs, rows.flip(0))  # samples may look at those in front of them only
-    cut = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
-    pieces = [num_samples]
+    in_whole = [num_samples]
+    trial = replace(trial, passes=[in_whole, in_whole, units])
+    boundaries, why_not = _runs(run, [inputs, others, turned], trial)
+    if why_not is not None:
+        return why_not
+    whole, beside_others = map(taken, boundaries[:-1])
+    joined = None
+    try:
+        joined = taken(boundaries[-1])
+        why_not = found(whole)
+    except CannotJoinError as error:
+        why_not = str(error)
+    if why_not is None:
+        return None
+    # after another call, which may have changed a buffer
+    (_, boundary), _ = _runs(run, [inputs] * 2, replace(trial, passes=[in_whole] * 2))
+    again = taken(boundary)
+    why_not = why_not if joined is None else found(again)
+    return why_not if difference(again, whole) is None else None
+
+
+def _runs(
+    run: PipelinedRun, inputs: Sequence[Mapping[str, Tensor]], trial: Trial
+) -> tuple[list[CallBoundary], str | None]:
+    """Rank 0: runs the passes of a trial with these inputs; why they fail, if they do."""
     boundaries = [
-        CallBoundary.of(captured, {name: tensor.clone() for name, tensor in given.items()}, sizes)
-        for given, sizes in ((inputs, pieces), (inputs, pieces), (others, pieces), (turned, cut))
+        CallBoundary.of(
+            run.built.captured,
+            {name: tensor.clone() for name, tensor in given.items()},
+            run.built.call_sizes(units, is_trained=trial.is_trained) if len(units) > 1 else units,
+        )
+        for given, units in zip(inputs, trial.passes, strict=True)
     ]
     run.lead(trial)
     with waiting_for("Trying whether batches can be cut", run.module), run.control.together():
         errors = take_part(run, trial, boundaries)
-    if errors:
-        return f"forward fails on a part of the samples ({errors[0]})"
-    if not compares:
-        return None
-    if averaged is not None:
-        for boundary in boundaries:
-            boundary.outputs = [{n: o[n] for n in o if n in averaged} for o in boundary.outputs]
-    whole, again, beside_others = (boundary.take_outputs() for boundary in boundaries[:-1])
-    try:
-        joined = boundaries[-1].take_outputs(averages=averaged is not None)
-        why_not = difference(joined, at(whole, rows.flip(0)))
-    except CannotJoinError as error:
-        why_not = str(error)
-    if why_not is None and num_first:
-        why_not = influence(whole, again, beside_others, dims, num_samples, num_first)
-    return why_not if difference(again, whole) is None else None
+    return boundaries, f"forward fails on a part of the samples ({errors[0]})" if errors else None
 
 
 def _num_apart(units: Sequence[int], at_a_time: int) -> int:
@@ -187,28 +207,26 @@ def _num_apart(units: Sequence[int], at_a_time: int) -> int:
 def take_part(
     run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = ()
 ) -> list[str]:
-    """All ranks: runs the forward in one piece, as often as is said, and cut; leaves no trace.
+    """All ranks: runs the forward as often as is said; leaves no trace.
 
     Args:
         run: whose pipeline runs it.
         trial: what is tried.
-        boundaries: on rank 0 those of all passes, the one that is cut last.
+        boundaries: on rank 0 those of all passes.
 
     Returns:
         On rank 0 the errors.
     """
     errors: list[str] = []
-    *whole, cut = boundaries or [None] * 4
-    passes = [([sum(trial.units)], boundary, False) for boundary in whole]
     with rollback(run.module), torch.no_grad():
         run.module.train(trial.training)
-        for units, boundary, as_trained in [*passes, (trial.units, cut, trial.is_trained)]:
+        for units, boundary in itertools.zip_longest(trial.passes, boundaries):
             run.built.run_forward(
                 units,
                 training=trial.training,
                 boundary=boundary,
                 errors=errors,
-                as_trained=as_trained,
+                as_trained=trial.is_trained and len(units) > 1,
             )
     found = run.control.gather(errors, "waiting for what a trial of the forward showed")
     return [*itertools.chain(*found)]

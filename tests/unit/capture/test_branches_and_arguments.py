@@ -12,9 +12,8 @@ import torch
 from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
-from lightning_gpp.capture import Block, BlockGraph
+from lightning_gpp.capture import Block, BlockGraph, capture
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.strategy.planning.example import example_of
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -225,7 +224,7 @@ class Bounded(nn.Module):
 @pytest.mark.parametrize("kind", ["max_norm", "data", "in place"])
 def test_a_forward_that_changes_a_parameter_is_named_at_its_first_call(kind: str) -> None:
     with pytest.raises(CaptureError, match=r"forward changes or replaces '.*weight'"):
-        example_of(Bounded(kind), (torch.arange(4),), {}, lambda total: [total // 2] * 2)
+        capture(Bounded(kind), (torch.arange(4),))
 
 
 class Pairs(nn.Module):

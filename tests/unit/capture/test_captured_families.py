@@ -7,8 +7,6 @@ import torch
 from helpers.families import FAMILIES, FamilyData
 from pipelined import assert_partitions_exact, run_whole
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 
 def batch(inputs: tuple[str, ...], num_samples: int) -> list[torch.Tensor]:
     data = FamilyData(num_samples=num_samples, batch_size=num_samples, inputs=inputs)

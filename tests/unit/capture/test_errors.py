@@ -202,7 +202,7 @@ def test_the_root_may_not_branch_on_the_mode() -> None:
         ((Block("a", "nothing", ("x",)),), "'a' names an unknown module 'nothing'"),
         ((Block("h", "head", ("y",)),), "reads 'y', which is neither an argument"),
         ((Block("x", "head", ("x",)),), "'x': the name is taken"),
-        ((Block("h", "head", ("x",)),), "train mode, 4 samples: output"),
+        ((Block("h", "head", ("x",)),), "train mode, 2 samples: output"),
     ],
 )
 def test_wrong_blocks(blocks: tuple[Block, ...], message: str) -> None:

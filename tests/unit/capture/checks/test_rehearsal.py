@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture import CaptureError, capture
+from lightning_gpp.capture import CaptureError, capture, profile_costs
 
 
 class Alternating(nn.Module):
@@ -76,3 +76,49 @@ def test_what_an_earlier_call_left_behind(uses: str) -> None:
         with pytest.raises(CaptureError, match="computes with what an earlier call left in"):
             capture(model, (torch.randn(4, 3),))
     assert model.num_calls == 0 and model.last is None
+
+
+class _Counted(nn.Module):
+    """Counts calls where no rollback sees it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls = model, itertools.count()
+
+    def forward(self, x: Tensor) -> Tensor:
+        next(self.calls)
+        return self.model(x)
+
+
+@pytest.mark.parametrize("num_samples", [1, 4])
+@pytest.mark.parametrize(
+    ("model", "most"), [(nn.BatchNorm1d(3), 3), (_Remembers("nothing"), 5), (nn.Linear(3, 3), 3)]
+)
+def test_forward_runs_once_beside_its_two_traces(
+    model: nn.Module, most: int, num_samples: int
+) -> None:
+    if isinstance(model, nn.BatchNorm1d) and num_samples == 1:
+        pytest.skip("needs two samples")
+    counted = _Counted(model)
+    capture(counted, (torch.randn(num_samples, 3),))
+    assert next(counted.calls) <= most
+
+
+def test_hooks_that_only_look_on_run_in_one_rehearsal_and_in_real_calls() -> None:
+    seen: list[str] = []
+    model = nn.Sequential(_Counted(nn.Linear(3, 3)), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[0].register_forward_hook(lambda *_: seen.append("block"))
+    model[1].register_forward_pre_hook(lambda *_: seen.append("layer"))
+    model[2].register_forward_hook(lambda module, args, output: output * 2)
+    captured = capture(model, (torch.randn(4, 3),))
+    assert sorted(seen) == ["block", "layer"]
+    assert captured.kept_whole == ("_Counted stays whole: a hook looks at its calls",)
+    profile_costs(captured, (torch.randn(4, 3),), num_sizes=1)
+    assert sorted(seen) == ["block", "layer"]
+    x = torch.randn(2, 3)
+    seen.clear()
+    names = [item.value.name for item in captured.graph.inputs]
+    stage = captured.stage([op.name for op in captured.graph], names, captured.graph.outputs)
+    (output,) = stage([x], training=True)
+    assert seen == ["block", "layer"]
+    assert torch.equal(output, model(x))

@@ -37,13 +37,13 @@ def off_by(relative: float, *precisions: torch.dtype, part: str = "") -> Any:
         is_meant = gradient is not None and gradient.dtype in precisions
         return gradient * (1 + relative) if is_meant else gradient
 
-    def wrapped(*args: Any, **kwargs: Any) -> Result:
-        result = replayed(*args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Result, Any]:
+        result, seen = replayed(*args, **kwargs)
         gradients = {
             name: other(value) if name.startswith(part) else value
             for name, value in result.gradients.items()
         }
-        return replace(result, gradients=gradients)
+        return replace(result, gradients=gradients), seen
 
     return wrapped
 
