@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -48,19 +47,14 @@ def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
     return made, count
 
 
-def shorten(error: BaseException) -> None:
-    """Shortens the tracebacks of an error and its causes, and says so on stderr."""
-    if os.environ.get(SHOWS_ALL) == "full":
-        return
+def shorten(error: BaseException) -> str:
+    """Shortens the tracebacks of an error and its causes; returns what to say of that."""
     total = 0
-    for each in _with_causes(error):
+    for each in _with_causes(error if os.environ.get(SHOWS_ALL) != "full" else None):
         each.__traceback__, count = shortened(each.__traceback__)
         total += count
-    if total:
-        sys.stderr.write(
-            f"({total} frames of Lightning, torch and lightning_gpp are left out below; "
-            f"{SHOWS_ALL}=full shows them)\n"
-        )
+    what = f"({total} frames of Lightning, torch and lightning_gpp are left out below; "
+    return f"{what}{SHOWS_ALL}=full shows them)\n" if total else ""
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -42,7 +42,7 @@ def show_once(
                 child.wait(max(0.0, end - time.monotonic()))
         first = watch.first
         if first is None or watch.is_own(error):
-            shorten(error)
+            sys.stderr.write(shorten(error))
             before(kind, error, error.__traceback__)
         elif first.rank not in ranks_here and watch.rank == ranks_here[0]:
             sys.stderr.write(f"{first.full_text}\n")  # no other process of this host shows it
