@@ -119,8 +119,8 @@ def cells(question: Question, known: Sequence[Timeline], others_s: Sequence[floa
     asked = question.program, question.plan, question.request
     predicted_s = [
         question.predicted().step_s,
-        question.predicted(refit(known[:1], *asked, skip_steps=0)).step_s,
-        question.predicted(refit(known, *asked, skip_steps=0)).step_s,
+        question.predicted(refit(known[:1], *asked)).step_s,
+        question.predicted(refit(known, *asked)).step_s,
     ]
     low_s, middle_s, high_s = statistics.quantiles(others_s, n=4)
     replicas = max(stage.num_replicas for stage in question.plan.stages)

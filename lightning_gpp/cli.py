@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.files import save_config
 from lightning_gpp.jobs.job_scope import is_sweep, job_scope
+
+TAKES_ANY = ("graph_options", "hydra")
+"""Options that are checked where they are read."""
 
 BROKEN_PIPE = 141
 """What shells take for "ended as nobody read its output"."""
@@ -40,7 +43,8 @@ def main() -> None:
     """The command; it ends quietly where its output is not read to the end (``| head``)."""
     sys.argv[1:] = map(with_quoted_path, sys.argv[1:])
     for name, plugin in (("optuna", "hydra_optuna_sweeper"), ("joblib", "hydra_joblib_launcher")):
-        if any(a.endswith(f"={name}") for a in sys.argv) and not has_plugin(plugin):
+        is_asked = any(argument.endswith(f"={name}") for argument in sys.argv)
+        if is_asked and not find_spec(f"hydra_plugins.{plugin}"):
             sys.exit(f"{name} is not installed: pip install '.[sweep]'")
     try:
         hydra_main()
@@ -61,17 +65,13 @@ def hydra_main(config: DictConfig) -> float | None:
         The metric that the configuration's ``objective`` names, for sweepers that search.
     """
     try:
+        check_added(config, HydraConfig.get().overrides.task)
         with job_scope(HydraConfig.get().runtime.cwd):
             return run_job(config, Path(config.paths.output_dir))
     except BrokenPipeError:
         raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
-
-
-def has_plugin(name: str) -> bool:
-    """Whether a plug-in of Hydra is installed."""
-    return find_spec(f"hydra_plugins.{name}") is not None
 
 
 def with_quoted_path(argument: str) -> str:
@@ -109,6 +109,27 @@ def run_job(config: DictConfig, folder: Path) -> float | None:
     save_config(config, folder)
     job: Callable[[DictConfig, Path], dict[str, float]] = get_method(config.job._target_)
     return objective_value(config.objective, job(config, folder))
+
+
+def check_added(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuses ``+name=value`` where nothing reads it: what is called does, and who refers to it.
+
+    Raises:
+        ValueError: the text names the option.
+    """
+    written = OmegaConf.to_yaml(config, resolve=False)
+    for name in (text.lstrip("+").partition("=")[0] for text in overrides if text[0] == "+"):
+        parts = name.split(".")
+        above = [OmegaConf.select(config, ".".join(parts[:end])) for end in range(1, len(parts))]
+        is_read = parts[0] != "job" and any(
+            "_target_" in each for each in above if isinstance(each, DictConfig)
+        )
+        is_group = "@" in name or "/" in name or name in HydraConfig.get().runtime.choices
+        if not (is_read or is_group or parts[0] in TAKES_ANY or f"${{{name}" in written):
+            raise ValueError(
+                f"+{name} adds an option that nothing reads; without the + mistyped names are "
+                "refused, and --cfg job lists the known ones"
+            )
 
 
 def check_complete(config: DictConfig) -> None:

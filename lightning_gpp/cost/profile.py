@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_gpp.common.checks import LARGEST
 
@@ -55,3 +55,11 @@ class Profile:
     def __post_init__(self) -> None:
         if not 0 < self.microbatch_size <= LARGEST:
             raise ValueError(f"microbatch_size must be above 0 samples, got {self.microbatch_size}")
+
+    def slower(self, factor: float) -> Profile:
+        """The same where everything takes so much longer."""
+        operators = {
+            name: replace(one, forward_s=one.forward_s * factor, backward_s=one.backward_s * factor)
+            for name, one in self.operators.items()
+        }
+        return replace(self, operators=operators)

@@ -205,13 +205,3 @@ def compute_s(costs: ProgramCosts, action: Action) -> float:
         return costs.step.feed_s if is_forward else costs.step.feed_backward_s
     stage = costs.stages[action.stage]
     return stage.forward_s if is_forward else stage.backward_s
-
-
-def check_costs(program: Program, costs: ProgramCosts) -> None:
-    """Raises ValueError where costs are of another program."""
-    stages, devices = len(costs.stages), costs.cluster.num_devices
-    if stages != program.num_stages or devices < len(program.actions):
-        raise ValueError(
-            f"costs of {stages} stages (replicas counted) on {devices} devices are not of this "
-            f"program, which has {program.num_stages} on {len(program.actions)}"
-        )

@@ -34,37 +34,20 @@ Point = tuple[float, float]
 
 
 def refit(
-    timelines: Sequence[Timeline],
-    program: Program,
-    plan: Plan,
-    request: PlanRequest,
-    *,
-    skip_steps: int = WARM_UP_STEPS,
+    timelines: Sequence[Timeline], program: Program, plan: Plan, request: PlanRequest
 ) -> Refit:
     """What recorded steps say about the costs that their plan was made from.
 
     Args:
-        timelines: of one step or more; of several those that took about the median count.
-        program: what they ran.
+        timelines: of one step or more, past the warm-up; of several those that took about the
+            median count.
+        program: what they ran (:func:`check_program`).
         plan: what it was made from.
         request: the question that the plan answers, with the costs to correct.
-        skip_steps: earlier steps are warming up, and left out.
-
-    Raises:
-        ValueError: no step is left, or the timelines are of another program.
     """
-    used = [t for t in timelines if t.step is None or t.step >= skip_steps]
-    if not used:
-        steps = ", ".join(str(timeline.step) for timeline in timelines) or "none"
-        raise ValueError(
-            f"a refit needs a recorded step from step {skip_steps} on (those before are warming "
-            f"up); got steps: {steps}"
-        )
-    for timeline in used:
-        check_program(timeline, program)
-    slow = slow_devices(used, program, plan, request)
+    slow = slow_devices(timelines, program, plan, request)
     since = max((each.since or 0 for each in slow), default=0)  # devices are as they are now
-    used = [t for t in used if t.step is None or t.step >= since]
+    used = [t for t in timelines if t.step is None or t.step >= since]
     recorded, devices = Recorded(_typical(used), program), range(plan.num_devices)
     found = Refit(
         steps=tuple(timeline.step for timeline in used if timeline.step is not None),
@@ -152,23 +135,14 @@ def check_program(timeline: Timeline, program: Program) -> None:
     """Checks that a timeline is of a program.
 
     Raises:
-        ValueError: it is not; the text names the step and the device.
+        ValueError: it is not; the text names the device.
     """
-    what = "predicted step" if timeline.step is None else f"timeline of step {timeline.step}"
-    if len(timeline.stages) != program.num_stages:
-        raise ValueError(
-            f"the {what} is of another program: it has {len(timeline.stages)} stages (replicas "
-            f"counted), the program {program.num_stages}; take the plan that was recorded"
-        )
     for device, spans in zip(timeline.devices, timeline_actions(timeline)):
         expected = [*map(str, program.before_update(device))]
         for _, found in groupby(spans, key=lambda span: span.minibatch):
             actions = [action for action, _ in groupby(found, key=lambda span: span.action)]
             if actions != expected:
-                raise ValueError(
-                    f"the {what} is of another program: device {device} ran other actions; take "
-                    "the plan, the schedule and the number of micro-batches that were recorded"
-                )
+                raise ValueError(f"its record is incomplete on device {device}")
 
 
 def timeline_actions(timeline: Timeline) -> list[list[Span]]:

@@ -11,9 +11,8 @@ This is the loop of planning, running and planning again of DistIR (Santhanam et
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,8 +107,12 @@ class Refit:
         slow = [each for each in self.slow if each.rank < count]
         own = {each.own_kind: each for each in slow if each.kind in cluster.kinds}
         kept = tuple(profile for profile in costs.profiles if profile.device not in own)
-        slowed = (_slowed(costs, each) for each in own.values())
-        costs = Costs(tuple(itertools.chain(kept, *slowed)))
+        slowed = tuple(
+            replace(profile.slower(each.times), device=each.own_kind)
+            for each in own.values()
+            for profile in costs.by_kind[costs.kind_for(each.kind)]
+        )
+        costs = Costs(kept + slowed)
         return replace(request, cluster=with_slow(cluster, slow, ranks), costs=costs)
 
     def step_costs(self, plan: Plan) -> StepCosts:
@@ -122,18 +125,6 @@ class Refit:
             optimizer_s=_on_devices(plan.num_devices, self.optimizer_s),
             finish_s=_on_devices(plan.num_devices, self.finish_s),
         )
-
-
-def _slowed(costs: Costs, slow: SlowDevice) -> Iterator[Profile]:
-    """The profiles of a device that takes so much longer than others of its kind."""
-    for profile in costs.by_kind[costs.kind_for(slow.kind)]:
-        operators = {
-            name: replace(
-                one, forward_s=one.forward_s * slow.times, backward_s=one.backward_s * slow.times
-            )
-            for name, one in profile.operators.items()
-        }
-        yield replace(profile, device=slow.own_kind, operators=operators)
 
 
 def _on_devices(num_devices: int, recorded_s: Sequence[float | None]) -> dict[int, float]:

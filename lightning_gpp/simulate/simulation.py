@@ -24,7 +24,7 @@ from lightning_gpp.engine.play import Played, play
 from lightning_gpp.engine.trace import WorkTrace
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Kind, Program, ScheduleError
-from lightning_gpp.simulate.program_costs import ProgramCosts, check_costs
+from lightning_gpp.simulate.program_costs import ProgramCosts
 from lightning_gpp.simulate.program_work import ProgramWork
 from lightning_gpp.simulate.task import PathStep, Task
 from lightning_gpp.simulate.timeline.span import SpanKind
@@ -41,12 +41,10 @@ class Simulation(ProgramWork):
         played: its work, played.
 
     Raises:
-        ValueError: the costs do not fit the program.
         ScheduleError: devices wait for each other for ever; the text names them and where.
     """
 
     def __init__(self, program: Program, costs: ProgramCosts) -> None:
-        check_costs(program, costs)
         super().__init__(program, costs)
         played = play(self.work)
         assert played is not None  # no step is too long
@@ -167,7 +165,6 @@ def simulate(program: Program, costs: ProgramCosts) -> Simulation:
         costs: what it costs; device ``d`` of the program is device ``d`` of its cluster.
 
     Raises:
-        ValueError: the costs do not fit the program.
         ScheduleError: devices wait for each other for ever; the text names them and where.
 
     >>> from lightning_gpp.cluster import Link, uniform_cluster

@@ -34,11 +34,6 @@ from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCost
 from lightning_gpp.simulate.simulation import simulate
 
 
-def each_layer(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
-    """Wait-free back-propagation: every layer by itself."""
-    return list(gradients.pieces)
-
-
 def at_end(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     """Every layer by itself, but not before the whole backward is done."""
     return [GradientPiece(piece.size_bytes, gradients.backward_s) for piece in gradients.pieces]
@@ -70,7 +65,7 @@ def merged(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
 VARIANTS: Mapping[str, Callable[[Gradients, SumSeconds], list[GradientPiece]]] = {
     "naive": at_end,
     "pre-fetch": at_end,
-    "wait-free": each_layer,
+    "wait-free": lambda gradients, sum_s: list(gradients.pieces),
     "merged": merged,
 }
 """Variant -> how it sums; each is at least as good as the one before it."""

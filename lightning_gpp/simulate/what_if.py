@@ -11,7 +11,7 @@ from functools import cached_property
 
 from lightning_gpp.cluster import Link
 from lightning_gpp.common.checks import LARGEST, is_number
-from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanEvaluation, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.by_rank import in_plan_order
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
@@ -95,20 +95,12 @@ class Case:
 
 
 def _compute(case: Case, factor: float) -> Case:
-    costs = Costs(tuple(_faster(profile, factor) for profile in case.request.costs.profiles))
+    costs = Costs(tuple(profile.slower(1 / factor) for profile in case.request.costs.profiles))
     optimizer_s = {device: s / factor for device, s in case.step.optimizer_s.items()}
     names = ("feed_s", "loss_s", "loss_backward_s", "turn_s")
     faster = {name: getattr(case.step, name) / factor for name in names}
     step = replace(case.step, optimizer_s=optimizer_s, **faster)
     return replace(case, request=replace(case.request, costs=costs), step=step)
-
-
-def _faster(profile: Profile, factor: float) -> Profile:
-    operators = {
-        name: replace(cost, forward_s=cost.forward_s / factor, backward_s=cost.backward_s / factor)
-        for name, cost in profile.operators.items()
-    }
-    return replace(profile, operators=operators)
 
 
 def _links(case: Case, bandwidth: float = 1.0, latency: float = 1.0) -> Case:

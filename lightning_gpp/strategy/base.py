@@ -231,8 +231,11 @@ class BaseStrategy(SavingStrategy):
         run = self.session.run
         self.plan = run.built.plan
         if run.built.planned is not None:
-            can_time = self._module().trainer.state.fn == TrainerFn.FITTING and run.can_time
-            self.reports.built(run.built.planned, self.settings, can_time=can_time)
+            loop = self._module().trainer.state.fn
+            assert loop is not None, "no loop runs"
+            can_time = loop == TrainerFn.FITTING and run.can_time
+            planned = run.built.planned
+            self.reports.built(planned, self.settings, loop.value, can_time=can_time)
 
     def on_train_end(self) -> None:
         """A verdict that was to come is said."""

@@ -47,7 +47,7 @@ WITHHELD = "Verdict: follows when the first batches have been timed."
 
 def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = False) -> str:
     """The verdict on a plan, unless it ``waits`` for batches; then a few lines about it, or all."""
-    evaluation = evaluate_plan(planned.plan, planned.request)
+    evaluation, notes = evaluate_plan(planned.plan, planned.request), notes_of(planned)
     verdict = verdict_on(planned, settings)
     said = verdict.text(width())
     if waits:
@@ -58,7 +58,6 @@ def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = Fa
     pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
     devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
-    notes = [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
     lines = (
         describe_what(evaluation, planned.request),
         f"Bottleneck: {stages_text([found.stage.id for found in pace])} "
@@ -69,6 +68,11 @@ def describe_planned(planned: PlanToRun, settings: Settings, *, waits: bool = Fa
         'For more: report="full" of the strategy, or `graphpipe job=plan`.',
     )
     return f"{said}\n{wrapped(lines, width())}"
+
+
+def notes_of(planned: PlanToRun) -> list[str]:
+    """The notes on a plan that are worth a line."""
+    return [note for note in planned.notes if not note.startswith(OF_EARLIER_RUN)]
 
 
 NUM_WARM_UP = 1
@@ -84,7 +88,9 @@ FEWEST_COUNTED = 3
 
 
 class PlanReports:
-    """Prints a plan once per Trainer, with what batches by it take once that is known; on rank 0.
+    """Prints the plan of a Trainer, and what batches by it take once that is known; on rank 0.
+
+    Of further plans (other loops, other batches) it prints what they are, in a line.
 
     Attributes:
         shown_plan: the plan that a person has seen last.
@@ -95,6 +101,7 @@ class PlanReports:
     def __init__(self) -> None:
         self.shown_plan = ""
         self._is_told = self._waits = False
+        self._shown_note = ""
         self._verdict: PlanVerdict | None = None
         self._begin_timing()
 
@@ -104,16 +111,32 @@ class PlanReports:
         self._last: tuple[float, float] | None = None
         self._took: list[tuple[float, float]] = []
 
-    def built(self, planned: PlanToRun, settings: Settings, *, can_time: bool = False) -> None:
-        """A pipeline of this plan has been built; its batches ``can_time`` what it takes."""
+    def built(
+        self, planned: PlanToRun, settings: Settings, loop: str, *, can_time: bool = False
+    ) -> None:
+        """A pipeline of this plan has been built.
+
+        Args:
+            planned: the plan.
+            settings: what the user asked for.
+            loop: that needs it, such as ``validate``.
+            can_time: whether its batches can be timed.
+        """
         self._verdict = verdict_on(planned, settings)
-        shown = repr((planned.plan, planned.request.schedule))
-        if shown != self.shown_plan:
+        shown, before = repr((planned.plan, planned.request.schedule)), self.shown_plan
+        if shown != before:
             # Emulated steps have a report of their own.
             self.shown_plan, self._is_told = shown, settings.is_emulated
-            is_several = self._verdict.num_devices > 1
-            self._waits = can_time and not settings.is_emulated and is_several
-            show(describe_planned(planned, settings, waits=self._waits))
+            note = "".join(notes_of(planned)[:1])
+            if before and settings.report != "full":
+                what = describe_what(evaluate_plan(planned.plan, planned.request), planned.request)
+                lines = [f"For {loop}: {what}", note if note != self._shown_note else ""]
+                show(wrapped(filter(None, lines), width()))
+            else:
+                is_several = self._verdict.num_devices > 1
+                self._waits = can_time and not settings.is_emulated and is_several
+                show(describe_planned(planned, settings, waits=self._waits))
+            self._shown_note = note
         self._begin_timing()
 
     def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float | None) -> None:

@@ -58,6 +58,7 @@ class Session:
     def __init__(self, run: PipelinedRun, forward: ForwardCalls | None = None) -> None:
         self.run, self.forward = run, forward or ForwardCalls(run)
         self.on_emulated: Callable[[EmulationReport], None] | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self.follower = Follower(run)
         self.manual = ManualOptimization(run, self.follower)
         self.asides = Asides(run, self.follower, self.forward)
@@ -198,6 +199,8 @@ class Session:
         """Ends this rank's connections and threads, at once after a failure."""
         has_failed = self.run.failures.has_failed
         self.run.failures.close()
+        if has_failed:
+            self.on_failure()
         if has_failed and self.lost is not None:  # a rank that is cut off says no goodbye
             self.run.transport.hang_up(APART_S)
         elif has_failed:

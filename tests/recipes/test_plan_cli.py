@@ -124,6 +124,8 @@ class TestPlan:
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["strategy.schedule=2f2b"], "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
             (["minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
+            (["+num_microbatch=4"], "+num_microbatch adds an option that nothing reads"),
+            (["+job.limit=4"], "+job.limit adds an option that nothing reads"),
         ],
     )
     def test_a_mistake_is_one_message(

@@ -94,7 +94,9 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     )
     fills = strategy_option(config, "use_all_devices") is not False
     question = PlanQuestion(request, schedule=schedule, uses_all_devices=fills)
-    problem = PlanningProblem(module_name(config), source, question, look.notes)
+    parts: list[str] = config.recipe.module._target_.split(".")
+    name = next((part for part in parts if part[:1].isupper()), parts[-1])  # the module's class
+    problem = PlanningProblem(name, source, question, look.notes)
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if isinstance(given, Costs):
         return problem.with_request(replace(request, costs=given))
@@ -111,12 +113,6 @@ def threads_of_one_of(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def module_name(config: DictConfig) -> str:
-    """The class of the module."""
-    parts: list[str] = config.recipe.module._target_.split(".")
-    return next((part for part in parts if part[:1].isupper()), parts[-1])
 
 
 def look_at(config: DictConfig, num_microbatches: int) -> Look:

@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from lightning_gpp.common.units_of_measure import count_text, percent_text
@@ -42,13 +41,8 @@ WHOLE_ROW = -1
 """Instead of the number of a stage's lane within the row of its rank."""
 
 
-def write_page(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes the page of timelines, one above the other on one time axis."""
-    path.write_text(page_html(timelines), encoding="utf-8")
-
-
 def page_html(timelines: Sequence[Timeline]) -> str:
-    """The text of the page."""
+    """The text of the page of timelines, one above the other on one time axis."""
     data = page_data(timelines)
     parts = {
         "title": html.escape(" and ".join(timeline["title"] for timeline in data["timelines"])),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_gpp.common.units_of_measure import percent_text
@@ -54,11 +53,6 @@ PATH_DEPTH = 0.84
 """Where in a lane the critical path goes, in parts of its height."""
 TOO_UNLIKE = 3.0
 """A step shorter by more than this factor has an axis of its own: on the other it is a stripe."""
-
-
-def write_picture(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes a PNG of timelines, one above the other."""
-    timeline_figure(timelines).savefig(path, dpi=DPI)
 
 
 def timeline_figure(shown: Sequence[Timeline]) -> Figure:
@@ -241,16 +235,12 @@ def _draw_numbers(timeline: Timeline, rows: Rows, axes: Axes) -> None:
     part = 0.42 if timeline.critical_path else 0.5
     for span in timeline.spans:
         paint, number = PAINT_OF[span.kind], str(span.microbatch)
-        if paint.in_lane and span.duration_s * pt_per_s >= _width_pt(number):
+        width_pt = (len(number) + 0.5) * DIGIT_WIDTH * NUMBER_PT  # with some room
+        if paint.in_lane and span.duration_s * pt_per_s >= width_pt:
             top, height = rows.place(span)
             around, middle_ms = _around(paint.colour, 2.0), (span.start_s + span.end_s) / 2 * 1e3
             y = top + height * part
             axes.text(middle_ms, y, number, color=paint.text, path_effects=around, **look)
-
-
-def _width_pt(number: str) -> float:
-    """How wide a number is, with some room."""
-    return (len(number) + 0.5) * DIGIT_WIDTH * NUMBER_PT
 
 
 def _around(colour: str, width_pt: float) -> list[AbstractPathEffect]:

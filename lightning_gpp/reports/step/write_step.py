@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_gpp.reports.step.page import write_page
-from lightning_gpp.reports.step.picture import write_picture
+from lightning_gpp.reports.step.page import page_html
+from lightning_gpp.reports.step.picture import DPI, timeline_figure
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
 
@@ -28,9 +28,9 @@ def write_step(
     Returns:
         What was written.
     """
-    written = []
-    for is_wanted, write, ending in ((picture, write_picture, "png"), (page, write_page, "html")):
-        if is_wanted:
-            written.append(folder / f"timeline.{ending}")
-            write(timelines, written[-1])
-    return written
+    png, html = folder / "timeline.png", folder / "timeline.html"
+    if picture:
+        timeline_figure(timelines).savefig(png, dpi=DPI)
+    if page:
+        html.write_text(page_html(timelines), encoding="utf-8")
+    return [*[png] * picture, *[html] * page]

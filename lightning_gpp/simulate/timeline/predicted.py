@@ -148,15 +148,12 @@ class _SpanWalk:
             if kind in APART:
                 continue
             end_s = task.end_s
-            if kind is SpanKind.FORWARD and loss_s and self._is_loss(item):
+            is_loss = isinstance(item, Action) and item.stage == self._program.loss_stage
+            if kind is SpanKind.FORWARD and loss_s and is_loss:  # the user's step is part of it
                 end_s = max(task.start_s, end_s - loss_s)
             yield _Piece(index, kind, task.start_s, end_s)
             if end_s < task.end_s:
                 yield _Piece(index, SpanKind.LOSS, end_s, task.end_s)
-
-    def _is_loss(self, item: Action | SpanKind) -> bool:
-        """Whether the user's step after the pipelined forward is part of an action."""
-        return isinstance(item, Action) and item.stage == self._program.loss_stage
 
     def _send(self, action: Action, own: tuple[int, Task] | None, now_s: float) -> _Piece:
         """Handing a message over."""

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from lightning_gpp.runtime.processes.heartbeats import LEAVE_S, Heartbeats
 from lightning_gpp.runtime.waits import TransportError, start_thread
 from lightning_gpp.strategy.lightning_private import SIGTERMException
+from lightning_gpp.strategy.ranks.short_traceback import shortened
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,6 @@ class _Report:
     @classmethod
     def of(cls, error: BaseException, rank: int) -> _Report:
         """Of an error of this rank."""
-        summary = f"failed: {type(error).__name__}: {error}"
         pickled = b""
         # To loops StopIteration is the end of data, and what is no Exception ends more than a run.
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
@@ -85,8 +85,12 @@ class _Report:
                 again = pickle.loads(made)
                 is_same = (type(again), str(again)) == (type(error), str(error))
                 pickled = made if is_same and len(made) <= _MOST_PICKLED_BYTES else b""
-        details, is_interrupt = traceback.format_exception(error), type(error) is KeyboardInterrupt
-        return cls(rank, summary, "".join(details), pickled, is_interrupt)
+        trace, _ = shortened(error.__traceback__)
+        details, is_interrupt = (
+            traceback.format_exception(type(error), error, trace),
+            type(error) is KeyboardInterrupt,
+        )
+        return cls(rank, _summary(error), "".join(details), pickled, is_interrupt)
 
     @property
     def text(self) -> str:
@@ -108,6 +112,14 @@ class _Report:
             add_note(error, self.full_text)
         error.__dict__["of_other_rank"] = self.full_text
         return error
+
+
+def _summary(error: BaseException) -> str:
+    return f"failed: {type(error).__name__}: {error}"
+
+
+_REPORTED = "ended_the_run"
+"""Attribute of errors that ranks have reported."""
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -133,19 +145,22 @@ class FailureWatch:
             the end of the step.
         ends_with_step: whether it does; the watch leaves that run alone.
         has_failed: whether this rank reported an error or saw one.
+        rank: this one.
+        first: the failure that ends the run; None before.
+        has_said: whether this rank has printed what it was.
     """
 
     def __init__(self, on_peer_failure: Callable[[BaseException], None]) -> None:
-        self._rank = dist.get_rank()
+        self.rank = dist.get_rank()
         self._on_peer_failure = on_peer_failure
         self.terminated: int | None = None
         self.ends_with_step = False
-        self._first: _Report | None = None
+        self.first: _Report | None = None
         self._known = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._ending: threading.Thread | None = None
-        self.has_failed = False
+        self.has_failed = self.has_said = False
         self._ended = threading.Event()
         self._met = threading.Event()
         self._apart: str | None = None
@@ -159,7 +174,18 @@ class FailureWatch:
             return
         is_known, self.has_failed = self.has_failed, True
         if not is_known and of_other_rank(error) is None:
-            self._to_leader(_Report.of(error, self._rank))
+            self._to_leader(_Report.of(error, self.rank))
+            vars(error)[_REPORTED] = True
+
+    def was_ended_by(self, error: BaseException) -> bool:
+        """Whether an error is the one that ended the run here."""
+        return _REPORTED in vars(error) or of_other_rank(error) is not None
+
+    def is_own(self, error: BaseException) -> bool:
+        """Whether it says more than the first one, if another rank had that."""
+        if self.first is None or of_other_rank(error) is not None:
+            return self.first is None
+        return self.first.rank == self.rank or self.first.summary != _summary(error)
 
     def is_in_order(self, error: BaseException) -> bool:
         """Whether it ends the run of all ranks, which are still together, and is no failure."""
@@ -178,7 +204,7 @@ class FailureWatch:
         self._to_leader(("came", dict(state)))
         if not self._met.wait(_MEET_S):
             missing = sorted({*range(dist.get_world_size())} - {*self._states})
-            who = f"ranks {missing}" if self._rank == 0 else "some ranks"
+            who = f"ranks {missing}" if self.rank == 0 else "some ranks"
             self.part(f"{who} did not come out of their work within {_MEET_S:g} s")
         return self._apart
 
@@ -195,7 +221,7 @@ class FailureWatch:
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
-        self._to_leader(("terminated", self._rank))
+        self._to_leader(("terminated", self.rank))
 
     @contextlib.contextmanager
     def holding_interrupts(self) -> Iterator[None]:
@@ -206,7 +232,7 @@ class FailureWatch:
         """
         before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
-        if self._rank == 0 or not is_main or before is not signal.default_int_handler:
+        if self.rank == 0 or not is_main or before is not signal.default_int_handler:
             yield
             return
 
@@ -227,7 +253,7 @@ class FailureWatch:
 
     def _to_leader(self, message: Any) -> None:
         """Rank 0 decides what was first, and whether all are here."""
-        if self._rank == 0:
+        if self.rank == 0:
             self._hear(0, message)
         else:
             self._heartbeats.send(message)
@@ -245,8 +271,8 @@ class FailureWatch:
 
     def check(self) -> None:
         """Raises the error of another rank that ended the run."""
-        first = self._first
-        if first is not None and first.rank != self._rank:
+        first = self.first
+        if first is not None and first.rank != self.rank:
             self.has_failed = True
             raise first.error()
 
@@ -257,8 +283,8 @@ class FailureWatch:
         """
         if _is_echo(error):
             self._known.wait(_GRACE_S)
-            first = self._first
-            if first is not None and first.rank != self._rank:
+            first = self.first
+            if first is not None and first.rank != self.rank:
                 self.has_failed = True
                 return first.error()
         self.report(error)
@@ -321,17 +347,18 @@ class FailureWatch:
             also_here: whether it ends this rank, if it is its own.
             lets_end: whether what other ranks are in the midst of may end before their waits do.
         """
-        is_here = report.rank != self._rank or also_here
+        is_here = report.rank != self.rank or also_here
         delay_s = _LET_END_S if lets_end else 0.0
         with self._lock:
-            if self._first is not None or self._closed.is_set():
+            if self.first is not None or self._closed.is_set():
                 return
-            self._first = report
+            self.first = report
             self._ending = start_thread("failure-end", self._end, report, is_here, delay_s)
         self._known.set()
-        if self._rank == 0:
+        if self.rank == 0:
             self._heartbeats.send(report)
-        if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
+        if self.rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
+            self.has_said = True
             log.error("%s", report.text)
 
     def _end(self, report: _Report, is_here: bool, delay_s: float) -> None:
@@ -345,7 +372,7 @@ class FailureWatch:
         while not self._ended.wait(_STUCK_S):
             if _is_in_collective(self._main):
                 sys.stderr.write(
-                    f"{report.full_text}\nrank {self._rank} waits for it in a collective of torch "
+                    f"{report.full_text}\nrank {self.rank} waits for it in a collective of torch "
                     "that cannot be interrupted, and ends\n"
                 )
                 sys.stderr.flush()

@@ -14,6 +14,7 @@ import copy
 import multiprocessing
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -40,6 +41,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.ranks.uncaught import show_once
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import Settings, check_pipelines
@@ -115,6 +117,11 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
                 self.peers = Peers(self.num_pipelines, timeout_s, self.root_device)
         self._session = session = self._new_session()
         session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
+        if session.on_all_ranks:
+            start = self.node_rank * self.num_processes
+            ranks_here = range(start, start + self.num_processes)
+            children = getattr(self._launcher, "procs", ())
+            session.on_failure = partial(show_once, session.run.failures, ranks_here, children)
         if self.lightning_module is not None:
             loaders = led_loaders(self.lightning_module.trainer, session.run)
             self._scopes.enter_context(loaders)

@@ -25,6 +25,7 @@ from lightning_gpp.strategy.lightning_private import (
     SIGTERMException,
 )
 from lightning_gpp.strategy.ranks.failure import of_other_rank
+from lightning_gpp.strategy.ranks.short_traceback import shorten
 from lightning_gpp.strategy.report import show
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -76,7 +77,8 @@ class ProcessLauncher(MultiProcessingLauncher):
                 sys.exit(INTERRUPTED)
             if of_other_rank(first) is not None:
                 raise first.with_traceback(None) from None  # without the way that led to it here
-            raise
+            shorten(error)
+            raise error
         except SystemExit as error:
             if error.code in (None, 0):
                 raise RuntimeError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.steps import predicted_and_measured
 
-from lightning_gpp.reports.step.picture import timeline_figure, write_picture
+from lightning_gpp.reports.step.picture import timeline_figure
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import (
     Span,
@@ -82,7 +82,7 @@ class TestEverything:
 
 class TestPicture:
     def test_file_is_a_png_of_the_figure(self, tmp_path: Path) -> None:
-        write_picture([timeline()], tmp_path / "timeline.png")
+        write_step([timeline()], tmp_path, page=False)
         data = (tmp_path / "timeline.png").read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
         figure = timeline_figure([timeline()])

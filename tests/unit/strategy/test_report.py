@@ -7,8 +7,13 @@ import pickle
 import pytest
 from torch import nn
 
+from lightning_gpp.cluster import cluster_preset
+from lightning_gpp.planner import PLANNERS, plan_request
+from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.strategy import report
 from lightning_gpp.strategy.report import PlanReports, width
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.workloads import mmt
 
 
 def test_reports_travel_to_spawned_ranks() -> None:
@@ -17,6 +22,20 @@ def test_reports_travel_to_spawned_ranks() -> None:
     assert pickle.loads(pickle.dumps(reports)).shown_plan == "a plan"
     reports.batch_begins(is_recorded=False, in_pipeline_s=0.0)  # of no pipeline of ours: nothing
     assert reports.batch_times is None
+
+
+def test_further_plans_are_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(report, "show", said.append)
+    model, cluster, reports = mmt(2, 1), cluster_preset("summit", 2), PlanReports()
+    costs = model.costs_for(cluster)
+    request = plan_request(model.graph, cluster, minibatch_size=8, costs=costs)
+    plans = [PLANNERS[name](request) for name in ("balanced", "data_parallel")]
+    for plan in (*plans, plans[1]):
+        reports.built(PlanToRun(plan, request, ("A note.",)), Settings(), "validate")
+    first, second = said
+    assert "Bottleneck" in first and "A note." in first
+    assert second.startswith("For validate: Plan 'data_parallel ") and "A note." not in second
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(80, 80), (120, 100)])

@@ -19,7 +19,7 @@ import helpers
 import pytest
 from helpers.steps import predicted_and_measured
 
-from lightning_gpp.reports.step.page import page_data, page_html, write_page
+from lightning_gpp.reports.step.page import page_data, page_html
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.timeline.words import words_of
 
@@ -130,7 +130,7 @@ def browse(
     folder: Path, timelines: list[Timeline], events: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """What the page draws at first and after every event."""
-    write_page(timelines, folder / "step.html")
+    (folder / "step.html").write_text(page_html(timelines), encoding="utf-8")
     (folder / "events.json").write_text(json.dumps(events))
     command = ["node", str(BROWSER), str(folder / "step.html"), str(folder / "events.json")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
