@@ -85,35 +85,34 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
     stage = model.stage([operator.name], operator.inputs, outputs)
     given = [values[name] for name in operator.inputs]
     model.around.histories.clear()
-    with model.filling():
-        whole = stage(given, None, training=True)
     staying, dims = model.graph.staying, model.graph.batch_dims
     layer = dict(model.captured.module.named_modules()).get(operator.target)
     named = f"the layer {operator.target} ({type(layer).__name__ if layer else operator.target})"
-    for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
-        vertices = model.chunks.vertices[chunk]
-        cut = [
-            value if name in staying or dims[name] == (None,) else chosen(value, vertices)
-            for name, value in zip(operator.inputs, given, strict=True)
-        ]
-        expected = [
-            chosen(value, vertices) if None not in dims[name] else value
-            for name, value in zip(outputs, whole, strict=True)
-        ]
-        try:
-            found = stage(cut, chunk, training=True)
-        except GraphTrainingError:
-            raise
-        except Exception as error:  # the code of a layer may raise anything
-            raise GraphTrainingError(
-                f"{named} does not run on a chunk of vertices "
-                f"({type(error).__name__}: {error}); {REMEDY}"
-            ) from error
-        if not _are_close(found, expected):
-            raise GraphTrainingError(
-                f"{named} computes something else in chunks: what it gives a "
-                f"vertex depends on others beside those that edges lead from; {REMEDY}"
-            )
+    try:
+        with model.filling():
+            whole = stage(given, None, training=True)
+        for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
+            vertices = model.chunks.vertices[chunk]
+            cut = [
+                value if name in staying or dims[name] == (None,) else chosen(value, vertices)
+                for name, value in zip(operator.inputs, given, strict=True)
+            ]
+            expected = [
+                chosen(value, vertices) if None not in dims[name] else value
+                for name, value in zip(outputs, whole, strict=True)
+            ]
+            if not _are_close(stage(cut, chunk, training=True), expected):
+                raise GraphTrainingError(
+                    f"{named} computes something else in chunks: what it gives a "
+                    f"vertex depends on others beside those that edges lead from; {REMEDY}"
+                )
+    except GraphTrainingError:
+        raise
+    except Exception as error:  # the code of a layer may raise anything
+        raise GraphTrainingError(
+            f"{named} does not run on a chunk of vertices "
+            f"({type(error).__name__}: {error}); {REMEDY}"
+        ) from error
     return dict(zip(outputs, whole, strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,7 +125,11 @@ class Bad(nn.Module):
     def __init__(self, what: str) -> None:
         super().__init__()
         self.what, self.stem = what, nn.Linear(3, H)
-        self.conv = (pyg.SuperGATConv if what == "super" else pyg.GCNConv)(H, H)
+        kinds: dict[str, Any] = {
+            "super": pyg.SuperGATConv,
+            "stacks": partial(pyg.ARMAConv, num_stacks=2),
+        }
+        self.conv = kinds.get(what, pyg.GCNConv)(H, H)
         self.norm = {"batch": nn.BatchNorm1d(H), "graph": pyg.GraphNorm(H)}.get(what)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -148,6 +153,7 @@ MIXED = {
     "by_hand": "does not run on a chunk of vertices|computes something else in chunks",
     "pooled": "computes something else in chunks",
     "dropped": "draws random numbers for the graph as a whole",
+    "stacks": r"\(ARMAConv\) does not run on a chunk of vertices \(IndexError",
     "super": r"\(SuperGATConv\) cannot run on chunks of vertices: .*mode='exact', ways=1\)",
 }
 
