@@ -136,7 +136,7 @@ class _CallTracer(TorchFunctionMode):
             return result
         if name is None:  # it was made on the spot
             return original(module, *args, **kwargs)
-        if _leaves_padding_away(module, args, kwargs):
+        if leaves_padding_away(module, args, kwargs):
             raise KeepWholeError(
                 f"{user_location()} gives an nn.TransformerEncoder a padding mask, which does "
                 "something else with padding in evaluation: enable_nested_tensor=False makes its "
@@ -250,7 +250,8 @@ def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
 # tensors, which leave padding away, and fills it with zeros after its last layer.
 
 
-def _leaves_padding_away(encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+def leaves_padding_away(encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a module is such an encoder that is given a mask."""
     if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
         return False
     names = ("src", "mask", "src_key_padding_mask", "is_causal")

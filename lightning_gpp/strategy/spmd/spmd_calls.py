@@ -22,8 +22,9 @@ from lightning_gpp.capture.checks.backwards import watched_backwards
 from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.checks.rollback import set_training
 from lightning_gpp.capture.errors import raised_location
+from lightning_gpp.capture.tracing.concrete_tracer import leaves_padding_away
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
-from lightning_gpp.common.instance_attribute import taken_away
+from lightning_gpp.common.instance_attribute import replaced, taken_away
 from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
@@ -236,6 +237,7 @@ class SpmdCalls(ForwardCalls):
             torch.set_grad_enabled(torch.is_grad_enabled()),
             torch.autocast(run.device.type, enabled=False),
             watched_backwards(run.target) as backwards,
+            watched_padding(),
         ):
             try:
                 exported = export_forward(run.target, args, kwargs)
@@ -280,6 +282,27 @@ class SpmdCalls(ForwardCalls):
                 f"the program divides nothing, so each of {num} devices computes all of it: {why}. "
                 "Use a larger batch, or one device"
             )
+
+
+@contextmanager
+def watched_padding() -> Iterator[None]:
+    """Says what a program does otherwise than the fast path of ``nn.TransformerEncoder``."""
+    encode, is_left_away = nn.TransformerEncoder.forward, False
+
+    def forward(encoder: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
+        nonlocal is_left_away
+        if not encoder.training and leaves_padding_away(encoder, args, kwargs):
+            is_left_away = True
+        return encode(encoder, *args, **kwargs)
+
+    with replaced([(nn.TransformerEncoder, "forward", forward)]):
+        yield
+    if is_left_away:
+        rank_zero_warn(
+            "in evaluation nn.TransformerEncoder fills padding with zeros, which a program does "
+            "not: its results differ there, and with them all that reads padding. "
+            "enable_nested_tensor=False makes both alike"
+        )
 
 
 def _out_of_inference(leaf: Any) -> Any:
