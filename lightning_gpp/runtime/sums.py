@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -303,15 +304,17 @@ def _cut(parameters: Mapping[str, Parameter]) -> Iterable[dict[str, Parameter]]:
     >>> small = torch.nn.Parameter(torch.zeros(1))
     >>> [list(bucket) for bucket in _cut({"a": small, "b": small, "c": big, "d": small})]
     [['d', 'c'], ['b', 'a']]
+    >>> half = torch.nn.Parameter(torch.zeros(1).half())
+    >>> [list(bucket) for bucket in _cut({"a": small, "b": half, "c": small, "d": half})]
+    [['d', 'b'], ['c', 'a']]
     """
-    bucket: dict[str, Parameter] = {}
-    num_bytes = 0
+    buckets: dict[torch.dtype, dict[str, Parameter]] = {}
+    num_bytes = Counter[torch.dtype]()
     for name, parameter in reversed(list(parameters.items())):
-        kinds = {p.dtype for p in bucket.values()} | {parameter.dtype}
-        if bucket and (num_bytes >= BUCKET_BYTES or len(kinds) > 1):
-            yield bucket
-            bucket, num_bytes = {}, 0
-        bucket[name] = parameter
-        num_bytes += parameter.nbytes
-    if bucket:
-        yield bucket
+        dtype = parameter.dtype
+        buckets.setdefault(dtype, {})[name] = parameter
+        num_bytes[dtype] += parameter.nbytes
+        if num_bytes[dtype] >= BUCKET_BYTES:
+            yield buckets.pop(dtype)
+            del num_bytes[dtype]
+    yield from buckets.values()
