@@ -56,17 +56,13 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
         at_most_s: the longest step that is of interest. Most of those that are longer are seen to
             be before their end: a device has waited longer than its work leaves time for.
     """
-    seconds, sends, lines = work.seconds, work.sends, work.lines
-    missing = work.missing.copy()
+    seconds, sends, hows, lines = work.seconds, work.sends, work.hows, work.lines
+    missing, port_s = work.missing.copy(), [0.0] * work.num_ports
     start_s, ready_s = [NEVER] * len(seconds), [0.0] * len(seconds)
-    port_s = [0.0] * work.num_ports
-    clocks_s, positions = [0.0] * len(lines), [0] * len(lines)
-    of, most_s = seconds.__getitem__, at_most_s * (1 + ROUNDING)
-    spares_s = [most_s - sum(map(of, line)) for line in lines]
-    waiting: dict[int, int] = {}
+    clocks_s, positions, waiting = [0.0] * len(lines), [0] * len(lines), dict[int, int]()
+    spares_s = [at_most_s * (1 + ROUNDING) - sum(map(seconds.__getitem__, one)) for one in lines]
     shared = _SharedChannels(work, start_s, port_s)
-    summed = shared.summed
-    runnable = list(range(len(lines)))
+    summed, runnable = shared.summed, [*range(len(lines))]
 
     def arrived(at_s: float, items: tuple[int, ...]) -> None:
         for item in items:
@@ -85,8 +81,7 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
         for position in range(positions[number], len(line)):
             item = line[position]
             if missing[item]:
-                waiting[item] = number
-                positions[number] = position
+                waiting[item], positions[number] = number, position
                 break
             if ready_s[item] > clock_s:
                 spare_s += clock_s - ready_s[item]
@@ -95,15 +90,13 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
                 clock_s = ready_s[item]
             start_s[item] = clock_s
             clock_s += seconds[item]
-            for target, message_s, port, channels in sends[item]:
+            for target, how in sends[item]:
+                message_s, port, channels = hows[how]
                 if channels:
                     shared.push(clock_s, number, False, (message_s, channels, (target,), item))
                     continue
-                at_s = port_s[port]
-                if at_s < clock_s:
-                    at_s = clock_s
-                at_s += message_s
-                port_s[port] = at_s
+                free_s = port_s[port]
+                port_s[port] = at_s = (clock_s if free_s < clock_s else free_s) + message_s
                 if ready_s[target] < at_s:
                     ready_s[target] = at_s
                 missing[target] -= 1
@@ -113,8 +106,8 @@ def play(work: Work, at_most_s: float = math.inf) -> Played | None:
                 for ended in shared.final(item):
                     arrived(*ended)
         clocks_s[number], spares_s[number] = clock_s, spare_s
-    stuck = {number: item for item, number in waiting.items()}
-    return Played(start_s, max(shared.end_s, *clocks_s, *port_s), shared.served, stuck)
+    stuck, step_s = {waiting[item]: item for item in waiting}, max(*clocks_s, *port_s, shared.end_s)
+    return Played(start_s, step_s, shared.served, stuck)
 
 
 _Waiting = tuple[float, tuple[int, ...], tuple[int, ...], int]

@@ -66,9 +66,8 @@ class WorkTrace:
         for line in self._work.lines:
             for item in line:
                 sends = self._work.sends[item]
-                for slot, (target, seconds, port, channels) in enumerate(
-                    sends, self._messages[item]
-                ):
+                for slot, (target, how) in enumerate(sends, self._messages[item]):
+                    seconds, port, channels = self._work.hows[how]
                     self.ready_s[slot], self.cause[slot] = self.end_s[item], item
                     if not channels:
                         self._happened(slot, seconds, (port,), port_s, freed_by, (target,))
@@ -76,12 +75,13 @@ class WorkTrace:
     def _shared(self) -> None:
         """What shares channels, in the order in which it was served."""
         free_s, freed_by = [0.0] * self._work.num_channels, [-1] * self._work.num_channels
+        hows = self._work.hows
         buckets = [
             iter([(slot, seconds) for slot, (_, seconds) in enumerate(one.buckets, first)])
             for one, first in zip(self._work.sums, self._sums)
         ]
         on_channels = {
-            item: iter([(s, send) for s, send in enumerate(sends, first) if send[3]])
+            item: iter([(s, send) for s, send in enumerate(sends, first) if hows[send[1]][2]])
             for item, (sends, first) in enumerate(zip(self._work.sends, self._messages))
         }
         for is_sum, number in self._played.served:
@@ -90,7 +90,8 @@ class WorkTrace:
                 one = self._work.sums[number]
                 self._happened(slot, seconds, one.channels, free_s, freed_by, one.waiting)
             else:
-                slot, (target, seconds, _, channels) = next(on_channels[number])
+                slot, (target, how) = next(on_channels[number])
+                seconds, _, channels = hows[how]
                 self._happened(slot, seconds, channels, free_s, freed_by, (target,))
 
     def _happened(

@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Send = tuple[int, float, int, tuple[int, ...]]
-"""A message: the item that waits for it, its seconds, the port that it leaves through, and the
-channels that it shares with messages of other devices. Without channels the port is its own: it
-leaves when those before it have left."""
+Send = tuple[int, int]
+"""A message: the item that waits for it, and the number of its :data:`How`."""
+
+How = tuple[float, int, tuple[int, ...]]
+"""How a message goes: its seconds, the port that it leaves through, and the channels that it shares
+with messages of other devices. Without channels the port is its own: it leaves when those before it
+have left."""
 
 
 class Sum(NamedTuple):
@@ -44,6 +47,7 @@ class Work:
         seconds: what each takes.
         missing: how many messages and sums each waits for.
         sends: what each sends, in this order.
+        hows: how messages go.
         lines: the items of every device in their order.
         sums: in the order in which devices begin them: a device begins none before the gradients
             of all those before it are final.
@@ -55,6 +59,7 @@ class Work:
     seconds: list[float] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     sends: list[tuple[Send, ...]] = field(default_factory=list)
+    hows: list[How] = field(default_factory=list)
     lines: list[list[int]] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
     num_ports: int = 0

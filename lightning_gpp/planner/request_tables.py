@@ -65,6 +65,7 @@ class RequestTables:
         num_ports: through which a device sends: messages over links of one direction at a time
             leave through another one than those over links of both.
         stage_sums: what :func:`lightning_gpp.planner.step_time.gradients.stage_sums` has found.
+        frames: what :mod:`lightning_gpp.planner.step_time.pipeline_run` has found.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RequestTables:
         self._costs = costs
         self._sums_share = sums_share
         self.stage_sums: dict[Hashable, Any] = {}
+        self.frames: dict[Hashable, Any] = {}
         self.num_ports = len({link.is_full_duplex for link in cluster.links})
         self._place = {operator.name: place for place, operator in enumerate(graph)}
 

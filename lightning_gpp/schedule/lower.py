@@ -65,11 +65,9 @@ def build_program(
     """
     homes = [(entry,) if isinstance(entry, int) else tuple(entry) for entry in devices]
     units = [tuple(own) for own in shares] if shares else [(1,) * len(home) for home in homes]
-    sizes = [*map(sum, units)]
-    _check(num_microbatches, sizes)
+    _check(num_microbatches, [*map(sum, units)])
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
-    steps = found.steps(stages, num_microbatches, sizes)
-    numbering = Numbering(stages, homes, units, num_microbatches, steps, found, order_pace)
+    numbering = Numbering(stages, homes, units, num_microbatches, found, order_pace)
     skeleton = Program(
         schedule=found,
         num_microbatches=num_microbatches,
@@ -84,7 +82,7 @@ def build_program(
             for index in range(len(home))
         ),
     )
-    updated = set(skeleton.devices).union(*(holders or homes))
+    updated = {*skeleton.devices}.union(*(holders or homes))
     program = replace(skeleton, actions=tuple(_actions(skeleton, numbering, updated)))
     if check:
         dry_run(program)

@@ -32,7 +32,6 @@ class Numbering:
         devices: of the replicas of every stage.
         units: smallest micro-batches that each replica of every stage takes at a time.
         num_microbatches: smallest micro-batches of the mini-batch.
-        steps: forwards and backwards of every stage in order.
         order: of the schedule.
         order_pace: which of several works a shared device does first; see :mod:`.merge`.
 
@@ -50,12 +49,11 @@ class Numbering:
         devices: Sequence[tuple[int, ...]],
         units: Sequence[tuple[int, ...]],
         num_microbatches: int,
-        steps: Mapping[int, Steps],
         order: Schedule,
         order_pace: float | None = None,
     ) -> None:
         self.stages, self.devices = stages, devices
-        self.num_microbatches, self.steps, self.order = num_microbatches, steps, order
+        self.num_microbatches, self.order = num_microbatches, order
         self.has_halves, self.order_pace = order.forwards_first, order_pace
         self.shares = [Share(own, num_microbatches // sum(own)) for own in units]
         self.first = [0]
@@ -65,6 +63,12 @@ class Numbering:
         goes_back = any(e.source == FEED and e.has_backward for e in stages.edges)
         goes_back = goes_back and order.has_backward
         self.num_feed_backwards = num_microbatches // self.pace * goes_back
+
+    @cached_property
+    def steps(self) -> Mapping[int, Steps]:
+        """Forwards and backwards of every stage in order."""
+        sizes = [share.num_units for share in self.shares]
+        return self.order.steps(self.stages, self.num_microbatches, sizes)
 
     @property
     def first_feed(self) -> int:

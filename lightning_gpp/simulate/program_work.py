@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.engine.work import Send, Sum, Work
+from lightning_gpp.engine.work import How, Send, Sum, Work
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import Overhead, ProgramCosts, compute_s, message_costs
@@ -281,6 +281,7 @@ class ProgramWork:
         """Every item sends its messages; those over links of one device need no queue."""
         are_alone = self.costs.cluster.has_private_channels
         ports: dict[tuple[str, ...] | int, int] = {}
+        hows: dict[How, int] = {}
         for number, sent in enumerate(self._sent):
             sends: list[Send] = []
             for message in sent:
@@ -288,10 +289,11 @@ class ProgramWork:
                 shared = () if are_alone else self._numbered(names)
                 port = ports.setdefault(names or self.devices[number], len(ports))
                 target = message.receiver if message.receiver >= 0 else never
-                sends.append((target, message.seconds, port, shared))
+                how = message.seconds, port, shared
+                sends.append((target, hows.setdefault(how, len(hows))))
                 self.messages.append(message.shown)
             self.work.sends.append(tuple(sends))
-        self.work.num_ports = len(ports)
+        self.work.num_ports, self.work.hows = len(ports), [*hows]
 
     def _numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         numbers = self._channels

@@ -9,12 +9,14 @@ first of them, which takes turns between both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
+from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_channels, channels
 from lightning_gpp.engine.play import play
-from lightning_gpp.engine.work import Send, Sum, Work
+from lightning_gpp.engine.work import How, Send, Sum, Work
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
@@ -28,8 +30,43 @@ from lightning_gpp.schedule.numbering import EdgeMessages, Numbering
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: the part of the last backward before it, and its seconds."""
 
-How = tuple[float, int, tuple[int, ...]]
-"""Of a message: its seconds, its port, and the channels that it shares with others."""
+MANY_ITEMS = 300_000
+"""So many items of frames are kept about: some dozens of megabytes."""
+
+
+class Flow(NamedTuple):
+    """The messages of an edge in one direction.
+
+    Attributes:
+        edge: the edge.
+        messages: its messages.
+        senders: their devices.
+        receivers: likewise.
+        source: the number of the first item that sends.
+        target: the number of the first item that receives.
+        is_gradient: whether they go back.
+    """
+
+    edge: StageEdge
+    messages: EdgeMessages
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+    source: int
+    target: int
+    is_gradient: bool = False
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether they are inputs of the model."""
+        return self.edge.source == FEED and not self.is_gradient
+
+
+class Frame(NamedTuple):
+    """Of a :class:`~lightning_gpp.engine.work.Work` what does not depend on costs."""
+
+    missing: list[int]
+    sends: list[tuple[Send, ...]]
+    lines: list[list[int]]
 
 
 class PipelineRun(Numbering):
@@ -51,8 +88,7 @@ class PipelineRun(Numbering):
         count, graph = num_microbatches(plan, request), plan_graph(plan, request.graph)
         if request.num_minibatches > 1:
             graph = graph.with_needs(frozenset())
-        steps = request.order.steps(graph.stages, count, graph.multiples)
-        how = count, steps, request.order, plan.order_pace
+        how = count, request.order, plan.order_pace
         super().__init__(graph.stages, graph.devices, graph.shares, *how)
         self.plan, self.request, self.graph = plan, request, graph
         self.unit_size = request.minibatch_size / count
@@ -110,30 +146,16 @@ class PipelineRun(Numbering):
 
     def _work(self) -> Work:
         """All that is played."""
-        computes, buckets = self.computes, [self.sums(stage).buckets for stage in self.plan.stages]
-        durations: list[float] = []
-        nothing = [[StageCompute(0.0, 0.0, 0)]] * (len(self.shares) - len(computes))  # the loss
-        for share, replicas in zip(self.shares, [*computes, *nothing], strict=True):
+        frame, durations = self._frame(), list[float]()
+        for share, replicas in zip(self.shares, self.computes):
             count = share.num_microbatches
             for forward_s, backward_s, _ in replicas:
                 durations += [forward_s] * count + [backward_s] * count
-        feeds = 1 if self.order.flushes else self.num_microbatches
-        durations += [0.0] * (self.num_feed_backwards + feeds)
-        missing = [0] * len(durations)
-        lines = self.lines()
-        if self.order.flushes:
-            lines[self.devices[FEED][0]].insert(0, self.first_feed)
-        work = Work(durations, missing, [()] * len(durations), lines)
+        durations += [0.0] * (len(frame.missing) - len(durations))  # the loss, and the feed
+        hows = [how for flow in self._flows for how in self._hows(flow)]
+        work = Work(durations, frame.missing, frame.sends, hows, frame.lines)
+        buckets = [self.sums(stage).buckets for stage in self.plan.stages]
         work.num_ports = self.feed_port + 1 + len(buckets)
-        fed = self._forwards(work)
-        self._backwards(work)
-        if self._ways:
-            for item, sends in enumerate(work.sends):
-                if len(sends) > 1:
-                    way = self._ways
-                    work.sends[item] = tuple(sorted(sends, key=lambda one: -way.get(one[0], 0.0)))
-        for item, found in fed.items():
-            work.sends[item] = tuple(found)
         homes = [self.devices[stage] for stage, own in enumerate(buckets) if own]
         summing = [device for home in homes for device in home]
         self.sums_are_alone = self.messages_are_alone and len(set(summing)) == len(summing)
@@ -143,9 +165,57 @@ class PipelineRun(Numbering):
             if own
         ]
         if self.stages.shared_parameters:
+            work.missing, work.sends = work.missing.copy(), work.sends.copy()
+            work.lines = [line.copy() for line in work.lines]
             self._shared(work)
         work.num_channels = len(self._channels)
         return work
+
+    def _frame(self) -> Frame:
+        """The frame of the plan's form; plans next to one another often have the same."""
+        edges = tuple([(edge.source, edge.target, edge.has_backward) for edge in self.stages.edges])
+        shares, count = tuple(self.shares), self.num_microbatches
+        form = edges, tuple(self.devices), shares, count, self.order.name, self.order_pace
+        known: dict[Hashable, Frame] = self.request.tables.frames
+        if form not in known:
+            found = self._new_frame()
+            if len(known) * len(found.missing) > MANY_ITEMS:
+                known.clear()
+            known[form] = found
+        return known[form]
+
+    def _new_frame(self) -> Frame:
+        num_items = self.first_feed + (1 if self.order.flushes else self.num_microbatches)
+        missing = [0] * num_items
+        sends: list[tuple[Send, ...]] = [()] * num_items
+        ways, first_how = self._ways, 0
+        fed: list[tuple[int, float, Send]] = []
+        for flow in self._flows:
+            senders, receivers, kinds = flow.senders, flow.receivers, flow.messages.kinds
+            is_sent = [senders[i] != receivers[j] for (i, j), _ in kinds]
+            source, target, is_fed = flow.source, flow.target, flow.is_fed
+            for own, other, kind in flow.messages.each if any(is_sent) else ():
+                if is_sent[kind]:
+                    other += target
+                    missing[other] += 1
+                    if is_fed:
+                        fed.append((own, -ways[other], (other, first_how + kind)))
+                    else:
+                        sends[source + own] += ((other, first_how + kind),)
+            first_how += len(is_sent)
+        if self.has_halves:  # the longest way first
+            for item, several in enumerate(sends):
+                if len(several) > 1:
+                    sends[item] = tuple(sorted(several, key=lambda send: -ways[send[0]]))
+        fed.sort(key=itemgetter(0, 1))
+        lines = self.lines()
+        if not self.order.flushes:
+            for microbatch, _, send in fed:
+                sends[self.first_feed + microbatch] += (send,)
+        else:
+            sends[self.first_feed] = tuple([send for *_, send in fed])
+            lines[self.devices[FEED][0]].insert(0, self.first_feed)
+        return Frame(missing, sends, lines)
 
     def _summed(self, stage: int, buckets: Buckets, work: Work) -> Sum:
         """The sums of a stage's gradients.
@@ -168,59 +238,35 @@ class PipelineRun(Numbering):
             shared = self._numbered(all_reduce_channels(self.request.cluster, tuple(sorted(home))))
         return Sum(home, tuple(last), tuple(buckets), self.feed_port + 1 + stage, shared)
 
-    def _forwards(self, work: Work) -> Mapping[int, Sequence[Send]]:
-        """Adds the messages with activations; returns those of the feed by its items."""
-        feeds: list[tuple[int, float, int, Send]] = []
-        for rank, edge in enumerate(self.stages.edges):
-            target, messages = self.first[edge.target], self.edge_messages(edge)[0]
-            sends = self._sends(edge, messages, is_gradient=False)
-            if edge.source != FEED:
-                _exchange(work, messages, sends, self.first[edge.source], target)
-                continue
-            for sender, receiver, kind in messages.each:
-                if (how := sends[kind]) is not None:
-                    waiting = target + receiver
-                    work.missing[waiting] += 1
-                    feeds.append((sender, -self._ways.get(waiting, 0.0), rank, (waiting, *how)))
-        feeds.sort(key=lambda item: item[:3])
-        found: dict[int, list[Send]] = {}
-        for sender, *_, send in feeds:
-            found.setdefault(self.first_feed + sender * (not self.order.flushes), []).append(send)
+    @cached_property
+    def _flows(self) -> list[Flow]:
+        """Of every edge the messages there, and back."""
+        found = []
+        for edge in self.stages.edges:
+            there, back = self.edge_messages(edge)
+            senders, receivers = self.devices[edge.source], self.devices[edge.target]
+            source, target = self.first[edge.source], self.first[edge.target]
+            found.append(Flow(edge, there, senders, receivers, source, target))
+            if edge.has_backward:
+                own, other = target + self.shares[edge.target].num_microbatches, source
+                if edge.source != FEED:
+                    other += self.shares[edge.source].num_microbatches
+                found.append(Flow(edge, back, receivers, senders, own, other, is_gradient=True))
         return found
 
-    def _backwards(self, work: Work) -> None:
-        """Adds the messages with gradients."""
-        for edge in self.stages.edges:
-            if not edge.has_backward:
-                continue
-            sender = self.first[edge.target] + self.shares[edge.target].num_microbatches
-            receiver = self.first[-1]  # of the feed
-            if edge.source != FEED:
-                receiver = self.first[edge.source] + self.shares[edge.source].num_microbatches
-            messages = self.edge_messages(edge)[1]
-            _exchange(
-                work, messages, self._sends(edge, messages, is_gradient=True), sender, receiver
-            )
-
     @cached_property
-    def _ways(self) -> Mapping[int, float]:
+    def _ways(self) -> list[float]:
         """How far it is from every work to the end of its half; the feed is at the end.
 
         Where all forwards come first, messages with the longest way to go are sent first.
         """
-        if not self.has_halves:
-            return {}
-        paths = self.replica_paths
-        replicas = [
-            (first + 2 * replica * share.num_microbatches, share.num_microbatches)
-            for first, share in zip(self.first, self.shares)
-            for replica in range(share.num_replicas)
-        ]
-        return {
-            first + number: paths.forward[replica] if number < count else paths.backward[replica]
-            for replica, (first, count) in enumerate(replicas)
-            for number in range(2 * count)
-        }
+        found: list[float] = []
+        if self.has_halves:
+            counts = [s.num_microbatches for s in self.shares for _ in range(s.num_replicas)]
+            paths = self.replica_paths
+            for count, forward, backward in zip(counts, paths.forward, paths.backward):
+                found += [forward] * count + [backward] * count
+        return found + [0.0] * (self.first_feed + self.num_microbatches - len(found))
 
     def _shared(self, work: Work) -> None:
         """Adds the sums of gradients of parameters that different stages share.
@@ -252,53 +298,36 @@ class PipelineRun(Numbering):
                     self._message(*ends, size_bytes, is_feed=False)
                     for ends in ((other, owner), (owner, other))
                 )
-                assert there is not None and back is not None  # two devices
                 for sender, receiver, how in ((up, gathered, there), (gathered, add(other), back)):
                     work.missing[receiver] += 1
-                    work.sends[sender] += ((receiver, *how),)
+                    work.sends[sender] += ((receiver, len(work.hows)),)
+                    work.hows.append(how)
 
     def sent_s(self) -> list[float]:
         """Of every stage, seconds that the replica that sends most sends per micro-batch."""
         found = [[0.0] * share.num_replicas for share in self.shares]
-        for edge in self.stages.edges:
-            there, back = self.edge_messages(edge)
-            ways = [] if edge.source == FEED else [(edge.source, there, False)]
-            ways += [(edge.target, back, True)] if edge.has_backward else []
-            for stage, messages, is_gradient in ways:
-                sends = self._sends(edge, messages, is_gradient=is_gradient)
-                for kind, count, send in zip(messages.kinds, messages.counts, sends):
-                    if send is not None:
-                        found[stage][kind.pair[0]] += count * send[0]
+        for flow in self._flows:
+            if not flow.is_fed:
+                own = found[flow.edge.target if flow.is_gradient else flow.edge.source]
+                kinds, counts, _ = flow.messages
+                for kind, count, how in zip(kinds, counts, self._hows(flow)):
+                    own[kind.pair[0]] += count * how[0]
         return [max(own) / share.num_microbatches for own, share in zip(found, self.shares)]
 
-    def _sends(
-        self, edge: StageEdge, messages: EdgeMessages, *, is_gradient: bool
-    ) -> list[How | None]:
-        """How every kind of messages of an edge goes; None on one device."""
-        devices, tables = self.devices, self.request.tables
-        is_feed = edge.source == FEED
-        homes = devices[edge.source][:1] if is_feed else devices[edge.source]
-        senders, receivers = homes, devices[edge.target]
-        if is_gradient:
-            senders, receivers = receivers, senders
-        sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
-        bytes_of = sizes.backward if is_gradient else sizes.forward
+    def _hows(self, flow: Flow) -> list[How]:
+        """How every kind of messages goes."""
+        edge, senders, receivers, size = flow.edge, flow.senders, flow.receivers, self.unit_size
+        sizes = self.request.tables.edge_bytes(edge.values, has_backward=edge.has_backward)
+        bytes_of = sizes.backward if flow.is_gradient else sizes.forward
         return [
-            self._message(
-                senders[sender],
-                receivers[receiver],
-                bytes_of(num_units * self.unit_size),
-                is_feed=is_feed and not is_gradient,
-            )
-            for (sender, receiver), num_units in messages.kinds
+            self._message(senders[i], receivers[j], bytes_of(units * size), is_feed=flow.is_fed)
+            for (i, j), units in flow.messages.kinds
         ]
 
-    def _message(
-        self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool
-    ) -> How | None:
-        """How a message goes; None on one device."""
+    def _message(self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool) -> How:
+        """How a message goes; on one device it takes no time, and is not sent."""
         if sender == receiver:
-            return None
+            return 0.0, sender, ()
         (link,) = self.request.tables.links((sender,), (receiver,))
         assert link is not None
         numbers: tuple[int, ...] = ()
@@ -310,28 +339,6 @@ class PipelineRun(Numbering):
     def _numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         """Channels by number."""
         return tuple(self._channels.setdefault(name, len(self._channels)) for name in names)
-
-
-def _exchange(
-    work: Work, messages: EdgeMessages, sends: Sequence[How | None], sender: int, receiver: int
-) -> None:
-    """Adds the messages between two stages.
-
-    Args:
-        work: what they are added to.
-        messages: the messages.
-        sends: how every kind of them goes; None where there is nothing to send.
-        sender: the number of the first work that sends.
-        receiver: likewise of what receives.
-    """
-    if not any(sends):
-        return
-    missing, found = work.missing, work.sends
-    for own, other, kind in messages.each:
-        if how := sends[kind]:
-            target = receiver + other
-            missing[target] += 1
-            found[sender + own] += ((target, how[0], how[1], how[2]),)
 
 
 def num_microbatches(plan: Plan, request: PlanRequest) -> int:
