@@ -41,7 +41,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         )
         for _ in range(2)
     ]
-    return ClusterLayout((HostGroup("any", per_host),), *links).cluster(draw(st.integers(2, 4)))
+    return ClusterLayout((HostGroup("any", per_host),), *links).cluster(draw(st.integers(2, 6)))
 
 
 @st.composite
