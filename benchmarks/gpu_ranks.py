@@ -34,7 +34,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.data import DataLoader
 
 from lightning_gpp import GraphPipeStrategy, HAPStrategy, TimelineCallback
-from lightning_gpp.cluster import DEVICE_KINDS
+from lightning_gpp.cluster.device_kind import DEVICE_KINDS
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.plan.by_rank import by_rank
 from lightning_gpp.runtime.payload import pack

@@ -25,7 +25,6 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gpp.jobs.files import save_config
 from lightning_gpp.jobs.job_scope import is_sweep, job_scope
 
 TAKES_ANY = ("graph_options", "hydra")
@@ -106,7 +105,8 @@ def run_job(config: DictConfig, folder: Path) -> float | None:
     if is_sweep():
         check_objective(config.objective, HydraConfig.get().sweeper._target_)
     check_complete(config)
-    save_config(config, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)  # needs no environment variable
     job: Callable[[DictConfig, Path], dict[str, float]] = get_method(config.job._target_)
     return objective_value(config.objective, job(config, folder))
 

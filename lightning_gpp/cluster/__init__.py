@@ -6,14 +6,12 @@ from lightning_gpp.cluster.cluster import Cluster as Cluster
 from lightning_gpp.cluster.cluster import Device as Device
 from lightning_gpp.cluster.cluster import Link as Link
 from lightning_gpp.cluster.cluster import channels as channels
-from lightning_gpp.cluster.cluster import cluster_from_json as cluster_from_json
 from lightning_gpp.cluster.cluster import cluster_to_json as cluster_to_json
 from lightning_gpp.cluster.cluster import uniform_cluster as uniform_cluster
 from lightning_gpp.cluster.collectives import BUCKET_BYTES as BUCKET_BYTES
 from lightning_gpp.cluster.collectives import all_reduce_channels as all_reduce_channels
 from lightning_gpp.cluster.collectives import all_reduce_s as all_reduce_s
 from lightning_gpp.cluster.collectives import ring_lines as ring_lines
-from lightning_gpp.cluster.device_kind import DEVICE_KINDS as DEVICE_KINDS
 from lightning_gpp.cluster.device_kind import DeviceKind as DeviceKind
 from lightning_gpp.cluster.layout import ClusterLayout as ClusterLayout
 from lightning_gpp.cluster.layout import HostGroup as HostGroup
@@ -21,4 +19,3 @@ from lightning_gpp.cluster.layout import load_cluster as load_cluster
 from lightning_gpp.cluster.presets import PRESETS as PRESETS
 from lightning_gpp.cluster.presets import cluster_preset as cluster_preset
 from lightning_gpp.cluster.this_machine import host_memory_bytes as host_memory_bytes
-from lightning_gpp.cluster.this_machine import num_cores as num_cores

@@ -191,7 +191,8 @@ class ChunkGraph:
                 f"the edges of {mixing.named(node)} {what}; training in chunks takes an edge_index "
                 "of shape (2, edges) that is an argument of forward or made of arguments alone"
             )
-        return self.around.edge_set(mixing.sources_first(value))
+        has_sources_first = mixing.layer.flow == "source_to_target"
+        return self.around.edge_set(value if has_sources_first else value.flip(0))
 
     def _is_at_hand(self, node: fx.Node) -> bool:
         """Whether a value is of the whole graph, and follows from the arguments at hand."""

@@ -61,10 +61,6 @@ class Mixing(WholeMethod):
         with instance_attribute(self.layer, "flow", "source_to_target"):
             return self(edges, **kwargs)
 
-    def sources_first(self, edge_index: Tensor) -> Tensor:
-        """The edges of a layer as (sources, targets)."""
-        return edge_index if self.layer.flow == "source_to_target" else edge_index.flip(0)
-
     def is_of_vertices(self, name: str) -> bool:
         """Whether an argument has a row per vertex, which messages take by their ends."""
         read = {*self.layer._user_args, *self.layer._edge_user_args}

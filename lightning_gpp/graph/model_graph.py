@@ -241,11 +241,6 @@ class ModelGraph:
         return {name: tuple(operators) for name, operators in found.items()}
 
     @cached_property
-    def value_bytes(self) -> Mapping[str, int]:
-        """Bytes of every value."""
-        return {name: value.size_bytes for name, value in self.values.items()}
-
-    @cached_property
     def with_gradient(self) -> frozenset[str]:
         """Values whose gradient goes back to who produced them; of inputs, to the caller."""
         found = {item.value.name for item in self.inputs if item.requires_grad}

@@ -46,7 +46,7 @@ class StageEdge:
     def of(cls, graph: ModelGraph, source: int, target: int, values: Iterable[str]) -> StageEdge:
         """The edge that carries some values of a model."""
         values = tuple(values)
-        size_bytes = sum(graph.value_bytes[name] for name in values)
+        size_bytes = sum(graph.values[name].size_bytes for name in values)
         return cls(source, target, values, size_bytes, not graph.with_gradient.isdisjoint(values))
 
 

@@ -178,16 +178,11 @@ def build_strategy(config: DictConfig | str) -> Strategy | str:
 
 def report_run(metrics: Mapping[str, float], folder: Path) -> None:
     """Writes and shows the metrics of a run, on its first rank."""
-    if is_first_rank():
-        save_metrics(metrics, folder)
-        print(describe_run(metrics, folder))
-
-
-def is_first_rank() -> bool:
-    """Whether this process is rank 0; false in the processes of ``start_method=popen``."""
     from lightning.pytorch.utilities import rank_zero_only
 
-    return int(getattr(rank_zero_only, "rank", 0)) == 0
+    if int(getattr(rank_zero_only, "rank", 0)) == 0:  # of `start_method=popen`, too
+        save_metrics(metrics, folder)
+        print(describe_run(metrics, folder))
 
 
 def describe_run(metrics: Mapping[str, float], folder: Path) -> str:

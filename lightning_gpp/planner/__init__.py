@@ -18,7 +18,6 @@ from lightning_gpp.planner.plan.manual import resolve_plan as resolve_plan
 from lightning_gpp.planner.plan.plan import Plan as Plan
 from lightning_gpp.planner.plan.plan import Stage as Stage
 from lightning_gpp.planner.plan.plan import load_plan as load_plan
-from lightning_gpp.planner.plan.plan import plan_from_json as plan_from_json
 from lightning_gpp.planner.plan.plan import plan_to_json as plan_to_json
 from lightning_gpp.planner.plan.plan import save_plan as save_plan
 from lightning_gpp.planner.plan.plan_graph import PlanGraph as PlanGraph

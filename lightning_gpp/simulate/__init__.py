@@ -16,7 +16,6 @@ from lightning_gpp.simulate.plan_costs import program_costs as program_costs
 from lightning_gpp.simulate.plan_costs import simulate_plan as simulate_plan
 from lightning_gpp.simulate.program_costs import Bucket as Bucket
 from lightning_gpp.simulate.program_costs import MessageBytes as MessageBytes
-from lightning_gpp.simulate.program_costs import Overhead as Overhead
 from lightning_gpp.simulate.program_costs import ProgramCosts as ProgramCosts
 from lightning_gpp.simulate.program_costs import StageCosts as StageCosts
 from lightning_gpp.simulate.program_costs import StepCosts as StepCosts

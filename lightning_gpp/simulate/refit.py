@@ -80,15 +80,6 @@ class Refit:
         text = f"refitted to {steps} recorded on {kinds} ({seconds_text(self.step_s)} per step)"
         return "; ".join((text, *(each.describe() for each in self.slow)))
 
-    def to_json(self) -> str:
-        """The versioned JSON form; seconds and bytes."""
-        return FORMAT.dumps(self)
-
-    @classmethod
-    def from_json(cls, text: str, *, source: str = "refit") -> Refit:
-        """Reads :meth:`to_json`'s form; raises ValueError, naming the place, if it is another."""
-        return FORMAT.loads(cls, text, source=source)
-
     def request(self, request: PlanRequest, ranks: Sequence[int] | None = None) -> PlanRequest:
         """The question with corrected costs, in which devices that were slow are so.
 

@@ -11,25 +11,14 @@ other, ``devices`` has the accelerators, ``planning`` finds the plan, ``recordin
 steps beside their prediction, ``spmd`` divides a model by an SPMD program.
 """
 
-from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator, PoolAccelerator
-from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
-from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-from lightning_gpp.strategy.hap import HAPStrategy
-from lightning_gpp.strategy.one_device import single_device
-from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
-from lightning_gpp.strategy.state.sharded_checkpoint import unshard_checkpoint
+from lightning_gpp.strategy.devices.accelerators import EmulatedAccelerator as EmulatedAccelerator
+from lightning_gpp.strategy.devices.accelerators import PoolAccelerator as PoolAccelerator
+from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy as GNNPipeStrategy
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy as GraphPipeStrategy
+from lightning_gpp.strategy.hap import HAPStrategy as HAPStrategy
+from lightning_gpp.strategy.one_device import single_device as single_device
+from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback as TimelineCallback
+from lightning_gpp.strategy.state.sharded_checkpoint import unshard_checkpoint as unshard_checkpoint
 
 ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelerator)}
 """Accelerators by their name in Lightning's registry."""
-
-__all__ = [
-    "ACCELERATORS",
-    "EmulatedAccelerator",
-    "GNNPipeStrategy",
-    "GraphPipeStrategy",
-    "HAPStrategy",
-    "PoolAccelerator",
-    "TimelineCallback",
-    "single_device",
-    "unshard_checkpoint",
-]

@@ -233,7 +233,8 @@ class BaseStrategy(SavingStrategy):
         if run.built.planned is not None:
             loop = self._module().trainer.state.fn
             assert loop is not None, "no loop runs"
-            can_time = loop == TrainerFn.FITTING and run.can_time
+            # Of processes on CPUs a prediction is worth less than what the batches took.
+            can_time = loop == TrainerFn.FITTING and (run.can_time or run.device.type == "cpu")
             planned = run.built.planned
             self.reports.built(planned, self.settings, loop.value, can_time=can_time)
 

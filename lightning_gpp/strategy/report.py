@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from tqdm.auto import tqdm
 
-from lightning_gpp.cluster import num_cores
+from lightning_gpp.cluster.this_machine import num_cores
 from lightning_gpp.common.progress import doing
 from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import bytes_text, devices_text, stages_text

@@ -11,11 +11,6 @@ from lightning_gpp.workloads.models import transformer as transformer
 from lightning_gpp.workloads.pipedream_profile import (
     read_pipedream_profile as read_pipedream_profile,
 )
-from lightning_gpp.workloads.piper import PiperEdge as PiperEdge
-from lightning_gpp.workloads.piper import PiperInstance as PiperInstance
-from lightning_gpp.workloads.piper import PiperOperator as PiperOperator
-from lightning_gpp.workloads.piper import Tmpc as Tmpc
-from lightning_gpp.workloads.piper import read_piper_instance as read_piper_instance
 from lightning_gpp.workloads.piper import read_piper_workload as read_piper_workload
 from lightning_gpp.workloads.workload import Workload as Workload
 

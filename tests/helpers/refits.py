@@ -21,7 +21,8 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.schedule import SCHEDULES, Program
-from lightning_gpp.simulate import Overhead, StepCosts
+from lightning_gpp.simulate import StepCosts
+from lightning_gpp.simulate.program_costs import Overhead
 
 STEP = StepCosts(
     data_s=2e-3,

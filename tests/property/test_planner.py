@@ -10,17 +10,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
-from lightning_gpp.graph import ModelGraph, graph_from_json, graph_to_json
+from lightning_gpp.graph import ModelGraph, graph_to_json
+from lightning_gpp.graph.model_graph import graph_from_json
 from lightning_gpp.planner import (
     Plan,
     Stage,
     evaluate_plan,
-    plan_from_json,
     plan_request,
     plan_to_json,
     resolve_plan,
     validate_plan,
 )
+from lightning_gpp.planner.plan.plan import plan_from_json
 from lightning_gpp.planner.units import build_units, indivisible_groups
 from lightning_gpp.reports.plan.describe import describe_plan
 from lightning_gpp.schedule import SCHEDULES

@@ -104,6 +104,7 @@ class TestInThisProcess:
         assert "Traceback" not in message
 
 
+@pytest.mark.extra  # .ci/run gives this command, too
 def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     """The real command: processes started by spawn, two stages."""
     command = [sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"]

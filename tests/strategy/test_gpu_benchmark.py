@@ -58,6 +58,7 @@ def place_and_cases(benchmark: ModuleType, *names: str) -> tuple[Any, list[Any]]
     return benchmark.Place("two", ("cpu", "cpu"), "cpu"), given
 
 
+@pytest.mark.extra
 def test_others_go_on_where_a_case_fails(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from lightning_gpp.common.data_file import read_text
 from lightning_gpp.common.strict_json import parse_json
 from lightning_gpp.common.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.cost import Costs, graph_work, roofline_costs
-from lightning_gpp.graph import graph_from_json
+from lightning_gpp.graph.model_graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.jobs.problem.problem import (
     PlanningProblem,

@@ -20,9 +20,9 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.common.instance_attribute import instance_attribute, taken_away
 from lightning_gpp.common.progress import doing
-from lightning_gpp.cost import Costs
+from lightning_gpp.cost import Costs, costs_to_json
+from lightning_gpp.graph import graph_to_json
 from lightning_gpp.jobs.console import QuietConsole
-from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem.problem import (
     PlanningProblem,
@@ -76,7 +76,9 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     with threads_of_one_of(cluster):
         look = look_at(config, asked or default_microbatches(cluster.num_devices))
     captured, costs = look.captured, look.costs
-    save_graph(captured.graph, costs, folder)
+    # `job=plan graph=... costs=...` reads them.
+    (folder / "graph.json").write_text(graph_to_json(captured.graph), encoding="utf-8")
+    (folder / "costs.json").write_text(costs_to_json(costs), encoding="utf-8")
     size = look.minibatch_size if config.minibatch_size is None else config.minibatch_size
     request = plan_request(
         captured.graph,

@@ -19,7 +19,7 @@ from lightning_gpp.planner.baselines.best_plan import BestPlan, best_plan, unifo
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
-from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
+from lightning_gpp.workloads.piper import PiperEdge, PiperInstance, PiperOperator, Tmpc
 
 NAME = "piper"
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.workloads import PiperInstance, PiperOperator, Tmpc
+from lightning_gpp.workloads.piper import PiperInstance, PiperOperator, Tmpc
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

@@ -1,8 +1,8 @@
 """Where the boxes and edges of a picture of a stage graph go, in inches from the upper left corner.
 
 Stages are in layers by depth (Sugiyama, Tagawa, Toda 1981, "Methods for visual understanding of
-hierarchical system structures"): edges that skip layers get a *wire* in each layer between, the
-order in a layer is that of the barycentres.
+hierarchical system structures"): edges that skip layers get a *wire* in each layer between. Stages
+are numbered branch after branch, which is the order in a layer; wires are at the right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Node = int | tuple[int, int, int]
 """A stage, or a wire: source, target and layer."""
 
 SWEEPS = 8
-"""How often the order in the layers is improved, down and up, and then the columns."""
+"""How often the columns are improved."""
 
 GAP_IN, LAYER_GAP_IN = 0.3, 0.5
 
@@ -62,7 +62,6 @@ def lay_out(stages: StageGraph, sizes: Sequence[Point]) -> Layout:
         near[lower].append(upper)
         near[upper].append(lower)
     layers = [[node for node in at if at[node] == number] for number in range(deepest)]
-    _order(layers, at, near)
     width = {node: sizes[node][0] if isinstance(node, int) else 0.0 for node in at}
     x = _columns(layers, width, near)
     first = min(x[node] - width[node] / 2 for node in x)
@@ -85,22 +84,6 @@ def lay_out(stages: StageGraph, sizes: Sequence[Point]) -> Layout:
     right = max(x[node] + width[node] / 2 for node in x)
     boxes = {stage: box(stage) for stage in range(stages.num_stages)}
     return Layout(boxes, ways, right - first, tops[-1] - LAYER_GAP_IN)
-
-
-def _order(
-    layers: list[list[Node]], at: Mapping[Node, int], near: Mapping[Node, Sequence[Node]]
-) -> None:
-    """Sorts every layer by the barycentres of its neighbours, of those above and below in turn."""
-    place = {node: number for layer in layers for number, node in enumerate(layer)}
-    for sweep in range(SWEEPS):
-        shown, side = (layers[-2::-1], 1) if sweep % 2 else (layers[1:], -1)
-        for layer in shown:
-            wanted = {}
-            for node in layer:
-                found = [place[other] for other in near[node] if at[other] == at[node] + side]
-                wanted[node] = mean(found or [place[node]])
-            layer.sort(key=wanted.__getitem__)
-            place.update((node, number) for number, node in enumerate(layer))
 
 
 def _columns(

@@ -62,16 +62,6 @@ def product(call: ShapedCall) -> Spec:
     return call.dimensionwise(linear=_each(call))
 
 
-def quotient(call: ShapedCall) -> Spec:
-    """Linear in what is divided, unless it is rounded."""
-    return elementwise(call) if call.get("rounding_mode") is not None else multiple(call)
-
-
-def along_whole_dim(call: ShapedCall) -> Spec:
-    """``dim`` is needed as a whole, every other dimension is on its own (softmax, sorting)."""
-    return call.dimensionwise([call.dim(default=-1)])
-
-
 def layer_norm(call: ShapedCall) -> Spec:
     """The last dimensions are normalised together."""
     rank = len(call.inputs[0])
@@ -281,9 +271,9 @@ _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "type_as": elementwise,
     "add sub rsub": addition,
     "mul": product,
-    "div": quotient,
+    "div": lambda call: (elementwise if call.get("rounding_mode") else multiple)(call),
     "softmax _softmax log_softmax _log_softmax _safe_softmax cumsum cumprod sort "
-    "argsort": along_whole_dim,
+    "argsort": lambda call: call.dimensionwise([call.dim(default=-1)]),  # along the whole of it
     "layer_norm": layer_norm,
     "group_norm": group_norm,
     "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "

@@ -57,13 +57,6 @@ class SpmdPlan:
     evaluation: ProgramEvaluation
     least_s: float | None
 
-    @property
-    def gap(self) -> float | None:
-        """At most this part of the program's price could be saved with these shares, if known."""
-        if self.least_s is None or not self.evaluation.price_s:
-            return None
-        return max(0.0, 1 - self.least_s / self.evaluation.price_s)
-
 
 class NoProgramFitsError(ValueError):
     """Every program needs more memory than some device has."""

@@ -86,11 +86,8 @@ class _Report:
                 is_same = (type(again), str(again)) == (type(error), str(error))
                 pickled = made if is_same and len(made) <= _MOST_PICKLED_BYTES else b""
         trace, _ = shortened(error.__traceback__)
-        details, is_interrupt = (
-            traceback.format_exception(type(error), error, trace),
-            type(error) is KeyboardInterrupt,
-        )
-        return cls(rank, _summary(error), "".join(details), pickled, is_interrupt)
+        details = "".join(traceback.format_exception(type(error), error, trace))
+        return cls(rank, _summary(error), details, pickled, type(error) is KeyboardInterrupt)
 
     @property
     def text(self) -> str:
@@ -116,10 +113,6 @@ class _Report:
 
 def _summary(error: BaseException) -> str:
     return f"failed: {type(error).__name__}: {error}"
-
-
-_REPORTED = "ended_the_run"
-"""Attribute of errors that ranks have reported."""
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -175,11 +168,6 @@ class FailureWatch:
         is_known, self.has_failed = self.has_failed, True
         if not is_known and of_other_rank(error) is None:
             self._to_leader(_Report.of(error, self.rank))
-            vars(error)[_REPORTED] = True
-
-    def was_ended_by(self, error: BaseException) -> bool:
-        """Whether an error is the one that ended the run here."""
-        return _REPORTED in vars(error) or of_other_rank(error) is not None
 
     def is_own(self, error: BaseException) -> bool:
         """Whether it says more than the first one, if another rank had that."""

@@ -33,9 +33,6 @@ def show_once(
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not watch.was_ended_by(error):
-            before(kind, error, trace)
-            return
         end = time.monotonic() + _LAST_WORDS_S
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):

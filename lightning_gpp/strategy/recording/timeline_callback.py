@@ -12,7 +12,7 @@ from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, shares
-from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.refit import FORMAT, Refit
 from lightning_gpp.strategy.base import BaseStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.step_recording import StepRecording
@@ -145,7 +145,7 @@ class TimelineCallback(StepRecording):
         last = whole[-1][1]  # with the refit to all of them; there is none on emulated devices
         if isinstance(last, StepReport) and last.refit is not None:
             written.append(self.dirpath / "refit.json")
-            written[-1].write_text(last.refit.to_json(), encoding="utf-8")
+            written[-1].write_text(FORMAT.dumps(last.refit), encoding="utf-8")
         for logger in run.module.trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
         of = f", the median of {len(by_length)}," if len(by_length) > 1 else ""

@@ -135,11 +135,10 @@ def test_the_verdict_waits_until_batches_tell_what_they_take(
 
 
 def test_a_training_that_ends_before_says_what_was_predicted(pool: WorkerPool) -> None:
-    (said, _), _ = pool.run(said_in_fit, {}, FEWEST_COUNTED, 2, num_ranks=2)
-    assert said[0].startswith(WITHHELD) and len(said) == 2
-    assert "predicted" in said[1] and "median" not in said[1]
-    (said, _), _ = pool.run(said_in_fit, {"schedule": "1f1b"}, FEWEST_COUNTED, 2, num_ranks=2)
-    assert "predicted: " in said[0] and len(said) == 1  # the step runs in the pipeline
+    for strategy in ({}, {"schedule": "1f1b"}):  # whose step runs in the pipeline
+        (said, _), _ = pool.run(said_in_fit, strategy, FEWEST_COUNTED, 2, num_ranks=2)
+        assert said[0].startswith(WITHHELD) and len(said) == 2
+        assert "predicted" in said[1] and "median" not in said[1]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from helpers.reference import train_one_device, weight_differences
 from helpers.training import Training
 
 LIMIT_S = 280.0
+SOON = "last_call_timeout=8,keep_alive_interval=2,keep_alive_max_attempt=3"
+"""How long torchrun waits for hosts that may come, and for signs of life."""
 
 
 def train_on_hosts(
@@ -74,7 +76,7 @@ def torchrun(
     run += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-id=job"]
     run += [f"--rdzv-endpoint={address}:{free_port()}"]
     script = [*more, hosts_script.__file__, str(folder), str(ranks)]  # as many pipelines
-    first, second = ([*run, f"--rdzv-conf=is_host={host},last_call_timeout=15"] for host in (1, 0))
+    first, second = ([*run, f"--rdzv-conf=is_host={host},{SOON}"] for host in (1, 0))
     return [[*first, *script], [*second, *script]]
 
 

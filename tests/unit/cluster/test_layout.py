@@ -10,10 +10,10 @@ from lightning_gpp.cluster import (
     Cluster,
     Device,
     Link,
-    cluster_from_json,
     cluster_to_json,
     load_cluster,
 )
+from lightning_gpp.cluster.cluster import cluster_from_json
 
 POOL = Path(__file__).parent / "files" / "mixed_pool.yaml"
 

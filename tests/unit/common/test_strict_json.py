@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from lightning_gpp.cluster import Cluster, cluster_from_json, cluster_to_json, uniform_cluster
+from lightning_gpp.cluster import Cluster, cluster_to_json, uniform_cluster
+from lightning_gpp.cluster.cluster import cluster_from_json
 from lightning_gpp.cost import costs_from_json
-from lightning_gpp.planner import Plan, Stage, plan_from_json, plan_to_json
+from lightning_gpp.planner import Plan, Stage, plan_to_json
+from lightning_gpp.planner.plan.plan import plan_from_json
 
 PLAN = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,), microbatch_multiple=2)))
 

@@ -16,12 +16,12 @@ from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
 from lightning_gpp.planner.baselines.piper_search import PiperPlan, search
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
-from lightning_gpp.workloads import (
+from lightning_gpp.workloads import mmt
+from lightning_gpp.workloads.piper import (
     PiperEdge,
     PiperInstance,
     PiperOperator,
     Tmpc,
-    mmt,
     read_piper_instance,
 )
 

@@ -23,7 +23,7 @@ from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.recorded import check_program, refit
-from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.refit import FORMAT, Refit
 from lightning_gpp.simulate.slow_devices import SlowDevice
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
@@ -77,7 +77,7 @@ def test_the_refitted_prediction_is_the_recorded_step(plan: Plan) -> None:
     asked = request(num_devices=plan.num_devices)
     step = full_step(plan)
     timeline, _ = recorded(plan, asked, step)
-    found = Refit.from_json(refit([timeline], program(plan, asked), plan, asked).to_json())
+    found = FORMAT.loads(Refit, FORMAT.dumps(refit([timeline], program(plan, asked), plan, asked)))
     costs = program_costs(plan, found.request(asked), step=found.step_costs(plan))
     again = simulate(program(plan, asked), costs).step_s
     assert again == pytest.approx(timeline.step_s, rel=2e-3)
@@ -132,7 +132,7 @@ def test_a_device_that_gets_slower_is_found_and_gets_less(devices: tuple[int, ..
         return replace(predicted_timeline(simulate(ran, costs)), step=number)
 
     timelines = [step(n, t) for n, t in ((3, 1.0), (6, 1.1), (9, 1.6), (12, 1.7), (15, 1.6))]
-    found = Refit.from_json(refit(timelines, ran, plan, asked).to_json())
+    found = FORMAT.loads(Refit, FORMAT.dumps(refit(timelines, ran, plan, asked)))
     (one,) = found.slow
     assert (one.rank, one.since, found.steps) == (2, 9, (9, 12, 15))
     assert one.times == pytest.approx(1.6, rel=0.06)

@@ -9,7 +9,8 @@ from helpers.published import piper_document, shared_graph, write_piper
 
 import lightning_gpp
 from lightning_gpp.cost import OpProfile
-from lightning_gpp.workloads import Workload, read_piper_instance
+from lightning_gpp.workloads import Workload
+from lightning_gpp.workloads.piper import read_piper_instance
 
 DOCUMENT = piper_document()
 
