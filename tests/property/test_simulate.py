@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from lightning_gpp.schedule import Action, Kind, Program, dry_run
 from lightning_gpp.simulate import (
-    Overhead,
     Simulation,
     SpanKind,
     StepCosts,
@@ -23,7 +22,7 @@ from lightning_gpp.simulate import (
     shares,
     simulate,
 )
-from lightning_gpp.simulate.program_costs import compute_s
+from lightning_gpp.simulate.program_costs import Overhead, compute_s
 
 STEPS = st.builds(
     StepCosts,
