@@ -113,6 +113,9 @@ def climb_from(
 ) -> None:
     """Climbs from the best starts, then from twice as many with twice the patience, and so on.
 
+    Where stages may share devices, no move is better any more and budget is left, it also climbs
+    from the drafts next to the best one.
+
     Args:
         judge: keeps what is found, and ends the search when its budget is spent.
         starts: drafts and the seconds of their steps.
@@ -121,7 +124,7 @@ def climb_from(
         homes: the groups of devices that stages may go to.
     """
     climbers = [Climber(draft, step_s, judge, homes) for draft, step_s in starts]
-    unplayed = deque(deals)
+    unplayed, ended = deque(deals), list[Climber]()
     patience = FIRST_PATIENCE
     while (climbers or unplayed) and not judge.is_spent:
         count = patience // 2
@@ -138,8 +141,41 @@ def climb_from(
         for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)
+            else:
+                ended.append(climber)
         climbers = [*at.values(), *climbers[count:]]
         patience *= 2
+    if ended and homes.may_share:
+        judge.limit(BUDGET // 4)
+        _look_beyond(judge, min(ended, key=lambda one: one.step_s), homes)
+
+
+def _look_beyond(judge: DraftJudge, best: Climber, homes: type[Homes]) -> None:
+    """Climbs from drafts next to the best one: two moves may be better where neither is alone.
+
+    Of every family those with the smallest lower bounds are climbed from, until one ends below the
+    best draft; then it is the turn of those next to that one.
+
+    Args:
+        judge: keeps what is found, and ends the search when its budget is spent.
+        best: where no move is better.
+        homes: the groups of devices that stages may go to.
+    """
+    begun: set[Draft] = set()
+    families = iter(FAMILIES)
+    while not judge.is_spent and (family := next(families, None)) is not None:
+        neighbours = family(best.draft, homes(best.draft, judge.tables))
+        some = islice(neighbours, LOOKS_PER_STEP * FIRST_PATIENCE)
+        for _, draft in judge.promising(some, math.inf)[: 2 * FIRST_PATIENCE]:
+            if draft in begun or judge.is_spent:
+                continue
+            begun.add(draft)
+            climber = Climber(draft, judge.step_s(draft, math.inf), judge, homes)
+            if climber.step_s < math.inf:
+                climber.run(FIRST_PATIENCE)
+            if climber.step_s < best.step_s:
+                best, families = climber, iter(FAMILIES)
+                break
 
 
 def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float, Draft]]:

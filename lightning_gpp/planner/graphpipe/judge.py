@@ -85,6 +85,10 @@ class DraftJudge:
         """So many looks may be taken from now on."""
         self._budget = self._spent + looks
 
+    def limit(self, looks: float) -> None:
+        """So many looks may be taken from now on, if so many are left."""
+        self._budget = min(self._budget, self._spent + looks)
+
     def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
         """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
 
