@@ -18,7 +18,7 @@ class HeldInterrupt:
         self._came = False
 
     def hold(self) -> None:
-        """From now on; again, where it is held already, changes nothing."""
+        """Holds Ctrl-C from now on; a second call changes nothing."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._came = False
@@ -29,16 +29,16 @@ class HeldInterrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def let_go(self) -> None:
-        """Ends it; one that came is lost, as an error ends the run."""
+        """Stops holding; a Ctrl-C that came is dropped, as an error ends the run anyway."""
         self._came = False
         if signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def answer(self) -> None:
-        """Ends it.
+        """Stops holding, and answers.
 
         Raises:
-            KeyboardInterrupt: one came.
+            KeyboardInterrupt: Ctrl-C came meanwhile.
         """
         came = self._came
         self.let_go()

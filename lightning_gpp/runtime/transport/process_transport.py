@@ -76,8 +76,8 @@ CLOSED = "it closed its transport"
 """Why a peer that has said goodbye sends nothing more."""
 
 _AHEAD = 4
-"""Receives that are posted for messages to come. gloo's thread spins while something has come that
-nobody asks for, and takes the processor from the thread that would."""
+"""Receives posted per peer for messages to come. While a message waits for its receive, gloo's
+thread spins, and takes the processor from the thread that would post it."""
 
 _MOST_POSTED = 64
 """Sends whose end nobody has looked at; what they hold is released when somebody does."""

@@ -27,7 +27,7 @@ from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
-from lightning_gpp.strategy.settings import Settings, refuse_async_plan
+from lightning_gpp.strategy.settings import PlanLike, Settings, refuse_async_plan
 
 Measured = tuple[Costs, tuple[str, ...]]
 """Costs, and what the user should know of where they are from."""
@@ -82,16 +82,7 @@ def plan_pipeline(
     num_devices, chosen, plan = at_hand.num_devices, settings.cluster, None
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
     if settings.plan is not None:
-        plan = resolve_plan(settings.plan, captured.graph)
-        if settings.is_asynchronous:
-            refuse_async_plan(plan.stages)
-        at_a_time = validate_plan(plan, captured.graph, num_devices).units_at_a_time
-        if (settings.num_microbatches or 0) % at_a_time:
-            raise ValueError(
-                f"num_microbatches={settings.num_microbatches} does not fit the plan, of whose "
-                f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
-                f"{at_a_time}, or leave num_microbatches to the plan"
-            )
+        plan = _given_plan(settings.plan, settings, captured, num_devices)
     costs, notes = measured or (settings.costs, ())
     assert isinstance(costs, Costs), "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, plan)
@@ -119,6 +110,23 @@ def plan_pipeline(
     else:
         notes += note_of_ranks(plan, num_devices)
     return replace(found, notes=notes)
+
+
+def _given_plan(
+    given: PlanLike, settings: Settings, captured: CapturedModel, num_devices: int
+) -> Plan:
+    """The plan that the user made by hand; ValueError where it does not fit the other settings."""
+    plan = resolve_plan(given, captured.graph)
+    if settings.is_asynchronous:
+        refuse_async_plan(plan.stages)
+    at_a_time = validate_plan(plan, captured.graph, num_devices).units_at_a_time
+    if (settings.num_microbatches or 0) % at_a_time:
+        raise ValueError(
+            f"num_microbatches={settings.num_microbatches} does not fit the plan, of whose "
+            f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
+            f"{at_a_time}, or leave num_microbatches to the plan"
+        )
+    return plan
 
 
 def _tell_of_few_samples(wanted: int, example: Example) -> None:
