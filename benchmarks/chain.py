@@ -158,7 +158,8 @@ def main() -> None:
     for name in SIZES if given.size == "all" else [given.size]:
         size = SIZES[name]
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(train, (size, given.blocks, given.schedule, folder), nprocs=2)
+            asked = size, given.blocks, given.schedule, folder
+            mp.spawn(train, asked, nprocs=2)  # type: ignore[attr-defined]
             times = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
         print(
             f"{LAYERS} layers of {size.width}, {size.batch_size} samples in {MICROBATCHES} "

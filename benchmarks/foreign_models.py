@@ -55,7 +55,7 @@ class Inception(nn.Module):
         """Shapes: images; class scores."""
         x = self.stem(x)
         for block in self.blocks:
-            x = torch.cat([branch(x) for branch in block], 1)
+            x = torch.cat([branch(x) for branch in block], 1)  # type: ignore[attr-defined]
         return self.head(x)
 
 
@@ -172,8 +172,8 @@ class Experts(nn.Module):
         """Shapes: ``(n, 1024)``; ``(n, 10)``."""
         for gate, experts in zip(self.gates, self.layers):
             weights = gate(x).softmax(1)
-            x = torch.stack([expert(x) for expert in experts], 2) @ weights.unsqueeze(2)
-            x = x.squeeze(2)
+            found = [expert(x) for expert in experts]  # type: ignore[attr-defined]
+            x = (torch.stack(found, 2) @ weights.unsqueeze(2)).squeeze(2)
         return self.last(x)
 
 

@@ -108,7 +108,7 @@ def fit(options: argparse.Namespace, folder: str) -> None:
         chosen = GNNPipeStrategy(cache=False, start_method="popen", **strategy)
     trainer(chosen, num_devices, max_epochs=WARM_UP + options.epochs, callbacks=[seen]).fit(
         module,
-        DataLoader([graph], batch_size=None),  # type: ignore[arg-type]
+        DataLoader([graph], batch_size=None),
     )
 
 

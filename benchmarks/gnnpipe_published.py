@@ -238,8 +238,8 @@ def main() -> None:
     calibration = calibrated()
     print(calibration)
     for name, layers, chunks, seconds in ONE_GPU:
-        ours = calibration.epoch_on_one_gpu_s(name, layers, chunks)
-        print(f"  {name}, {layers} layers, {chunks} chunks: {ours:.3f} s, published {seconds} s")
+        one_s = calibration.epoch_on_one_gpu_s(name, layers, chunks)
+        print(f"  {name}, {layers} layers, {chunks} chunks: {one_s:.3f} s, published {seconds} s")
     cluster = nodes(calibration.kind, None if port is None else port * 1e9)
     rows, logarithms, num_same = [], [], 0
     for data_set in options.data:

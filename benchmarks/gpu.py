@@ -525,7 +525,7 @@ def _driver() -> str:
 
 def _nccl() -> str:
     try:
-        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        version = torch.cuda.nccl.version()
     except AttributeError:  # a build without it
         return "unknown"
     return ".".join(map(str, version))

@@ -344,7 +344,7 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
     given, device = case.options, own_device(place)
     notes = Notes(device, folder / "last.ckpt" if given.get("has_checkpoint") else None)
     callbacks: list[pl.Callback] = [notes]
-    recorded = TimelineCallback(RECORDED, folder, picture=False, trace=False, page=False)
+    recorded = TimelineCallback(RECORDED, folder, picture=False, page=False)
     strategy = given.get("strategy")
     if isinstance(strategy, dict) and "schedule" not in strategy:
         callbacks.append(recorded)
@@ -355,7 +355,7 @@ def train(place: Place, case: Case, folder: Path) -> dict[str, Any]:
         max_epochs=-1,
         precision=given["precision"],
         callbacks=callbacks,
-    ).fit(module, DataLoader(_samples(given, device), batch_size=None))  # type: ignore[arg-type]
+    ).fit(module, DataLoader(_samples(given, device), batch_size=None))
     steps = sorted(recorded.reports, key=lambda step: recorded.timelines[step].step_s)
     typical = steps[len(steps) // 2] if steps else None
     return {

@@ -46,7 +46,6 @@ class Cell:
         devices: which.
         model: its name.
         hap_s: predicted step of HAP's program.
-        gap: between it and what no program can be below of; None where that is not known.
         baselines: name -> predicted step, and whether it fits into memory.
         shares: largest share over the least.
         cpu_s: processor seconds of the search.
@@ -55,7 +54,6 @@ class Cell:
     devices: str
     model: str
     hap_s: float
-    gap: float | None
     baselines: dict[str, tuple[float, bool]]
     shares: float
     cpu_s: float
@@ -71,7 +69,6 @@ class Cell:
         best = self.best_baseline
         return [
             *(self.devices, self.model, f"{self.hap_s:.3f}"),
-            "" if self.gap is None else f"{100 * self.gap:.1f} %",
             *(f"{step_s:.3f}{'' if fits else ' !'}" for step_s, fits in self.baselines.values()),
             "none fits" if best is None else f"{best:.2f}",
             f"{self.shares:.2f}",
@@ -92,7 +89,7 @@ def cell(devices: str, model: str) -> Cell:
         baselines[name] = found.step_s, found.fits(machine)
     shares = max(plan.program.shares) / min(plan.program.shares)
     step_s = plan.evaluation.step_s
-    return Cell(devices, model, step_s, plan.gap, baselines, shares, cpu_s)
+    return Cell(devices, model, step_s, baselines, shares, cpu_s)
 
 
 def draw(cells: list[Cell], path: Path) -> None:
@@ -161,7 +158,7 @@ def main() -> None:
         for model in given.models:
             cells.append(cell(devices, model))
             print(*cells[-1].row(), file=sys.stderr, flush=True)
-    header = ["devices", "model", "HAP s", "gap", *(f"{name} s" for name in BASELINES)]
+    header = ["devices", "model", "HAP s", *(f"{name} s" for name in BASELINES)]
     header += ["best baseline / HAP", "largest / least share", "CPU s"]
     print(text_table(header, [one.row() for one in cells], left=["devices", "model"]))
     print("!: needs more than 16 GB on some device")

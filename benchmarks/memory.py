@@ -3,12 +3,11 @@
 A GPT, a chain and two towers with tables, each planned and trained by processes of this machine. In
 every process a mode of torch reads, before and after every operator of every step, how many bytes
 glibc has handed out as memory of their own; tensors of more than ``LEAST`` are asked to be among
-them, whoever makes them. To these come the messages that lie in memory shared with others and have
-not been let go by this process. So the peak is a count, which does not depend on what other
-processes do or what the allocator keeps; what an operator holds only while it runs is not in it.
-Bytes that were there before training and are no parameters (libraries) are left out, and so is the
-first step, in which the model is planned. Weights of the largest rank beside those of the model
-show what cutting it saves.
+them, whoever makes them. So the peak is a count, which does not depend on what other processes do
+or what the allocator keeps; what an operator holds only while it runs is not in it. Bytes that were
+there before training and are no parameters (libraries) are left out, and so is the first step, in
+which the model is planned. Weights of the largest rank beside those of the model show what cutting
+it saves.
 
     python benchmarks/memory.py                                       # all, four processes
     python benchmarks/memory.py --models gpt --schedules gpipe 1f1b --devices 2
@@ -258,7 +257,7 @@ class Memory(pl.Callback):
         self.counter.__exit__(None, None, None)
         predicted: dict[int, float] = {}
         if trainer.is_global_zero:
-            pipeline = trainer.strategy._session.run.pipeline  # type: ignore[union-attr]
+            pipeline = trainer.strategy._session.run.pipeline  # type: ignore[attr-defined]
             judged = evaluate_plan(pipeline.planned.plan, pipeline.planned.request)
             predicted = {
                 pipeline.rank_of_device[one.device]: one.memory_bytes for one in judged.devices

@@ -126,11 +126,11 @@ class Recorded(StepTimes):
         """A step begins."""
         super().on_train_batch_start()
         if trainer is not None:
-            trainer.strategy.session.run.recorder.start()
+            trainer.strategy.session.run.recorder.start()  # type: ignore[attr-defined]
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """It ends."""
-        trainer.strategy.session.run.recorder.stop()
+        trainer.strategy.session.run.recorder.stop()  # type: ignore[attr-defined]
 
 
 def train(asked: dict[str, int], folder: str) -> None:

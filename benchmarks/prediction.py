@@ -95,9 +95,12 @@ class Prediction(TimelineCallback):
         self.name = name
         self.found: list[tuple[Question, Timeline]] = []
 
-    def _take(self, run: Any, timeline: Timeline, *_: object) -> None:
-        with contextlib.suppress(ValueError):  # of a mini-batch that was too small for the plan
-            self.found.append((Question(run.built), timeline))
+    def take(self, run: Any, step: int, timeline: Timeline | None, why_not: str) -> None:
+        """Keeps it for the row."""
+        self._done.add(step)
+        if timeline is not None:
+            with contextlib.suppress(ValueError):  # a mini-batch that was too small for the plan
+                self.found.append((Question.of(run.built, timeline), timeline))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints on rank 0, which is a process of its own."""

@@ -172,7 +172,7 @@ def objective_value(objective: str | None, metrics: Mapping[str, float]) -> floa
 
 
 def first_error(error: Exception) -> str:
-    """What went wrong, in one message: without the traceback of a process and Hydra's wrapping.
+    """The original error in one message, without Hydra's wrapping or the traceback of a process.
 
     >>> first_error(ValueError("batch_size must be at least 1, got 0"))
     'ValueError: batch_size must be at least 1, got 0'

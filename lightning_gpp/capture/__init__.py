@@ -1,4 +1,4 @@
-"""From an unmodified module to a graph of operators and runnable stages.
+"""Captures an unmodified module as a graph of operators and runnable stages.
 
 ``attempts`` captures a model, and again with modules kept whole that decide for themselves;
 ``model`` is what comes of it, ``stage`` what runs.

@@ -1,4 +1,4 @@
-"""From a module to a captured model: the public entry.
+"""The public entry of capture: traces a module, and checks the trace.
 
 A module is traced in both modes, and traced again with those of its parts kept whole that decide
 for themselves. Whether the trace computes what the module computes is then tried on all inputs that
@@ -134,10 +134,12 @@ class _Attempt:
             _logger.debug("capturing failed", exc_info=True)
             text = describe(error)
             remedy = f"use torch.where, or {REMEDY}" if " decides by " in text else REMEDY
-            name = type(self.module).__name__
+            if " in eval mode" in text:
+                remedy = "move the branch on self.training into a sub-module, which stays whole"
+            name, ours = type(self.module).__name__, isinstance(error, CaptureError)
             raise CaptureError(
                 f"{name}.forward cannot be captured:\n  {text}\nRemedy: {remedy}"
-            ) from error
+            ) from (None if ours else error)
         runs.check_memory(self._returned)
         _take_effects(captured, runs)
         return captured
@@ -230,20 +232,20 @@ def _take_effects(captured: CapturedModel, runs: Rehearsal) -> None:
     changed = [name for name in own.changes.attributes if not name.startswith(leaves)]
     if kept := [name for name in own.changes.kept if not name.startswith(leaves)]:
         raise CaptureError(
-            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
-            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
-            "it from forward instead"
+            f"forward stores {', '.join(kept)} as an attribute, with its gradient history. A "
+            "pipelined forward runs in other processes and cannot do that. Return the value from "
+            "forward instead"
         )
     if runs.withheld:
         _logger.warning(
-            "the pipelined forward returns None for %s. Keys and values that transformers keep for "
-            "generation are not for training: config.use_cache=False saves their time and memory",
+            "the pipelined forward returns None for %s, which transformers keep for generation "
+            "only. Set config.use_cache=False to save their time and memory",
             ", ".join(runs.withheld),
         )
     if changed:
         _logger.warning(
-            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
-            "does not make these changes",
+            "forward changes %s, which are neither parameters nor buffers. A pipelined forward "
+            "leaves them unchanged",
             ", ".join(changed),
         )
     reads = (read for read in runs.reads if not f"{read.path}.".startswith(leaves))

@@ -1,4 +1,4 @@
-"""Capture by hand: the user names the blocks of the model and what flows between them."""
+"""Capture by hand: the user describes the forward as calls of sub-modules."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Block:
     """One sub-module call of a hand-made stage graph.
 
     Attributes:
-        name: what others call its result.
+        name: name of its result, for other blocks.
         module: qualified name of the sub-module.
-        inputs: arguments of ``forward`` or names of earlier blocks, passed by position.
+        inputs: arguments of ``forward``, or names of earlier blocks; passed by position.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockGraph:
-    """A forward written as sub-module calls, for models that cannot be traced.
+    """A forward written as calls of sub-modules, for models that cannot be traced.
 
     Attributes:
-        blocks: in an order in which they can run.
-        outputs: what forward returns: a name, or a tuple, list or dict of names; a single name in
-            a tuple ``("fuse",)`` stands for the bare value.
+        blocks: the calls, each after those whose results it reads.
+        outputs: what forward returns: a name, or a tuple, list or dict of names. A tuple of one
+            name, ``("fuse",)``, is returned as the value itself.
 
     >>> graph = BlockGraph(
     ...     blocks=(Block("a", "encoders.a", ("x_a",)), Block("fuse", "fusion", ("a", "x_b"))),
@@ -49,7 +49,7 @@ class BlockGraph:
 
 
 def trace_blocks(module: nn.Module, arguments: Arguments, blocks: BlockGraph) -> Trace:
-    """The trace that the user's blocks describe.
+    """Traces the forward that the user's blocks describe.
 
     Raises:
         CaptureError: a name is unknown or used twice.

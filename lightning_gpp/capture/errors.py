@@ -1,4 +1,4 @@
-"""Errors of capturing a model, and where in the user's code they happen."""
+"""Errors of capture, and the line of the user's code where they occur."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import FrameType
 
 import torch
 
-_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_OWN = Path(__file__).parent
+_FOREIGN = (str(Path(torch.__file__).parent), str(_OWN), str(_OWN.parent / "common"), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 REMEDY = (
@@ -26,7 +27,7 @@ class CaptureError(ValueError):
 
 
 class GuardError(CaptureError):
-    """A decision that was frozen into the captured graph comes out differently now.
+    """A decision that was fixed at capture has another outcome now.
 
     Attributes:
         location: ``file:line`` of the decision.

@@ -1,4 +1,4 @@
-"""The captured model: plain data for planners, and stages that run."""
+"""The captured model: data for planners, and stages that run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lightning_gpp.graph import ModelGraph
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The trace that passed all checks, as plain data: how to trace the same again.
+    """A checked trace as data, from which another process can trace the same without checking.
 
     Attributes:
-        num_samples: of the inputs that it was captured with.
+        num_samples: samples in the inputs of the capture.
         whole: names of modules whose types stay whole because their own Python decides.
         nodes: of the first trace in training, in this order.
         cuts: how values can be cut.
@@ -82,7 +82,7 @@ class CapturedModel:
         self.takes_graphs = sample.graphs is not None
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
-        self._canonical = Names.of(module).canonical(module)
+        self._owned = Names.of(module).owned(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
         self.graph, self._nodes_of = model_graph(module, traces, verified.cuts)
@@ -149,12 +149,12 @@ class CapturedModel:
         return self._arguments.tensors(args, kwargs)
 
     def call(self, tensors: Mapping[str, Tensor]) -> Any:
-        """What the module's own forward returns for arguments by name."""
+        """Calls the module's own forward with arguments by name."""
         args, kwargs = self._arguments.rebuild(dict(tensors))
         return self.module.forward(*args, **kwargs)
 
     def output(self, values: Mapping[str, Any], *, training: bool | None = None) -> Any:
-        """What forward returns, from the values named by ``graph.outputs``.
+        """Builds forward's result from the values named by ``graph.outputs``.
 
         Args:
             values: value name -> value.
@@ -219,7 +219,7 @@ class CapturedModel:
 
     def tensors_read(self, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
         """Canonical names of the parameters, and of the buffers, that calls read."""
-        read = {name for node in nodes for name in read_names(node, self._canonical)}
+        read = {name for node in nodes for name in read_names(node, self._owned)}
         return sorted(read & self._parameter_names), sorted(read - self._parameter_names)
 
     def keeper(self, operators: Sequence[str]) -> Callable[[], Callable[[], None]] | None:

@@ -36,8 +36,8 @@ class StageModule:
     Attributes:
         inputs: names of the values it is called with.
         outputs: names of the values it returns.
-        module: the user's.
-        captured_on: the device of the capture.
+        module: the user's module.
+        captured_on: device of the capture.
         parameter_names: canonical names of the parameters it reads.
         buffer_names: canonical names of the buffers it reads.
     """
@@ -59,7 +59,7 @@ class StageModule:
         self._compiled_with: Mapping[str, Any] | None = None
 
     def compile(self, options: Mapping[str, Any]) -> None:
-        """From now on the functions of this stage are compiled, each as one graph.
+        """Compiles the functions of this stage, each as one graph, when they are first called.
 
         What was captured has no graph breaks, as it is straight-line code; a module that is kept
         whole may have some, which is torch's error at the first call.
@@ -70,20 +70,20 @@ class StageModule:
         self._compiled_with = options
         self._functions.clear()
 
-    def __call__(
-        self,
-        values: Sequence[Any],
-        *,
-        training: bool,
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Any, ...]:
-        """The values of ``outputs`` from the values of ``inputs``.
+    def __call__(self, values: Sequence[Any], *, training: bool) -> tuple[Any, ...]:
+        """The values of ``outputs`` from the values of ``inputs``; see :meth:`bound`."""
+        return self.bound(values, training)(*values)
+
+    def bound(
+        self, values: Sequence[Any], training: bool, weights: Mapping[str, Tensor] | None = None
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The function of the values of ``inputs``, for the device of some that are like them.
 
         ``training`` picks the graph; the modules' own training flags are the caller's business.
         ``weights`` take the place of parameters of their canonical names.
 
         Raises:
-            GuardError: a decision that was frozen at capture comes out differently.
+            GuardError: by the function, where a decision frozen at capture comes out differently.
             KeyError: the stage reads no parameter of the name of one of the weights.
         """
         key = (training, self._device(values))
@@ -92,13 +92,14 @@ class StageModule:
             if self._compiled_with is not None:
                 function = torch.compile(function, fullgraph=True, **self._compiled_with)
             self._functions[key] = function
+        function = self._functions[key]
         if weights is None:
-            return self._functions[key](*values)
+            return function
         given = {place: weight for name, weight in weights.items() for place in self._places[name]}
-        found: tuple[Any, ...] = torch.func.functional_call(
-            _Holder(self.module), given, (self._functions[key], *values), tie_weights=False
+        holder = _Holder(self.module)
+        return lambda *values: torch.func.functional_call(
+            holder, given, (function, *values), tie_weights=False
         )
-        return found
 
     @cached_property
     def _places(self) -> dict[str, list[str]]:

@@ -1,10 +1,10 @@
-"""Devices and links as data: what planners and predictions need to know of the machines."""
+"""Devices and links as data, for planners and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from lightning_gpp.cluster.device_kind import DeviceKind, data_sheets
 from lightning_gpp.common.checks import LARGEST, check_whole, is_number
@@ -19,7 +19,7 @@ class Device:
     """One accelerator, or one process on a CPU.
 
     Attributes:
-        name: as people call it (``"cuda:0"``).
+        name: name for people (``"cuda:0"``).
         kind: devices of one kind are equally fast (``"cpu"``, ``"NVIDIA H100"``).
         memory_bytes: memory for parameters and activations; None where it is not known.
         host: name of the machine that it is in.
@@ -43,6 +43,8 @@ class Link:
         is_shared: whether all messages of a host that take this kind of link share one (a bus in
             the host, a network port between hosts) instead of one per device.
         is_full_duplex: whether what goes one way leaves the other way free.
+        is_per_device: between hosts, whether every device has a network adapter of its own: an
+            all-reduce uses all of them (:func:`lightning_gpp.cluster.ring_lines`).
 
     What a message occupies on it is that of :func:`lightning_gpp.cluster.channels`.
     """
@@ -51,6 +53,7 @@ class Link:
     latency_s: float = 0.0
     is_shared: bool = False
     is_full_duplex: bool = True
+    is_per_device: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.bandwidth_bytes_per_s, self.latency_s)
@@ -202,7 +205,7 @@ def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cp
 def channels(
     cluster: Cluster, source: int, target: int, *, is_feed: bool = False, is_sum: bool = False
 ) -> tuple[str, ...]:
-    """What a message occupies while it travels: ports of devices, and links that hosts share.
+    """The channels that a message occupies: ports of devices, and links that hosts share.
 
     A message of ``n`` bytes over a link takes ``latency_s + n / bandwidth`` seconds, in which it
     has its channels for itself; others that need one of them wait in the order in which they were
@@ -254,4 +257,3 @@ def channels(
 
 FORMAT = JsonFormat("lightning_gpp.cluster", version=2, older=(1,))
 cluster_to_json = FORMAT.dumps
-cluster_from_json = partial(FORMAT.loads, Cluster)

@@ -1,10 +1,12 @@
-"""Seconds of sums over several devices (all-reduce), from the links between them.
+"""Estimated seconds of an all-reduce, from the links between its devices.
 
 With ``d`` devices and ``n`` bytes, messages in the alpha-beta model:
 
 - *ring*: ``2 (d - 1)`` rounds in which every device sends ``n / d`` bytes to the next one; the
   least bytes per device that any algorithm can do with (Patarasuk and Yuan, "Bandwidth optimal
-  all-reduce algorithms for clusters of workstations", JPDC 2009).
+  all-reduce algorithms for clusters of workstations", JPDC 2009). Between hosts whose devices have
+  network adapters of their own (:attr:`Link.is_per_device`) as many rings share the bytes, each of
+  which leaves a host by another adapter, as NCCL does it.
 - *tree*: ``ceil(log2 d)`` rounds up a binomial tree and as many down, each with all ``n`` bytes;
   few rounds, so that small sums over many devices are fast (Thakur, Rabenseifner and Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 2005: reduce, then
@@ -17,7 +19,7 @@ half-duplex ports) follow one another.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_gpp.cluster.cluster import Cluster, Link, channels
@@ -59,7 +61,7 @@ def tree_all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: floa
 
 
 def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, float], ...]:
-    """Seconds of a ring all-reduce of at least a byte: the largest of lines over the bytes.
+    """Seconds of a ring all-reduce of at least a byte: the largest of some lines over the bytes.
 
     Args:
         cluster: the links.
@@ -70,11 +72,18 @@ def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, f
     """
     if len(devices) < 2:
         return ((0.0, 0.0),)
-    busy: defaultdict[str, list[Link]] = defaultdict(list)
-    for source, target in _ring(devices):
-        for channel in channels(cluster, source, target):
-            busy[channel].append(cluster.link(source, target))
     rounds = 2 * (len(devices) - 1)
+    links = [cluster.link(*pair) for pair in _ring(devices)]
+    if (rings := _num_rings(cluster, devices, links)) > 1:
+        latency_s = max(link.latency_s for link in links)
+        slowest = max(
+            (1 if link.is_per_device else rings - 1) / link.bandwidth_bytes_per_s for link in links
+        )
+        return ((rounds * latency_s, rounds * slowest / rings / len(devices)),)
+    busy: defaultdict[str, list[Link]] = defaultdict(list)
+    for (source, target), link in zip(_ring(devices), links, strict=True):
+        for channel in channels(cluster, source, target):
+            busy[channel].append(link)
     lines = {
         (
             rounds * sum(link.latency_s for link in links),
@@ -89,8 +98,15 @@ def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, f
     )
 
 
+def _num_rings(cluster: Cluster, devices: Sequence[int], links: Sequence[Link]) -> int:
+    """How many adapters every host of a ring has for it; 1 if hosts differ, or share one."""
+    runs = Counter(cluster.devices[device].host for device in devices)
+    is_railed = len(runs) == sum(link.is_per_device for link in links)
+    return min(runs.values()) if is_railed and len(set(runs.values())) == 1 else 1
+
+
 def all_reduce_channels(cluster: Cluster, devices: Sequence[int]) -> tuple[str, ...]:
-    """What a sum by a ring occupies: the channels of all of its messages, each once."""
+    """The channels that a ring all-reduce occupies, each once."""
     pairs = _ring(devices) if len(devices) > 1 else []
     found = (channel for pair in pairs for channel in channels(cluster, *pair, is_sum=True))
     return tuple(dict.fromkeys(found))

@@ -25,11 +25,11 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """What an estimate needs to know of a kind of device.
+    """Speed and memory of a kind of device, for estimates.
 
     Attributes:
-        name: as :attr:`~lightning_gpp.cluster.Device.kind` has it; torch's name of a GPU, so that
-            profiles measured on one and estimates for one meet.
+        name: torch's name of the device, as in :attr:`~lightning_gpp.cluster.Device.kind`, so that
+            measured profiles and estimates of one kind meet.
         peak_flops_per_s: dtype -> floating-point operations per second on the data sheet, by the
             type that matrix products are computed in (``"float32"``; ``"tf32"`` and 16 bits:
             tensor cores, dense).
@@ -38,7 +38,7 @@ class DeviceKind:
         compute_efficiency: part of the peak that large matrix products sustain.
         memory_efficiency: part of the memory bandwidth that long reads and writes sustain.
         launch_s: seconds that one kernel takes at least, however little it does.
-        source: where the numbers are from, and what is measured, on the data sheet or assumed.
+        source: where the numbers come from, and which are measured or assumed.
 
     Raises:
         ValueError: a number makes no sense.

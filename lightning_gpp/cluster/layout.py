@@ -1,4 +1,4 @@
-"""Clusters in the form in which people describe them: so many hosts of this type, so many of that.
+"""Clusters as people describe them: groups of equal hosts, and the links at every level.
 
 A :class:`ClusterLayout` is a few lines where a :class:`~lightning_gpp.cluster.Cluster` lists every
 device; presets and cluster files are layouts.
@@ -51,7 +51,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """Groups of hosts, and the links at every level.
+    """Groups of hosts, and the links inside and between them.
 
     Attributes:
         hosts: the groups; devices count through them in this order.

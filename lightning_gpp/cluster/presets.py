@@ -10,6 +10,7 @@ devices of its hosts are quiet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,7 +50,7 @@ a non-blocking fat tree; 18 nodes are in a rack (OLCF, Summit User Guide).
 DGX_A100 = ClusterLayout(
     hosts=(HostGroup(A100_80GB, devices_per_host=8, hosts_per_rack=4),),
     host_link=_nvlink(300e9),
-    rack_link=_infiniband(200e9),
+    rack_link=replace(_infiniband(200e9), is_per_device=True),
 )
 """DGX A100: eight A100 80 GB behind NVSwitch, NVLink3 at 300 GB/s per direction and GPU; one HDR
 adapter of 200 Gbit/s per GPU, rails in a full fat tree (NVIDIA, DGX A100 User Guide; DGX SuperPOD
@@ -58,18 +59,18 @@ reference architecture)."""
 DGX_H100 = ClusterLayout(
     hosts=(HostGroup(H100_80GB, devices_per_host=8, hosts_per_rack=4),),
     host_link=_nvlink(450e9),
-    rack_link=_infiniband(400e9),
+    rack_link=replace(_infiniband(400e9), is_per_device=True),
 )
 """DGX H100: eight H100 80 GB behind NVSwitch, NVLink4 at 450 GB/s per direction and GPU; one
 ConnectX-7 adapter of 400 Gbit/s per GPU, rails in a full fat tree (NVIDIA, DGX H100 User Guide)."""
 
 
 def cluster_preset(name: str, num_devices: int | None = None, **options: Any) -> Cluster:
-    """A cluster by name.
+    """A cluster preset, or the cluster of a file.
 
     Args:
         name: one of :data:`PRESETS`.
-        num_devices: its first so many devices; one host (of a file: all) if not given.
+        num_devices: number of devices; by default those of one host, or all of a file.
         options: of ``cpu``: none; of ``uniform``: ``kind``, ``memory_bytes``,
             ``bandwidth_bytes_per_s``, ``latency_s``; of ``from_file``: ``path``.
 

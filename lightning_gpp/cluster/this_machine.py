@@ -1,4 +1,4 @@
-"""What this machine's processor can do: cores and memory as it says, speeds as measured.
+"""This machine's processor as a device: cores and memory as reported, speeds as measured.
 
 Devices of a CPU cluster are processes that share the machine, so each gets an equal part of it.
 """

@@ -1,1 +1,1 @@
-"""The ground floor: small modules of no field, which every room may import."""
+"""Helpers that every room may import; none knows of models or pipelines."""

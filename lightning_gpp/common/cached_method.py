@@ -1,4 +1,4 @@
-"""A method that finds every answer once."""
+"""A method whose results are cached on the instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what people give, whether in Python, on the command line or in files."""
+"""Checks of arguments, with one wording for Python, the command line and files."""
 
 from __future__ import annotations
 

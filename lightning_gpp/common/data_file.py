@@ -49,7 +49,7 @@ def read_data_file(path: str | Path) -> Any:
 
 
 def read_document(path: str | Path, kinds: Mapping[JsonFormat, type]) -> Any:
-    """What a file holds that is a document of one of some forms, in JSON or YAML.
+    """Reads a document of one of some forms from a JSON or YAML file.
 
     Args:
         path: the file.

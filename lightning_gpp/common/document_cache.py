@@ -1,4 +1,4 @@
-"""A folder of documents that took time to make, found again by what they were made from.
+"""A folder that caches documents which took time to make.
 
 A document is looked up by a hash of its key. Files are written aside and moved into place, so
 readers never see half of one, and of several writers the last wins. A file that cannot be read is
@@ -30,7 +30,7 @@ class DocumentCache:
     """Documents in a folder.
 
     Attributes:
-        folder: where they are; it is made when the first is written. None: nothing is kept.
+        folder: where they are kept; created with the first document. None keeps nothing.
     """
 
     folder: Path | None
@@ -80,6 +80,11 @@ def default_folder() -> Path | None:
     if named is not None:
         return Path(named) if named else None
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_gpp"
+
+
+def folder_of(given: bool | str | Path) -> Path | None:
+    """The folder that an option names; True: the default one, False: nothing is kept."""
+    return default_folder() if given is True else Path(given) if given else None
 
 
 def content_hash(data: Any) -> str:

@@ -1,4 +1,4 @@
-"""Standing in for attributes of objects and entries of dicts, for a while."""
+"""Temporary replacements of attributes of objects and entries of dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that comes in the midst of what must not be left half done."""
+"""Delays Ctrl-C while something must not be left half done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class HeldInterrupt:
-    """Ctrl-C is answered when what is under way has ended; a second one at once.
+    """Delays Ctrl-C until the current work has ended; a second Ctrl-C is not delayed.
 
     Elsewhere than in the main thread, or where somebody answers Ctrl-C already, nothing changes.
     """
@@ -20,8 +20,8 @@ class HeldInterrupt:
     def hold(self) -> None:
         """Holds Ctrl-C from now on; a second call changes nothing."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._came = False
+        is_free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_main and is_free and not self._came:
             signal.signal(signal.SIGINT, self._note)
 
     def _note(self, *_: object) -> None:

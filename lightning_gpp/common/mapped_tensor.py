@@ -1,4 +1,4 @@
-"""Tensors that lie in files: memory that the system takes back when it is short of it.
+"""Tensors in memory-mapped files, which the operating system can page out.
 
 A model of which no process is to have the whole is made, captured and measured as any other, with
 parameters that are mapped from files. What is not in use lies on the disk; a file has no name and

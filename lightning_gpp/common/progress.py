@@ -1,4 +1,4 @@
-"""Says what is going on where a person waits: a line when it has taken two seconds."""
+"""Announces work in a line once it has taken two seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 2.0
 
 @contextmanager
 def doing(what: str, show: Callable[[str], None]) -> Iterator[None]:
-    """What the body does is shown if it takes longer than :data:`PATIENCE_S`, and how long it took.
+    """Announces the body if it takes longer than :data:`PATIENCE_S`, and how long it took.
 
     A body that raises gets no second line. No thread is left behind.
 

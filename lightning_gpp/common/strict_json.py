@@ -24,17 +24,17 @@ _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 
 
 class JsonFormError(ValueError):
-    """A JSON text that is not of the expected form."""
+    """A JSON document does not have the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """Identity of a kind of document.
+    """Name and version of a kind of document.
 
     Attributes:
         name: what the document is, e.g. ``"lightning_gpp.plan"``.
-        version: counts up with every change of the form.
-        older: versions that can be read too, as they lack nothing but keys with a default.
+        version: raised with every change of the form.
+        older: earlier versions that can still be read; they lack only keys that have a default.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where the parameters and buffers of modules are: places in the tables of sub-modules."""
+"""Where modules keep their parameters and buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A place that holds a parameter or buffer; of a tied one there are several.
+    """A place that holds a parameter or buffer; a tied one has several.
 
     Attributes:
         table: parameters or buffers of a module.
@@ -26,7 +26,7 @@ class TensorPlace:
 
     @property
     def tensor(self) -> Tensor:
-        """What is there."""
+        """The tensor in this place."""
         found: Tensor = self.table[self.key]
         return found
 

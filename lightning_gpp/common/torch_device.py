@@ -1,4 +1,4 @@
-"""What every type of device has its own way to say or do in torch, in one way.
+"""One interface to what torch spells differently for each type of device.
 
 An accelerator is whatever :mod:`torch.accelerator` drives: GPUs of NVIDIA, AMD (``cuda`` for torch,
 too), Intel (``xpu``) and Apple (``mps``), and what plug-ins of torch add.
@@ -35,11 +35,16 @@ def set_current(device: torch.device) -> None:
         torch.accelerator.set_device_index(device)
 
 
+def current_stream(device: torch.device) -> torch.Stream | None:
+    """What this thread's work on an accelerator is queued on."""
+    return torch.accelerator.current_stream(device) if is_accelerator(device) else None
+
+
 # What a device is --------------------------------------------------------------------------------
 
 
 def device_name(device: torch.device) -> str:
-    """As its maker calls it, or its type where torch does not know (CPUs, Apple's GPUs)."""
+    """The maker's name of a device, or its type where torch knows none (CPUs, Apple's GPUs)."""
     return str(getattr(_properties(device), "name", device.type))
 
 
@@ -50,19 +55,19 @@ def device_uuid(device: torch.device) -> str | None:
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """Of its own memory; None if it has none (CPUs, Apple's GPUs) or torch does not know."""
+    """The device's own memory; None if it has none (CPUs, Apple's GPUs) or torch does not know."""
     size_bytes: int | None = getattr(_properties(device), "total_memory", None)
     return size_bytes
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Of its own memory that nobody uses; None if it has none or torch does not know."""
+    """The free part of the device's own memory; None if it has none or torch does not know."""
     look = getattr(torch.get_device_module(device), "mem_get_info", None)
     return None if look is None else int(look(device)[0])
 
 
 def room_bytes(device: torch.device) -> int | None:
-    """What tensors of this process may take of its own memory, with what they have already."""
+    """The device's own memory that this process may use, including what it already uses."""
     free = free_bytes(device)
     return None if free is None else free + torch.get_device_module(device).memory_reserved(device)
 

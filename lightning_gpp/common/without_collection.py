@@ -1,4 +1,4 @@
-"""What makes many objects, without Python's collector of reference cycles, or with less of it."""
+"""Switches Python's garbage collector off, or down, while many objects are made."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # what is kept is old now, and not looked through at once
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -1,4 +1,4 @@
-"""What operators cost: measured profiles, and estimates where there is none."""
+"""Costs of operators: measured profiles, and estimates where there is none."""
 
 from lightning_gpp.cost.costs import ANY_DEVICE as ANY_DEVICE
 from lightning_gpp.cost.costs import ESTIMATED as ESTIMATED

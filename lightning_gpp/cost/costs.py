@@ -1,4 +1,4 @@
-"""What operators cost at every micro-batch size, on devices of every kind that was measured.
+"""Costs of operators for every micro-batch size and every measured kind of device.
 
 Profiles hold for one size on one kind of device. Between and beyond the sizes that were measured,
 each quantity is a line ``fixed + per_sample * size`` fitted through its measurements where that
@@ -31,10 +31,10 @@ WORST_MISFIT = 0.1
 
 @dataclass(frozen=True)
 class Costs:
-    """Profiles of one model at several micro-batch sizes and on several kinds of devices.
+    """Profiles of one model at several micro-batch sizes, on several kinds of devices.
 
     Attributes:
-        profiles: at least one; all of the same operators; no (kind, size) twice.
+        profiles: at least one, all of the same operators, one for each kind and size.
 
     Raises:
         ValueError: they are none, or do not belong together.
@@ -93,7 +93,7 @@ class Costs:
         return any(profile.is_estimated for profile in self.profiles)
 
     def line(self, operator: str, quantity: str) -> Line:
-        """How a quantity that does not depend on the device grows with the micro-batch size.
+        """The growth of a device-independent quantity with the micro-batch size.
 
         Args:
             operator: name of the operator.

@@ -1,4 +1,4 @@
-"""Costs without a measurement on the device in question: estimates, which say so.
+"""Estimated costs, for devices on which nothing was measured.
 
 What operators do is read from the model graph (bytes of values and parameters) and from a measured
 profile where there is one (floating-point operations, activations); without one the operations are

@@ -10,7 +10,7 @@ from lightning_gpp.common.checks import LARGEST
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """What one operator costs for one micro-batch.
+    """Costs of one operator for one micro-batch.
 
     Attributes:
         forward_s: seconds of its forward.
@@ -35,13 +35,13 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The costs of a model.
+    """Costs of all operators of a model at one micro-batch size, on one kind of device.
 
     Attributes:
         operators: operator name -> its costs.
-        microbatch_size: samples in the measured micro-batch (not whole between measured sizes).
-        device: kind of the device that it holds for (``"cpu"``, ``"NVIDIA H100 80GB HBM3"``).
-        is_estimated: whether the seconds were not measured there.
+        microbatch_size: samples in the micro-batch; not a whole number between measured sizes.
+        device: kind of the device (``"cpu"``, ``"NVIDIA H100 80GB HBM3"``).
+        is_estimated: whether the seconds were not measured on such a device.
 
     Raises:
         ValueError: the micro-batch holds nothing.

@@ -1,4 +1,4 @@
-"""Costs of operators on devices that are not there, from their work and the device's data sheet.
+"""Estimates an operator's seconds from its work and the device's data sheet.
 
 The roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009): an operator takes as long
 as its floating-point operations at the sustained speed, or as moving its bytes at the sustained
@@ -25,7 +25,7 @@ BACKWARD_PER_FORWARD = 2.0
 
 
 def roofline(work: OpWork, num_samples: float, kind: DeviceKind) -> OpProfile:
-    """What an operator costs for one micro-batch on a kind of device.
+    """Estimated costs of an operator for one micro-batch on a kind of device.
 
     Args:
         work: what it does.

@@ -1,4 +1,4 @@
-"""What an operator does, whatever it runs on: operations, bytes, kernels.
+"""The work of an operator, independent of the device: operations, bytes, kernels.
 
 The forward of an operator is described by lines ``fixed + per_sample * samples``; a device kind
 turns them into seconds (:mod:`lightning_gpp.cost.roofline`).
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """The forward of one operator.
+    """The work of one operator's forward.
 
     Attributes:
         flops: floating-point operations of its matrix products and convolutions (a product and a

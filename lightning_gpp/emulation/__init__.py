@@ -1,4 +1,4 @@
-"""Emulated devices: the real executor, messages and sums, at the pace of a described cluster.
+"""Emulated devices: a real executor, real messages, at the pace of a described cluster.
 
 A rank has a *cursor* on a clock that all ranks share: emulated time, of which a second lasts
 ``time_scale`` real ones. What it does moves the cursor by its duration, which comes from the same

@@ -1,4 +1,4 @@
-"""Emulated devices of a pipeline: joins the ranks of this host, and paces their training steps.
+"""Joins the emulated ranks of this host, and paces their training steps.
 
 A training step ends, for each rank, when its part of the program is over. What is between steps
 (data, hooks, the optimizer, logging) takes no emulated time, and neither do evaluations.
@@ -127,7 +127,7 @@ this machine's cores, for all to hear it."""
 
 
 class Emulation(RealTime):
-    """The emulated devices of a run, as one rank sees them; all ranks make theirs together.
+    """The emulated devices of a run, on one rank.
 
     Args:
         planned: rank 0: what runs, and the question that it answers, with the emulated cluster;

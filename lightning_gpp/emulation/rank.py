@@ -1,4 +1,4 @@
-"""One emulated rank of a pipeline: how long everything takes, by the costs of the program.
+"""One emulated rank: makes each action take the time that the cost model gives it.
 
 Its transport and its sums are real ones, which wait until their emulated moments.
 
@@ -31,11 +31,11 @@ from lightning_gpp.simulate.program_costs import (
 
 @dataclass(frozen=True, slots=True)
 class DeviceSum:
-    """A sum that a device takes part in.
+    """An all-reduce in which a device takes part.
 
     Attributes:
-        ready_fraction: of the backward in which its gradients become final.
-        final_in: that backward; None where there is none.
+        ready_fraction: part of the backward after which its gradients are final.
+        final_in: the backward that makes them final; None if there is none.
         duration_s: how long it takes once its channels are free.
         channels: what it occupies.
     """
@@ -59,13 +59,13 @@ class EmulatedRank:
     """The :class:`~lightning_gpp.runtime.run_state.Pace` of one rank.
 
     Args:
-        clock: of all ranks.
-        reservations: of all ranks.
+        clock: shared by all ranks.
+        reservations: shared by all ranks.
         costs: of the programs that it runs.
 
     Attributes:
-        cursor_s: the emulated moment at which it is.
-        slip_s: emulated seconds by which it is late, as real work took longer.
+        cursor_s: emulated time at which this rank is.
+        slip_s: emulated seconds by which real work was late.
     """
 
     def __init__(

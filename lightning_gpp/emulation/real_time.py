@@ -1,4 +1,4 @@
-"""The time in which training steps run: that of this machine, unless devices are emulated."""
+"""The default clock of training steps: real devices need no pacing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_gpp.schedule import Program
 
 
 class RealTime:
-    """What a run asks of emulated devices, as it is where devices are real: nothing happens."""
+    """Stands in for an emulation where devices are real: does nothing."""
 
     time_scale: float | None = None
     """Real seconds that an emulated second takes; None where time is real."""

@@ -1,4 +1,4 @@
-"""What emulated training steps took, beside what the simulator predicts for them."""
+"""Compares emulated training steps with their simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of an emulation share: a clock, and who has a channel when.
+"""State that all emulated ranks share: the clock, and the reservations of channels.
 
 Every training step begins at one emulated moment on all ranks. Between its forward and its backward
 part the user's step runs, and emulated time stands still.
@@ -26,10 +26,11 @@ class EmulatedClock:
     """The clock that all ranks of an emulation share.
 
     Args:
-        origin_ns: when emulated time is zero, by ``now_ns``; the same on all ranks of a host.
-        time_scale: seconds here that an emulated second takes.
+        origin_ns: real time at which emulated time is zero, as of ``now_ns``; the same on all ranks
+            of a host.
+        time_scale: real seconds per emulated second.
         now_ns: reads the clock of this machine.
-        sleep: lets seconds of it pass, or raises what ends all waits.
+        sleep: sleeps for real seconds, or raises the error that ends all waits.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ _Open = dict[Meeting, list[float]]
 
 
 class SharedReservations:
-    """The channels of a cluster between processes of one host; times are emulated seconds.
+    """Reservations of a cluster's channels, shared by the processes of a host.
 
     Args:
         path: the file; in a folder of one host, on a file system in memory if there is one.

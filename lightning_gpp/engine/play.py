@@ -1,4 +1,4 @@
-"""Plays the static orders of devices: an event simulation without any logic of schedules.
+"""Plays the fixed orders of devices: an event simulation that knows nothing of schedules.
 
 Devices run ahead on their own clocks until they have to wait; what shares channels is served in the
 order in which it becomes ready. That is safe: whatever a device does after waiting for a message is
@@ -32,14 +32,14 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What playing gave.
+    """The result of playing a step.
 
     Attributes:
         start_s: when each item starts.
         step_s: seconds until everything is done.
-        served: messages (False) and sums (True) that share channels, in the order in which they
-            were served, by their senders and their own numbers.
-        stuck: device -> the item that it waits with for ever.
+        served: messages (False) and all-reduces (True) that share channels, in the order in which
+            they were served: (sender, its own number).
+        stuck: device -> the item that it waits at forever.
     """
 
     start_s: list[float]
@@ -187,7 +187,7 @@ class _SharedChannels:
                 waiting = one.waiting if place == len(one.buckets) else ()
                 if one.channels:
                     what = seconds, one.channels, waiting, number
-                    self.push(ready_s, min(one.devices), True, what)
+                    self.push(ready_s, one.place, True, what)
                 else:
                     end_s = self._port_s[one.port] = max(ready_s, self._port_s[one.port]) + seconds
                     yield end_s, waiting

@@ -1,4 +1,4 @@
-"""When everything of a played step happened, and what let it start."""
+"""When everything in a played step happened, and what each event waited for."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lightning_gpp.engine.work import Work
 
 
 class WorkTrace:
-    """Everything that happened, by *slots*: items, messages in the order of items, buckets of sums.
+    """Times and causes of a step's events, by *slots*: items, messages, buckets of all-reduces.
 
     Args:
-        work: what was played to its end.
-        played: what that gave.
+        work: the step; it was played to its end.
+        played: the result of playing it.
 
     Attributes:
         start_s: of every slot.
         end_s: likewise.
-        ready_s: when it would have started had its channels been free.
-        cause: the slot whose end let it start; -1 for none.
+        ready_s: when it would have started with free channels.
+        cause: slot whose end it waited for; -1 if none.
     """
 
     def __init__(self, work: Work, played: Played) -> None:

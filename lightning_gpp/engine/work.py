@@ -1,4 +1,4 @@
-"""What devices do in a step, as numbers that can be played fast.
+"""The work of devices in a step as plain numbers, fast to play.
 
 An *item* is a forward, a backward, or anything else that takes a device its time, or that it waits
 with. A device does its items in their order. Its messages leave at the end of the item that sends
@@ -20,15 +20,16 @@ have left."""
 
 
 class Sum(NamedTuple):
-    """The sums of gradients over some devices, bucket by bucket.
+    """The all-reduce of gradients over some devices, bucket by bucket.
 
     Attributes:
-        devices: that take part.
-        last: of each device the item in which its gradients become final.
+        devices: devices that take part.
+        last: of each device the item after which its gradients are final.
         buckets: the part of those items after which a bucket is final, and the seconds of its sum.
         port: where they follow one another if the devices take part in no other sums.
         channels: what they share with messages and other sums; without channels the port is theirs.
         waiting: the items that wait for the end of the last one.
+        place: of two that are ready at once the one with the smaller number comes first.
     """
 
     devices: tuple[int, ...]
@@ -37,18 +38,19 @@ class Sum(NamedTuple):
     port: int
     channels: tuple[int, ...]
     waiting: tuple[int, ...] = ()
+    place: int = 0
 
 
 @dataclass(slots=True)
 class Work:
-    """All items of a step.
+    """All work of a step.
 
     Attributes:
-        seconds: what each takes.
-        missing: how many messages and sums each waits for.
+        seconds: duration of each item.
+        missing: number of messages and all-reduces that each item waits for.
         sends: what each sends, in this order.
         hows: how messages go.
-        lines: the items of every device in their order.
+        lines: items of every device, in order.
         sums: in the order in which devices begin them: a device begins none before the gradients
             of all those before it are final.
         num_ports: ports of messages and sums that share no channels; messages of one port are of

@@ -1,4 +1,4 @@
-"""Full-graph training in chunks of vertices: partition, histories, and stages that run one chunk.
+"""Full-graph training in chunks of vertices: partition, histories, stages that run one chunk.
 
 After GNNPipe (arXiv 2308.10087): layers are divided over devices, chunks of vertices go through
 them as micro-batches do, and what a layer reads of vertices that were not computed yet comes from a

@@ -1,4 +1,4 @@
-"""Does a model compute the same in chunks, and what does it cost? Found out before training."""
+"""Checks before training that a model computes the same in chunks, and measures its cost."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def _check_whole(
     expected = captured.call(tensors)
     if not _are_close(found, expected) and _are_close(captured.call(tensors), expected):
         raise GraphTrainingError(
-            f"{type(captured.module).__name__} computes something else on the whole graph than its "
-            "operators do, which were captured with a small one; give "
-            "GNNPipeStrategy(mode='exact'), which captures the graph itself"
+            f"{type(captured.module).__name__} computes something else on the whole graph than on "
+            "the small graph that it was captured with. Use GNNPipeStrategy(mode='exact'), which "
+            "captures it with the whole graph"
         )
 
 
@@ -103,8 +103,8 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
             ]
             if not _are_close(stage(cut, chunk, training=True), expected):
                 raise GraphTrainingError(
-                    f"{named} computes something else in chunks: what it gives a "
-                    f"vertex depends on others beside those that edges lead from; {REMEDY}"
+                    f"{named} computes something else in chunks: its result for a vertex depends "
+                    f"on vertices that are not its neighbours; {REMEDY}"
                 )
     except GraphTrainingError:
         raise

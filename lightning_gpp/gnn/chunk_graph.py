@@ -1,4 +1,4 @@
-"""The nodes of a forward, run on the vertices of one chunk.
+"""Runs the nodes of a forward on the vertices of one chunk.
 
 What reads no other vertices runs on the rows of the chunk; layers are opened, and the sources of
 the messages into a chunk come from its own vertices, from mirrors, and from those of other chunks
@@ -38,7 +38,7 @@ _NOT_PASSED = frozenset({"size", "edge_index"})
 
 
 class NodeKind(Enum):
-    """How the value of a node goes with the vertices; see the module's docstring."""
+    """How a node's value depends on the vertices; see the module's docstring."""
 
     WHOLE = "whole"
     SIZE = "size"
@@ -49,7 +49,7 @@ class NodeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One run over some vertices.
+    """One run of the nodes over some vertices.
 
     Attributes:
         rows: of the vertices.
@@ -63,7 +63,7 @@ class Pass:
 
 
 class ChunkGraph:
-    """The nodes of a forward, their kinds, and their values for chunks.
+    """The nodes of a forward, their kinds, and their values for each chunk.
 
     Args:
         module: whose forward it is.
@@ -164,9 +164,9 @@ class ChunkGraph:
                     self._run(node, self.whole_value)
                 except GuardError as error:
                     raise GraphTrainingError(
-                        f"{error.location} decides by the size of the graph, and otherwise for the "
-                        "one (a small one, maybe) that the model was captured with: make the "
-                        "decision before forward is called, or give GNNPipeStrategy(mode='exact')"
+                        f"{error.location} decides by the size of the graph, and decided otherwise "
+                        "for the small graph that the model was captured with: make the decision "
+                        "before forward is called, or give GNNPipeStrategy(mode='exact')"
                     ) from error
 
     # Values ----------------------------------------------------------------------------------
@@ -377,8 +377,8 @@ class ChunkGraph:
                     why = "drops features before it passes messages"
                 if why:
                     raise GraphTrainingError(
-                        f"{messages.target.named(messages)} {why}, which ways would have to do "
-                        "together; use ways=1"
+                        f"{messages.target.named(messages)} {why}, which does not work where "
+                        "several devices share a layer; use ways=1"
                     )
                 if node not in found:
                     found.add(node)

@@ -1,4 +1,4 @@
-"""A captured model as stages that run on chunks of the vertices of one graph."""
+"""A captured model whose stages run on chunks of one graph's vertices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ChunkStage:
-    """Some operators, which run on one chunk at a time.
+    """Some operators, run on one chunk at a time.
 
     Attributes:
         model: whose.
@@ -161,17 +161,16 @@ class ChunkedModel:
         for item in self.model.inputs:
             if item.requires_grad:
                 raise GraphTrainingError(
-                    f"the argument {item.value.name} requires gradients, as something trainable "
-                    "comes before the pipelined forward; ways have it in the forward itself: move "
-                    "it there, or use ways=1"
+                    f"the argument {item.value.name} requires gradients, which only ways=1 gives "
+                    "to layers before the pipelined forward: use it, or move them into the forward"
                 )
         operator_of = {n: each for each in self.model for n in self.captured.nodes(each.name)}
         for messages, arg in graph.exchanged:
             operator = operator_of[messages]
             if operator_of.get(arg) is operator:
                 raise GraphTrainingError(
-                    f"{operator.target} computes what its messages read by itself, so ways "
-                    "cannot exchange it; use ways=1"
+                    f"{operator.target} computes the rows that its messages read inside of itself, "
+                    "where devices cannot exchange them; use ways=1"
                 )
             if arg.op != "placeholder":
                 yield operator.name, arg.name

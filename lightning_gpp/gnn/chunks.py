@@ -1,4 +1,4 @@
-"""Chunks of vertices and their parts, and the edges that lead into each."""
+"""Chunks of vertices, their parts, and the edges into each."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ REMEDY = (
 
 
 class GraphTrainingError(ValueError):
-    """A graph or a model does not fit training in chunks; the text names what and the remedy."""
+    """The graph or the model does not fit chunked training; the text names what, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The vertices that a way runs with at a time.
+    """The vertices that one way runs at a time.
 
     Attributes:
         chunk: number of the chunk; None for all vertices.
-        way: that has them; ways run the parts of one chunk side by side.
-        is_alone: whether no vertex of another chunk is read.
+        way: the way that holds them. The ways run their parts of one chunk side by side.
+        is_alone: whether they read no vertex of another chunk.
         vertices: (rows,) of the part, ascending.
         extended: (rows + mirrors,) the same, and those of the other ways' parts of this chunk whose
             rows the way reads, way by way.
@@ -83,8 +83,8 @@ class Chunks:
 
     Attributes:
         part_of: (vertices,) part of every vertex: those of a way follow one another, by chunks.
-        num_chunks: how many there are.
-        num_ways: parts of every chunk.
+        num_chunks: number of chunks.
+        num_ways: number of parts of every chunk.
         mirrors: (way, reader) -> vertices of a way that edges lead from into another's, ascending.
         cut: edges between different parts.
         num_edges: of the graph.
@@ -153,7 +153,7 @@ class Chunks:
 
     @property
     def num_vertices(self) -> int:
-        """Of all chunks."""
+        """Number of vertices in all chunks."""
         return len(self.part_of)
 
     @cached_property
@@ -180,7 +180,7 @@ class Chunks:
 
     @cached_property
     def vertices(self) -> tuple[Tensor, ...]:
-        """Of every chunk, way by way."""
+        """Vertices of every chunk, way by way."""
         order = torch.argsort(self.one_way().part_of, stable=True)
         return torch.split(order, self.sizes)
 
@@ -215,7 +215,7 @@ class Chunks:
         return found
 
     def places(self, way: int, vertices: Tensor) -> Tensor:
-        """Where the histories of a way have the rows of vertices that it has or reads."""
+        """Positions in a way's histories of the vertices that it has or reads."""
         if self.num_ways == 1:
             return vertices
         return torch.searchsorted(self.read_by[way].to(vertices.device), vertices)
@@ -268,23 +268,30 @@ class ChunkEdges:
 
 
 class Remembered:
-    """A tensor, and how often it had been changed when something was computed from it."""
+    """A tensor and its version, to notice later changes."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self._num_changes = tensor, num_changes(tensor)
 
     def is_that_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds what this one did, on the same device."""
+        """Whether a tensor holds what this one did, on the same device.
+
+        Of two that are equal the new one is remembered: chunks of one step have it in common, and
+        on a GPU every comparison makes the host wait.
+        """
         known = self.tensor
         if num_changes(known) != self._num_changes:
             return False
         kinds = [(each.shape, each.dtype, each.device) for each in (known, tensor)]
         memory = [(each.data_ptr(), each.stride()) for each in (known, tensor)]
-        return kinds[0] == kinds[1] and (memory[0] == memory[1] or torch.equal(known, tensor))
+        if kinds[0] != kinds[1] or (memory[0] != memory[1] and not torch.equal(known, tensor)):
+            return False
+        self.tensor, self._num_changes = tensor, num_changes(tensor)
+        return True
 
 
 class EdgeSet:
-    """One list of edges, cut by the parts of chunks.
+    """One list of edges, cut by the parts of the chunks.
 
     Args:
         edge_index: (2, edges) of vertices: sources, targets.
@@ -342,5 +349,5 @@ class EdgeSet:
         if rows.is_alone or not bool(torch.isin(others.cpu(), self.chunks.read_by[rows.way]).all()):
             raise GraphTrainingError(
                 "a layer passes messages along edges that it did not have when the graph was "
-                "divided, so the ways do not have the rows it reads; use ways=1"
+                "divided, so its devices lack rows that it reads; use ways=1"
             )

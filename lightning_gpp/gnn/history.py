@@ -1,4 +1,4 @@
-"""Histories: what layers read of vertices that were not computed yet, and give back to them.
+"""Histories: values of vertices whose chunks were not computed yet, and their gradients.
 
 GNNPipe (arXiv 2308.10087, section 3; the paper numbers three training techniques):
 
@@ -31,7 +31,7 @@ UNBIASED = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """How histories are used.
+    """How histories are used; numbers as in the paper.
 
     Attributes:
         shuffle: whether the order of the chunks is drawn anew every epoch (technique 1).
@@ -75,7 +75,7 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes."""
+        """Bytes of the history."""
         return sum(each.nbytes for each in (self.values, self.gradients, self._stale))
 
     def begin_epoch(self, epoch: int) -> None:
@@ -110,7 +110,7 @@ class History:
 
 
 def exchanged(own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges) -> Tensor:
-    """What a chunk's edges come from: its own rows, and those of other chunks out of the history.
+    """The rows that a chunk's edges read: its own, and those of other chunks out of the history.
 
     Gradients of its own rows flow back together with those that other chunks have given to them.
 
@@ -150,7 +150,7 @@ class _Exchange(torch.autograd.Function):
 
 @dataclass
 class Surroundings:
-    """What all parts of a model that runs in chunks share.
+    """What all parts of a chunked model share.
 
     Attributes:
         chunks: of the vertices.

@@ -1,4 +1,4 @@
-"""Layers of torch_geometric, opened: what they do besides passing messages.
+"""Opens layers of torch_geometric: separates message passing from what is done per vertex.
 
 A layer normalises edges by degrees, adds loops, multiplies by weights, and passes messages. The
 first two belong to the whole graph, the third to every vertex by itself, and only the last one
@@ -69,7 +69,7 @@ class Mixing(WholeMethod):
 
 @contextmanager
 def without_caches(module: nn.Module) -> Iterator[None]:
-    """What layers with ``cached=True`` keep of a graph is put away while the body runs."""
+    """Hides the caches of layers with ``cached=True`` while the body runs."""
     with ExitStack() as stack:
         for layer in filter(is_message_passing, module.modules()):
             for name in [name for name in vars(layer) if name.startswith("_cached_")]:

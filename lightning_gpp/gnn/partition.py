@@ -1,4 +1,4 @@
-"""Dividing the vertices of a graph into chunks with few edges between them.
+"""Divides the vertices of a graph into chunks with few edges between them.
 
 METIS does it where its Python package ``pymetis`` is installed. Without it the vertices are put in
 reverse Cuthill-McKee order (neighbours get close numbers) and cut into equal runs.

@@ -26,10 +26,10 @@ from lightning_gpp.graph.model_graph import ModelGraph, OpNode, Value, Variation
 
 @dataclass(frozen=True, slots=True)
 class VertexShares:
-    """How many vertices the ways have, and exchange.
+    """How many vertices each way has, and how many rows ways exchange.
 
     Attributes:
-        rows: vertices of every way.
+        rows: number of vertices of every way.
         mirrors: (way, reader) -> vertices of a way whose rows another one reads.
     """
 
@@ -38,7 +38,7 @@ class VertexShares:
 
     @property
     def num_ways(self) -> int:
-        """How many ways there are."""
+        """Number of ways."""
         return len(self.rows)
 
     def readers(self, way: int) -> list[int]:
@@ -49,7 +49,7 @@ class VertexShares:
 
 
 class WayValue(NamedTuple):
-    """What a value of a graph in ways is.
+    """Where a value of a model in ways comes from.
 
     Attributes:
         name: of the value in the model.
@@ -64,7 +64,7 @@ class WayValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WaysGraph:
-    """A model in ways.
+    """A model in ways: one copy of every operator per way.
 
     Attributes:
         graph: with an operator per way, and one per output that joins what the ways made.

@@ -18,7 +18,7 @@ from lightning_gpp.graph.tensor_spec import TensorSpec
 
 
 class Variation(Enum):
-    """How a value goes with the samples of a micro-batch.
+    """How a value depends on the samples of a micro-batch.
 
     Attributes:
         SAMPLES: it holds something of each, along the batch dimensions of its tensors.
@@ -72,8 +72,8 @@ class GraphInput:
     Attributes:
         value: its name and type.
         requires_grad: whether a gradient has to flow back to the caller.
-        stays: whether calls are expected to bring the same again (the one graph of full-graph
-            training, a table of positions): stages keep it and are sent it once.
+        stays: whether calls are expected to pass the same value again (the graph of full-graph
+            training, a table of positions). Stages keep it, so it is sent once.
     """
 
     value: Value
@@ -129,7 +129,7 @@ class ModelGraph:
         inputs: tensor arguments of the pipelined forward.
         operators: in topological order (an operator reads only inputs and earlier values).
         outputs: names of the values that the model returns.
-        parameters: all parameters that some operator reads.
+        parameters: all parameters that an operator reads.
 
     Raises:
         ValueError: a name is used twice, or a value is read before it is produced.

@@ -1,4 +1,4 @@
-"""A short text for the operators of a stage: the modules they make up."""
+"""Short names for groups of operators: the modules that they make up."""
 
 from __future__ import annotations
 

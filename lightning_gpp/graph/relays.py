@@ -1,4 +1,4 @@
-"""Values that several stages of one device read come to the first of them, which hands them on.
+"""Lets one stage of a device receive a value for all stages of the device that read it.
 
 .. code-block:: text
 

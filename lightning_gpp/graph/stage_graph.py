@@ -1,4 +1,4 @@
-"""The DAG of stages: which stage consumes what of which other stage.
+"""The graph of stages: which stage reads what from which other stage.
 
 Stage ids are topological. Two things beside the plain operator edges are edges too:
 
@@ -26,7 +26,7 @@ FEED = -1
 
 @dataclass(frozen=True, slots=True)
 class StageEdge:
-    """What one stage hands to another for every micro-batch.
+    """What one stage sends to another for every micro-batch.
 
     Attributes:
         source: producing stage, or :data:`FEED`.
@@ -148,8 +148,8 @@ def _carried(
         source = FEED if producer is None else stage_of[producer]
         if source > target:
             raise ValueError(
-                f"stage {target} reads {name!r} from stage {source}: stages must be convex and "
-                "numbered in topological order"
+                f"stage {target} reads {name!r} from stage {source}: a stage may read from stages "
+                "of lower number only"
             )
         if source != target:
             found.setdefault((source, target), {})[name] = None

@@ -1,4 +1,4 @@
-"""Shape and type of a tensor, without the tensor (and without torch)."""
+"""Shape and type of a tensor, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What is known of a tensor before it exists.
+    """Shape and type of a tensor that need not exist yet.
 
     Attributes:
         shape: sizes seen when the model was captured with one micro-batch.

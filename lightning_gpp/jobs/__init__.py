@@ -1,4 +1,4 @@
-"""What the console command can do: a module for each job, such as train, evaluate and plan.
+"""The jobs of the console command, one module each.
 
 A job is a function from the resolved configuration and the run's folder to the metrics that a
 sweep shows, chosen by the configuration group ``job``. Modules here import torch and Lightning

@@ -1,4 +1,4 @@
-"""The job ``compare``: asks all planners the same question and puts their plans side by side."""
+"""The job ``compare``: plans of all planners for one question, side by side."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     """
     names, width = planners(config), console_width()
     if is_on_one_graph(config):
-        raise ValueError("job=plan says how long an epoch takes with every number of ways")
+        raise ValueError("full graphs have one planner, so nothing is compared; use job=plan")
     limit_s = as_limit_s("job.limit_s", config.job.limit_s)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=width)}\n", flush=True)
@@ -176,7 +176,7 @@ def describe_comparison(rows: Sequence[Row], max_width: int = 100) -> str:
 
 
 def legend_of(source: str, schedules: Collection[str]) -> list[str]:
-    """What the columns mean; where costs are from, and what runs the plans."""
+    """Explains the columns, the origin of the costs, and what runs the plans."""
     how = f"costs: {source}; schedule: {' or '.join(sorted(schedules)) or 'none'}"
     lines = [
         f"Step: predicted for one mini-batch ({how}).",

@@ -1,4 +1,4 @@
-"""What the console of a ``graphpipe`` run leaves out. Only the command line uses it."""
+"""Filters what a ``graphpipe`` run prints. Only the command line uses it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILTERED_LOGGERS = (
 
 
 class QuietConsole(Callback):
-    """Leaves of Lightning's messages those that tell something about the run, once each.
+    """Keeps those of Lightning's messages that say something about the run, once each.
 
     It is a callback so that it travels with the Trainer: unpickling calls the constructor again,
     in every process that Lightning spawns.

@@ -1,4 +1,4 @@
-"""The files that a job leaves in its run folder."""
+"""The files that a job writes into its run folder."""
 
 from __future__ import annotations
 

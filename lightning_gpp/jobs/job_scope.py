@@ -1,4 +1,4 @@
-"""What one job of the command line must not leave to the next, and how its processes may start.
+"""Keeps the jobs of a sweep apart, and sets how their processes may start.
 
 Hydra runs the jobs of a sweep one after another in one process, or several side by side in worker
 processes of a launcher plug-in. Lightning writes the port and the seed of a run into the

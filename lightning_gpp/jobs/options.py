@@ -1,4 +1,4 @@
-"""Options of the command line in the form that a job expects, with errors that name the option.
+"""Converts options of the command line to the types that jobs expect; errors name the option.
 
 Hydra makes of ``name=value`` whatever the value looks like: a text, a number, a list, a mapping.
 """

@@ -1,4 +1,4 @@
-"""The job ``plan``: plans without training, says why the plan is as it is, and writes it down."""
+"""The job ``plan``: makes a plan without training, explains it, and writes it to a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_gpp.reports.plan.verdict import PlanVerdict
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
-    """Plans, prints the plan and why, and writes ``plan.json`` and ``plan.png``.
+    """Makes a plan, prints it and why, and writes ``plan.json`` and ``plan.png``.
 
     Returns:
         What a sweep compares plans by.
@@ -73,7 +73,7 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> FoundPlan:
 
 
 def verdict_of(config: DictConfig, found: FoundPlan) -> PlanVerdict:
-    """What the plan gains over one device."""
+    """The gain of a plan over one device."""
     cluster = found.question.request.cluster
     hosts = {device.host for device in cluster.devices}
     is_here = config.graph is None and cluster.kinds == (CPU,) and len(hosts) == 1

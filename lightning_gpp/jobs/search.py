@@ -1,4 +1,4 @@
-"""Asks planners, with limits of time.
+"""Runs planners, within a time limit.
 
 A search is pure Python (or numpy) for minutes and looks at no clock, so with a limit it runs in a
 process of its own, which can be ended.
@@ -24,12 +24,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """The plan that training would run.
+    """The plan that training would run, and how it was found.
 
     Attributes:
-        question: what was asked.
-        answer: the plan, and what the planner says of its search.
-        evaluation: what the plan would do.
+        question: the question.
+        answer: the plan, and the planner's notes on its search.
+        evaluation: predicted time and memory of the plan.
         search_s: seconds of the search.
     """
 
@@ -40,7 +40,7 @@ class FoundPlan:
 
     @property
     def planner(self) -> str:
-        """Who made the plan."""
+        """Name of the planner that made the plan."""
         made = self.question.plan is not None
         return self.answer.plan.planner if made else self.question.planner
 
@@ -101,7 +101,7 @@ class OutOfTimeError(ValueError):
 
 
 def call_within(limit_s: float | None, function: Callable[..., Result], *args: Any) -> Result:
-    """What a function returns, called in a new process, or in this one where there is no limit.
+    """Calls a function within a time limit, in a new process unless there is no limit.
 
     Args:
         limit_s: seconds after which the process is ended, its start included; None: never.

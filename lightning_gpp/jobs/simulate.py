@@ -1,4 +1,4 @@
-"""The job ``simulate``: a step of a plan as it would run, and what would make it faster."""
+"""The job ``simulate``: simulates a step of a plan, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_SHOWN = 12
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
-    """Simulates, prints what a step does and what would help, and writes figures.
+    """Simulates a step, prints what it does and what would help, and writes figures.
 
     Returns:
         What a sweep compares simulations by.

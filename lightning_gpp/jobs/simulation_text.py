@@ -1,4 +1,4 @@
-"""A simulation as text: the step, what devices and channels do, what changes would bring."""
+"""A simulation as text: the step, the use of devices and channels, the gain of changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe_simulation(case: Case, *, max_width: int = 100) -> Iterator[str]:
 
 
 def describe_devices(case: Case) -> str:
-    """What every device does; neighbours of which everything reads the same share a row."""
+    """A row for every device; neighbours with equal values share a row."""
     stages: dict[int, list[int]] = {}
     for stage in case.plan.stages:
         for device in stage.devices:
@@ -78,7 +78,7 @@ def describe_devices(case: Case) -> str:
 
 
 def channels_of(case: Case) -> list[dict[str, Any]]:
-    """What goes over every channel, the busiest first."""
+    """The traffic of every channel, the busiest first."""
     found: dict[str, dict[str, Any]] = {}
     for one in case.timeline.transfers:
         for name in one.channels:
@@ -109,7 +109,7 @@ def describe_channels(case: Case) -> str:
 
 
 def describe_changes(rows: Sequence[Row], *, max_width: int = 100) -> str:
-    """What changes bring: a row for each, with the step before them where that is shown, too."""
+    """The gain of every change, in a row each."""
     columns = {
         "change": cell("name"),
         "gain": cell("gain", gain_text),

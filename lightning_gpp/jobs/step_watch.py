@@ -12,7 +12,9 @@ SECONDS = "seconds_per_step"
 
 
 class StepWatch(Callback):
-    """Logs the median of the seconds from the end of one training step to that of the next.
+    """Logs the median time from the end of one training step to the end of the next, per epoch.
+
+    Evaluation between steps does not count.
 
     At the end of every epoch, of that epoch; evaluation in between does not count.
     """

@@ -1,4 +1,4 @@
-"""The report of a sweep: one line per job with its overrides and final metrics.
+"""The report of a sweep: one row per job, with its overrides and final metrics.
 
 Hydra calls :class:`SweepReport` around every job, in whatever process runs it. A job adds a line
 to ``sweep.jsonl`` in the sweep's folder when it starts and another when it ends, so that a long

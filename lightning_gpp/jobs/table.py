@@ -1,4 +1,4 @@
-"""One table of a job: rows of named values, as text, JSON and CSV."""
+"""A table of named values, as text, JSON and CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs ``train`` and ``eval``: data, module, strategy and Trainer, put together and run."""
+"""The jobs ``train`` and ``eval``: build data, module, strategy and Trainer, and run them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def build_run(config: DictConfig) -> tuple[Trainer, LightningModule, LightningDa
 
 
 def instances(group: DictConfig | None) -> list[Any]:
-    """What the entries of a group describe; an entry that is null is left out."""
+    """Instantiates the entries of a configuration group; null entries are left out."""
     return [instantiate(entry) for entry in (group or {}).values() if entry]
 
 

@@ -1,4 +1,4 @@
-"""Plans: which operators form which stage on which device, and the planners that find them.
+"""Plans, and the planners that find them.
 
 ``base`` is the question, ``make_plan`` the planners by name: ``balanced``, ``data_parallel``,
 ``sequential``, ``graphpipe``, ``graphpipe_exclusive``, ``pipedream``, ``piper``.

@@ -1,4 +1,4 @@
-"""What every planner gets and gives.
+"""The input and output of every planner.
 
 A planner is a pure function from a :class:`PlanRequest` to a plan: no clock, no random number, no
 global. It lives in a file of its own and is listed by name in
@@ -39,7 +39,7 @@ and draining it then count little beside the busiest stage, as in training witho
 
 
 class HeldVersions(NamedTuple):
-    """Copies of its parameters that a stage holds, the newest included.
+    """How many copies of its parameters a stage holds, the newest included.
 
     Attributes:
         least: at least so many.
@@ -57,7 +57,7 @@ class HeldVersions(NamedTuple):
     per_update: int = 1
 
     def of(self, in_flight: int) -> int:
-        """How many with so many mini-batches in flight.
+        """Number of copies with a number of mini-batches in flight.
 
         >>> stash, kept = HeldVersions(1, None), HeldVersions(1, None, keeps_predictions=True)
         >>> HeldVersions(1, 2).of(4), stash.of(4), kept.of(4)
@@ -177,7 +177,7 @@ class PlanRequest:
         if schedule == self.schedule:
             return self
         if not self.order.flushes:
-            raise ValueError(f"the question is about mini-batches in a row ({self.schedule!r})")
+            raise ValueError(f"a request for {self.schedule!r} is for no other schedule")
         if find_schedule(schedule).flushes:
             return replace(self, schedule=schedule)
         if self.num_microbatches not in (None, 1):
@@ -274,7 +274,7 @@ MEAN_OVER_SAMPLES = "it runs the step once per micro-batch: the loss must be a m
 
 
 class DoesNotFitError(ValueError):
-    """No plan of a planner fits into the devices' memory."""
+    """No plan of this planner fits into the devices' memory."""
 
 
 def does_not_fit(request: PlanRequest, what: str) -> str:

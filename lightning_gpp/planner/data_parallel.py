@@ -1,4 +1,4 @@
-"""The planner ``data_parallel``: the whole model on every device, gradients summed.
+"""The planner ``data_parallel``: the whole model on every device, with all-reduced gradients.
 
 Synchronous SGD without a pipeline, as PyTorch's DDP or Horovod run it: every device takes an equal
 share of the mini-batch, or, where devices are of unequal speed and that is faster, one by its speed

@@ -47,7 +47,7 @@ def whole_level(lines: Sequence[Line], total: int) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def levelled(plan: Plan, request: PlanRequest, home: tuple[int, ...] | None = None) -> Plan | None:
+def levelled(plan: Plan, request: PlanRequest) -> Plan | None:
     """A plan with shares by speed, in whole samples.
 
     Stages on the same devices with the same micro-batches take the same shares, so that they hand
@@ -56,30 +56,23 @@ def levelled(plan: Plan, request: PlanRequest, home: tuple[int, ...] | None = No
     Args:
         plan: whose replicas take any shares.
         request: the question.
-        home: only the stages on these devices; all if not given.
 
     Returns:
         None where no replicas are on devices of different kinds.
     """
-    taken = {
-        (stage.devices, stage.microbatch_multiple)
-        for stage in plan.stages
-        if _is_mixed(stage, request) and home in (None, stage.devices)
-    }
-    if not taken:
+    together: dict[tuple[tuple[int, ...], int], list[Stage]] = {}
+    for stage in plan.stages:
+        if _is_mixed(stage, request):
+            together.setdefault((stage.devices, stage.microbatch_multiple), []).append(stage)
+    if not together:
         return None
     count = num_microbatches(plan, request)
     factor = max(1, request.minibatch_size // count)
     unit_size = request.minibatch_size / (count * factor)
-    shares_of = {}
-    for devices, multiple in taken:
-        together = [
-            stage
-            for stage in plan.stages
-            if (stage.devices, stage.microbatch_multiple) == (devices, multiple)
-        ]
-        units = multiple * factor
-        shares_of[devices, multiple] = _shares(request, together, devices, units, unit_size)
+    shares_of = {
+        (devices, multiple): _shares(request, some, devices, multiple * factor, unit_size)
+        for (devices, multiple), some in together.items()
+    }
     stages = []
     for stage in plan.stages:
         shares = shares_of.get((stage.devices, stage.microbatch_multiple))

@@ -97,14 +97,14 @@ def plan_request(
     minibatch_size: int,
     **options: Any,
 ) -> PlanRequest:
-    """The question to a planner, from what people give.
+    """Builds the question to a planner, and checks it.
 
     Args:
         graph: the model.
         cluster: the devices and links; a number stands for as many equal devices with the default
             link.
-        costs: what the operators cost. Without them, or for kinds of devices that they do not
-            know, they are estimated from sizes and data sheets, and the plan's ``planner`` says so.
+        costs: costs of the operators. If missing, or unknown for a kind of device, they are
+            estimated from sizes and data sheets, and the plan's ``planner`` says so.
         schedule: name of the schedule that will run the plan.
         minibatch_size: samples of one optimizer step.
         options: further attributes of a :class:`PlanRequest`: ``num_microbatches``,

@@ -43,7 +43,7 @@ WORTH_TELLING = 0.95
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """What training asks, or would ask.
+    """The question that training asks, or would ask.
 
     Attributes:
         request: the question to a planner; its own schedule plays no part.

@@ -1,4 +1,4 @@
-"""What all plans of one request have in common, found once.
+"""Facts that all plans of one request share, each computed once.
 
 A search judges thousands of stages that differ in a few operators or devices. What operators cost
 at a size, how many bytes an edge carries and which link joins two stages does not depend on the
@@ -27,7 +27,7 @@ AllReduceLines = Collection[tuple[float, float]]
 
 
 class StageCompute(NamedTuple):
-    """What a replica of a stage computes for its share of one micro-batch.
+    """The compute of a stage's replica for its share of one micro-batch.
 
     Attributes:
         forward_s: seconds of the forward.
@@ -41,7 +41,7 @@ class StageCompute(NamedTuple):
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes of the parameters that some operators read.
+    """Bytes of the parameters of some operators.
 
     Attributes:
         all_bytes: of all of them.
@@ -53,7 +53,7 @@ class ParameterBytes(NamedTuple):
 
 
 class RequestTables:
-    """What all plans of one request have in common.
+    """Facts that all plans of one request share.
 
     Args:
         graph: the model.
@@ -66,6 +66,7 @@ class RequestTables:
             leave through another one than those over links of both.
         stage_sums: what :func:`lightning_gpp.planner.step_time.gradients.stage_sums` has found.
         frames: what :mod:`lightning_gpp.planner.step_time.pipeline_run` has found.
+        steps: seconds of steps that :mod:`lightning_gpp.planner.step_time.evaluate` has found.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RequestTables:
         self._sums_share = sums_share
         self.stage_sums: dict[Hashable, Any] = {}
         self.frames: dict[Hashable, Any] = {}
+        self.steps: dict[Hashable, float] = {}
         self.num_ports = len({link.is_full_duplex for link in cluster.links})
         self._place = {operator.name: place for place, operator in enumerate(graph)}
 
@@ -90,7 +92,7 @@ class RequestTables:
 
     @cached_method
     def compute(self, operators: tuple[str, ...], size: float, kind: str) -> StageCompute:
-        """What operators take for so many samples on a kind of device, without recomputation."""
+        """Costs of operators for a number of samples on a kind of device, without recomputation."""
         profile = self.profile(size, kind)
         costs = [profile.operators[name] for name in operators]
         return StageCompute(
@@ -167,7 +169,7 @@ def _two_per_host(cluster: Cluster, devices: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EdgeBytes:
-    """Bytes of some values: a part that grows with the samples, and a part that does not.
+    """Bytes of some values: a part that grows with the samples, and a fixed part.
 
     Attributes:
         per_sample: bytes per sample of the values that go forward.

@@ -14,7 +14,7 @@ from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, border_byte
 
 @dataclass(frozen=True)
 class WaysAnswer:
-    """A plan for a number of ways: of devices that divide the vertices of every chunk.
+    """A plan with a number of ways, the devices that divide the vertices of every chunk.
 
     Attributes:
         request: for the model in ways; its micro-batches are the chunks.
@@ -28,7 +28,7 @@ class WaysAnswer:
 
     @cached_property
     def evaluation(self) -> PlanEvaluation:
-        """What the plan would do; an epoch is a step."""
+        """Predicted time and memory of the plan; an epoch is a step."""
         return evaluate_plan(self.plan, self.request)
 
     @cached_property

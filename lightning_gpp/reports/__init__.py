@@ -1,4 +1,4 @@
-"""The third reader of a plan and of its program: what a person sees.
+"""Text and pictures of plans and steps, for people.
 
 ``plan`` shows a plan: a table of its stages, explanations, a PNG of its stage graph. ``step`` shows
 steps in time, predicted or measured: a picture, a page. Nothing below imports this room.

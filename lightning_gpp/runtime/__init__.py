@@ -1,4 +1,4 @@
-"""Runs programs: transports between ranks, the interpreter, gradients, suspended steps.
+"""Runs programs: messages between ranks, the executor, gradients, suspended steps.
 
 ``executor`` runs a program, ``stage_run`` its stages; ``payload`` is what flows between them,
 ``sums`` adds gradients up, ``collectives`` is for SPMD programs, ``waits`` is what a rank waits

@@ -1,7 +1,8 @@
-"""Collectives among processes, by ``torch.distributed``: NCCL among GPUs, gloo otherwise.
+"""Collectives between processes, by ``torch.distributed``: NCCL between GPUs, gloo otherwise.
 
 Shards of unequal sizes are gathered by an exchange, which moves them as they are, so that it makes
-no difference whether a plan pads or groups them.
+no difference whether a plan pads or groups them. What is moved and not summed goes as bytes:
+neither NCCL nor gloo know all types of numbers.
 
 What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
 what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
@@ -17,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gpp.common.tensor_places import bits_of
 from lightning_gpp.runtime.processes.groups import (
     DeviceGroup,
-    Operation,
     all_reduce,
     broadcast,
 )
@@ -67,19 +68,20 @@ class ProcessCollectives:
         sizes = {prod(shape) for shape in shapes}
         if len(sizes) > 1:
             return self.all_to_all([shard] * self.num_ranks, shapes, purpose=purpose)
-        (size,), flat = sizes, _flat(shard)
-        out = self._group.buffer(self.num_ranks * size, flat.dtype)
+        flat = bits_of(shard)
+        out = self._group.buffer(self.num_ranks * flat.numel(), flat.dtype)
 
         def gather(group: Any, own: Tensor) -> list[Any]:
             return [_all_gather_single(out, own, group=group, async_op=True)]
 
-        self._do(flat, gather, purpose)
-        rows = self._group.on_device(out).view(self.num_ranks, size)
+        self._group.begin(flat, gather, _MISSING)(self._timeout_s, purpose)
+        whole = out.to(self._device, non_blocking=True).view(shard.dtype)
+        rows = whole.view(self.num_ranks, shard.numel())
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
-        flat = _flat(tensor)
+        flat = tensor.detach().reshape(-1).contiguous()
         begun = self._group.begin(flat, all_reduce, _MISSING, in_place=True)
 
         def ended() -> Tensor:
@@ -95,18 +97,19 @@ class ProcessCollectives:
         *,
         purpose: str,
     ) -> list[Tensor]:
-        """What came from each rank."""
-        sizes = [prod(shape) for shape in shapes]
-        sent = torch.cat([_flat(part) for part in parts])
-        out = self._group.buffer(sum(sizes), sent.dtype)
-        splits = [part.numel() for part in parts]
+        """Sends a tensor to every rank, and returns what each sent to this one."""
+        dtype, sizes = parts[0].dtype, [prod(shape) for shape in shapes]
+        sent = torch.cat([bits_of(part) for part in parts])
+        num_bytes = [size * dtype.itemsize for size in sizes]
+        out = self._group.buffer(sum(num_bytes), sent.dtype)
+        splits = [part.nbytes for part in parts]
 
         def exchange(group: Any, own: Tensor) -> list[Any]:
             more = {"group": group, "async_op": True}
-            return [dist.all_to_all_single(out, own, sizes, splits, **more)]
+            return [dist.all_to_all_single(out, own, num_bytes, splits, **more)]
 
-        self._do(sent, exchange, purpose)
-        pieces = torch.split(self._group.on_device(out), sizes)
+        self._group.begin(sent, exchange, _MISSING)(self._timeout_s, purpose)
+        pieces = torch.split(out.to(self._device, non_blocking=True).view(dtype), sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def broadcast(
@@ -114,25 +117,12 @@ class ProcessCollectives:
     ) -> Tensor:
         """Rank 0's tensor."""
         if tensor is not None and self.rank == 0:
-            flat = _flat(tensor.clone())
+            flat = bits_of(tensor.clone())
         else:
-            flat = self._group.buffer(prod(shape), dtype)
-        moved = self._do(flat, broadcast, purpose)
-        return self._group.on_device(moved).reshape(shape)
+            flat = self._group.buffer(prod(shape) * dtype.itemsize, torch.uint8)
+        moved = self._group.begin(flat, broadcast, _MISSING)(self._timeout_s, purpose)
+        return moved.to(self._device, non_blocking=True).view(dtype).reshape(shape)
 
     def close(self) -> None:
         """Gives the process group back; all ranks call it."""
         self._group.destroy()
-
-    def _do(self, flat: Tensor, operation: Operation, purpose: str) -> Tensor:
-        """Begins operations together and waits for all of them; what they got, where they got it.
-
-        Raises:
-            TransportError: they do not end in time, or another rank has gone.
-        """
-        return self._group.begin(flat, operation, _MISSING)(self._timeout_s, purpose)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
-    return tensor.detach().reshape(-1).contiguous()

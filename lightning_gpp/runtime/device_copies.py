@@ -1,4 +1,4 @@
-"""Tensors on their way through host memory: for ranks on GPUs whose wire moves CPU memory only.
+"""Copies tensors of GPUs to pinned host memory and back, for backends that move CPU memory only.
 
 Host memory is pinned, so that copies run at the speed of the bus and beside what the device
 computes: out and in have a stream each. torch keeps freed pinned memory for the next tensor.
@@ -14,31 +14,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.common.host_copies import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Tensors that a stream of its own still writes: who uses them waits, the host does not.
+    """Tensors that a side stream still writes. The user's stream waits for them, the host does not.
 
     Attributes:
-        device: where they are.
         event: recorded on that stream once they are complete.
         tensors: allocated on that stream.
     """
 
-    device: torch.device
     event: Any
     tensors: Sequence[Tensor]
 
     def wait(self) -> None:
-        """What this thread queues from now on runs after the arrival."""
-        reader = torch.get_device_module(self.device).current_stream(self.device)
+        """Makes the work that this thread queues from now on wait for the arrival."""
+        device = self.tensors[0].device
+        reader = torch.get_device_module(device).current_stream(device)
         reader.wait_event(self.event)
         for tensor in self.tensors:
             tensor.record_stream(reader)  # who frees it will have used it there
 
 
 class SideStream:
-    """A stream beside the one that computes.
+    """A second stream of a device, beside the computing one.
 
     Args:
         device: whose.
@@ -69,7 +70,7 @@ class SideStream:
 
 
 class DeviceCopies:
-    """Copies between the memory of a device and pinned host memory, beside its compute.
+    """Copies between a device and pinned host memory that overlap with its compute.
 
     Args:
         device: not a CPU.
@@ -98,11 +99,5 @@ class DeviceCopies:
     def to_device(self, tensors: Sequence[Tensor]) -> Arrival:
         """Begins to copy host memory to the device."""
         with self._in.current():
-            found = [self._pinned(each).to(self._device, non_blocking=True) for each in tensors]
-        return Arrival(self._device, self._in.mark(), found)
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        """What is not pinned would be copied while the host waits for the stream."""
-        if tensor.is_pinned():
-            return tensor
-        return self.buffer(tensor.shape, tensor.dtype).copy_(tensor)
+            found = [to_device(tensor, self._device) for tensor in tensors]
+        return Arrival(self._in.mark(), found)

@@ -1,4 +1,4 @@
-"""The interpreter of programs: runs one device's actions on real tensors.
+"""The executor: runs one device's actions of a program on real tensors.
 
 A stage exchanges one payload per micro-batch with each of its neighbours. Where the neighbour takes
 other units at a time, or has replicas, the payload is cut into the messages that go to each of
@@ -36,10 +36,10 @@ class _NothingCameError(RuntimeError):
 
 @dataclass(slots=True)
 class Executor:
-    """Runs programs on one rank, as a whole or in two parts with the user's step in between.
+    """Runs programs on one rank, at once or in two halves around the user's step.
 
     Attributes:
-        transport: how to reach the other ranks.
+        transport: messages to other ranks.
         rank_of_device: rank of every device of the plan.
         stages: code of the stages on this rank, by their id in the plan.
         output_names: values that the model returns; the loss stage returns them all.
@@ -73,7 +73,7 @@ class Executor:
 
 @dataclass(slots=True)
 class Run:
-    """One run of this rank's part of a program.
+    """One run of a program on this rank.
 
     Attributes:
         executor: whose.
@@ -254,9 +254,8 @@ class Run:
                 names, reader = ", ".join(edge.values), self.program.replica(edge.target)
                 raise RuntimeError(
                     f"{names} for {reader} requires a gradient now, but did not when the model was "
-                    "captured, so none would flow back. If it is made by trainable layers before "
-                    "the pipelined forward, let the first step that runs make it likewise "
-                    "(Trainer(num_sanity_val_steps=0), for example)."
+                    "captured, so none would flow back. The first call of the pipelined forward "
+                    "must have it, too: Trainer(num_sanity_val_steps=0) makes it a training step."
                 )
             ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
             self.state.outbox[(*ends, backward, index + self.shift)] = piece
@@ -268,54 +267,52 @@ class Run:
 
     def forward(self, action: Action) -> None:
         """A forward; where errors are noted, whoever waits for its values gets none."""
-        try:
-            self._forward(action.stage, action.microbatch)
-        except Exception as error:  # user code may raise anything
-            if not isinstance(error, _NothingCameError):
-                self._note(error)
-            for edges in self.program.out_groups[action.stage]:
-                self._put(edges, action.stage, action.microbatch, None, backward=False)
-
-    def _forward(self, stage: int, microbatch: int) -> None:
+        stage, microbatch = action.stage, action.microbatch
         program, executor, number = self.program, self.executor, microbatch + self.shift
         has_backward = program.has_backward
         inputs: dict[str, Any] = {}
-        if stage == FEED:
-            assert self.boundary is not None
-            flight = Flight(inputs, dict(self.boundary.start(number)))
-            is_kept = program.feed_has_backward
-        else:
-            for edges in program.in_groups[stage]:
-                values = self._take(edges, stage, microbatch, backward=False)
-                inputs |= zip(edges[0].values, values, strict=True)
-            code = executor.stages[program.replica(stage).stage]
-            # State that changes once per mini-batch is changed by the last micro-batch alone.
-            if stage in self.state.put_back:
-                self.state.put_back[stage]()
-            elif code.keep_state is not None:
-                self.state.put_back[stage] = code.keep_state()
-            chunk = self.chunks[microbatch] if self.chunks else None
-            call = StageCall(number, training=self.training, chunk=chunk)
-            with executor.forward_context():
-                flight = run_forward(code, inputs, call, has_backward=has_backward)
-            is_kept = has_backward
-        for edges in program.out_groups[stage]:
-            values = [*map(flight.outputs.__getitem__, edges[0].values)]
-            self._put(edges, stage, microbatch, values, backward=False)
-        if stage == program.loss_stage and self.boundary is not None:
-            known = flight.inputs | flight.outputs
-            outputs = {name: known[name] for name in executor.output_names}
-            for name in flight.inputs.keys() & outputs.keys():
-                outputs[name] = copies(outputs[name])  # the user may change it in place
-            start_ns = time.monotonic_ns()
-            flight.loss = self.boundary.finish(number, outputs)
-            if flight.loss is not None:
-                self.loss_start_ns = start_ns
-            elif has_backward:
-                flight.results = ends_of(outputs)
-        if is_kept:
-            flight.let_go()
-            self.state.flights[stage, number] = flight
+        try:
+            if stage == FEED:
+                assert self.boundary is not None
+                flight = Flight(inputs, dict(self.boundary.start(number)))
+                is_kept = program.feed_has_backward
+            else:
+                for edges in program.in_groups[stage]:
+                    values = self._take(edges, stage, microbatch, backward=False)
+                    inputs |= zip(edges[0].values, values, strict=True)
+                code = executor.stages[program.replica(stage).stage]
+                # State that changes once per mini-batch is changed by the last micro-batch alone.
+                if stage in self.state.put_back:
+                    self.state.put_back[stage]()
+                elif code.keep_state is not None:
+                    self.state.put_back[stage] = code.keep_state()
+                chunk = self.chunks[microbatch] if self.chunks else None
+                call = StageCall(number, training=self.training, chunk=chunk)
+                with executor.forward_context():
+                    flight = run_forward(code, inputs, call, has_backward=has_backward)
+                is_kept = has_backward
+            for edges in program.out_groups[stage]:
+                values = [*map(flight.outputs.__getitem__, edges[0].values)]
+                self._put(edges, stage, microbatch, values, backward=False)
+            if stage == program.loss_stage and self.boundary is not None:
+                known = flight.inputs | flight.outputs
+                outputs = {name: known[name] for name in executor.output_names}
+                for name in flight.inputs.keys() & outputs.keys():
+                    outputs[name] = copies(outputs[name])  # the user may change it in place
+                start_ns = time.monotonic_ns()
+                flight.loss = self.boundary.finish(number, outputs)
+                if flight.loss is not None:
+                    self.loss_start_ns = start_ns
+                elif has_backward:
+                    flight.results = ends_of(outputs)
+            if is_kept:
+                flight.let_go()
+                self.state.flights[stage, number] = flight
+        except Exception as error:  # user code may raise anything
+            if not isinstance(error, _NothingCameError):
+                self._note(error)
+            for edges in program.out_groups[stage]:
+                self._put(edges, stage, microbatch, None, backward=False)
 
     # Backward --------------------------------------------------------------------------------
 

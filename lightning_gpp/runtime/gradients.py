@@ -1,4 +1,4 @@
-"""Gradients made inside a program, apart from those that parameters have already.
+"""Keeps gradients of a program apart from those that parameters already have.
 
 A program's gradients are summed over the replicas of a stage; what was accumulated before it must
 not be summed once more. So ``p.grad`` is put aside while a program's backwards run, and their
@@ -23,7 +23,7 @@ _gradient = operator.attrgetter("grad")
 
 
 class GradientStash:
-    """Collects gradients of parameters during a program and hands them out later.
+    """Collects the gradients of a program, and adds them to the parameters at its end.
 
     Args:
         parameters: the parameters of this rank, each once.

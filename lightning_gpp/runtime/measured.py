@@ -1,4 +1,4 @@
-"""From what every rank recorded to the timeline of the step, on the clock of rank 0.
+"""Builds the timeline of a step from the records of all ranks, on rank 0's clock.
 
 The clock is ``time.monotonic_ns``. Processes of one host share it. Between hosts the time of day
 joins them, which is as exact as their operating systems keep it (NTP).
@@ -33,13 +33,13 @@ SPANS: Mapping[Kind, SpanKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something outside of the actions, on this rank's monotonic clock.
+    """Something outside of the program's actions, on this rank's monotonic clock.
 
     Attributes:
-        kind: what.
+        kind: what happened.
         start_ns: when it began.
-        end_ns: when it was over.
-        minibatch: the run that it belongs to.
+        end_ns: when it ended.
+        minibatch: the run to which it belongs.
     """
 
     kind: SpanKind
@@ -50,11 +50,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run of a program: the actions in order, and when the run was over.
+    """One run of a program: when each action ran, and when the run ended.
 
     Attributes:
-        actions: what ran, and when.
-        end_ns: when the run was over.
+        actions: the actions and their times.
+        end_ns: when the run ended.
     """
 
     actions: tuple[ActionRecord, ...]
@@ -63,7 +63,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
+    """One rank's part of a step: its runs, and what happened around them."""
 
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]

@@ -1,4 +1,4 @@
-"""What one message carries: the tensors of some values, and how to put the values together."""
+"""The content of a message: tensors, and how to build the values from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_gpp.runtime.device_copies import Arrival
 
 @dataclass(slots=True)
 class Payload:
-    """A message.
+    """The content of one message.
 
     Attributes:
         tensors: detached tensors in a fixed order; None where there is nothing to send (a gradient

@@ -1,4 +1,4 @@
-"""Cutting and joining tensors and payloads where a batch or a micro-batch falls into pieces.
+"""Cuts and joins values between stages whose micro-batches differ in size.
 
 Stages that use micro-batches of different sizes exchange the smaller ones: the stage with the
 larger one cuts what it sends and joins what it receives. What is done with a value follows from how
@@ -39,10 +39,10 @@ class Slices:
     """Consecutive parts of a tensor.
 
     Attributes:
-        dim: along which it is cut; None where every piece gets all of it.
-        lengths: of the parts.
+        dim: dimension that is cut; None where every part is the whole tensor.
+        lengths: length of each part.
         shifts: what is subtracted from the entries of each part; nothing if there are none.
-        overlap: entries that a part shares with the next one.
+        overlap: entries that a part shares with the next.
     """
 
     dim: int | None
@@ -114,7 +114,7 @@ def cut(tensor: Tensor, sizes: Sequence[int], batch_dim: int | None, name: str) 
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """How values are cut and joined.
+    """Cuts and joins the values of a model.
 
     Attributes:
         dims: value name -> dimension of the samples, or of the vertices, for each of its tensors.
@@ -265,8 +265,8 @@ class Cutter:
         for (name, _), is_same in zip(doubtful, to_host(f for _, f in doubtful), strict=True):
             if not is_same:
                 raise ValueError(
-                    f"{name!r} depended on no samples when the model was captured, but differs now "
-                    f"between micro-batches (a dropout, say), which cannot be joined; {_REMEDY}"
+                    f"{name!r} depended on no sample when the model was captured, but now differs "
+                    f"between micro-batches (by dropout, say), so they cannot be joined; {_REMEDY}"
                 )
 
     def _counts(self, name: str, value: Any) -> bool:
@@ -294,8 +294,8 @@ def _share(value: float, size: int, total: int, name: str) -> float:
     if isinstance(value, int):
         if value * size % total:
             raise ValueError(
-                f"{name!r} is {value} for {total} samples, of which {size} have no whole share; "
-                f"{_REMEDY}"
+                f"{name!r} is {value} for {total} samples, which does not divide by samples: "
+                f"{size} of them would get no whole number; {_REMEDY}"
             )
         return value * size // total
     return value * size / total

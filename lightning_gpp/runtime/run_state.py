@@ -1,4 +1,4 @@
-"""What outlives an action: what a rank holds, and where the pipeline meets the user's step.
+"""The state of a rank between actions, and the interface to the user's step.
 
 It may outlive a run of a program, too: where the pipeline does not drain, the next program takes up
 the micro-batches that are still in flight.
@@ -45,7 +45,7 @@ class ActionRecord:
 
 
 class Pace(Protocol):
-    """Wraps what a rank does; may let time pass before and after it."""
+    """Wraps the actions of a rank; emulation lets time pass around them."""
 
     def run(self, program: Program, device: int) -> AbstractContextManager[None]:
         """The body runs a device's part of a program, or a half of it."""
@@ -62,12 +62,12 @@ class Pace(Protocol):
 
 @dataclass(slots=True)
 class RunState:
-    """What one rank holds between actions.
+    """What a rank holds between actions.
 
     Attributes:
         flights: micro-batches between forward and backward, by stage and number.
-        outbox: what stages of this rank have made; sends take it, or consumers on this rank.
-        inbox: what has been received.
+        outbox: results of this rank's stages, for sends and for readers on this rank.
+        inbox: received values.
         reduction: the sums of the gradients of replicas, once a backward has come.
         put_back: stage -> puts the state back that changes once per mini-batch.
     """
@@ -80,7 +80,7 @@ class RunState:
 
 
 class Boundary(Protocol):
-    """Where the pipeline meets the user's step; only the rank of the loss needs one."""
+    """The interface between pipeline and user's step, on the rank of the loss."""
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of the pipelined forward for one micro-batch of the loss stage."""

@@ -1,4 +1,4 @@
-"""One stage at work: its forward and backward for single micro-batches."""
+"""Runs a stage: its forward and backward for single micro-batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lightning_gpp.runtime.payload import tensors_in
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
-    """With what a stage runs once.
+    """The settings of one call of a stage.
 
     Attributes:
-        microbatch: number of its micro-batch.
+        microbatch: number of the micro-batch.
         training: whether modules are in training mode.
         weights: parameters by canonical name that take the place of those that the modules hold;
             gradients go to them. None: all are the modules' own.
@@ -41,11 +41,11 @@ class StageFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """What a stage computes.
+    """The code of a stage, and how to run it.
 
     Attributes:
         function: the operators.
-        inputs: names of the values it takes, in order.
+        inputs: names of the values that it takes, in order.
         outputs: names of the values it returns, in order.
         recompute: whether only the inputs (and the states of random generators) are kept for the
             backward, which runs the forward again.

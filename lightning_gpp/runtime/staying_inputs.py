@@ -1,4 +1,4 @@
-"""Inputs that stay on a stage: what every step brings again is sent once and kept there.
+"""Inputs that repeat in every call are sent once and kept by the stages that read them.
 
 The edges of a full graph or a table of positions are arguments of every call of the forward, and
 mostly the same ones. The rank that feeds the pipeline keeps a copy of what it has sent last and
@@ -21,7 +21,7 @@ from lightning_gpp.runtime.payload import Payload
 
 @dataclass(slots=True)
 class StayingInputs:
-    """The inputs that one rank has sent and received, from one run of a program to the next.
+    """The repeated inputs that one rank has sent and received.
 
     Sender and receiver agree without asking each other, as messages between two stages come in the
     order in which they are sent.

@@ -1,4 +1,4 @@
-"""Sums gradients over replicas while the backward pass still runs.
+"""All-reduces gradients over replicas while the backward still runs.
 
 Parameters of a stage are put into buckets of a few megabytes, from the last operators to the first,
 as their gradients come. In the last backward of the stage for a mini-batch, a bucket whose
@@ -43,7 +43,7 @@ what for, for the error text (``"stage 2, replica 0 of 2, action 2R0"``)."""
 
 
 class Sums(Protocol):
-    """Begins sums on one rank."""
+    """Starts all-reduces on one rank."""
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to sum a contiguous tensor in place over ranks, this one among them."""
@@ -143,11 +143,11 @@ def _added(
 
 @dataclass(slots=True)
 class GradientBucket:
-    """Parameters whose gradients are summed in one piece.
+    """Parameters whose gradients are all-reduced together.
 
     Attributes:
-        number: of the REDUCE actions that wait for it.
-        ranks: that sum.
+        number: number of the REDUCE action that waits for it.
+        ranks: ranks that take part.
         parameters: by name; all of one type.
         final_in: the last backward of their stage; None where there is none.
         missing: parameters whose gradient may still come.
@@ -208,7 +208,7 @@ def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
 
 
 class GradientReduction:
-    """The sums of one mini-batch over the replicas of the stages of a device.
+    """The all-reduces of one mini-batch, for the stages of a device.
 
     Args:
         program: what runs.

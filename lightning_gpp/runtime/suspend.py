@@ -1,4 +1,4 @@
-"""Calls that stop half-way and go on later.
+"""Calls that pause halfway and continue later.
 
 The user's step calls the pipelined forward somewhere in its middle. Until the pipeline has an
 answer, the step has to wait while other micro-batches are worked on. Each step runs in a thread of
@@ -18,7 +18,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class Abandoned(BaseException):
-    """Raised inside a paused call that will not be resumed, so that its thread ends."""
+    """Ends the thread of a paused call that nobody will resume."""
 
 
 _current: contextvars.ContextVar[SuspendedCall | None] = contextvars.ContextVar(
@@ -32,7 +32,7 @@ def running_call() -> SuspendedCall | None:
 
 
 class StepThreads:
-    """Threads that run suspended calls, kept for the next ones until :meth:`close`."""
+    """A pool of threads for suspended calls; closed by :meth:`close`."""
 
     def __init__(self) -> None:
         self._all: list[Background] = []
@@ -66,8 +66,8 @@ class SuspendedCall:
         threads: where it runs.
 
     Attributes:
-        is_paused: whether what :meth:`start` or :meth:`resume` gave is a question of it, and not
-            its result.
+        is_paused: whether the last :meth:`start` or :meth:`resume` returned a question of the call,
+            not its result.
     """
 
     def __init__(self, function: Callable[[], Any], threads: StepThreads) -> None:

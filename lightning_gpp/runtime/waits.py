@@ -1,4 +1,4 @@
-"""Waits for other ranks, all of which one error ends."""
+"""Waits for other ranks, all ended by the first error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class TransportError(RuntimeError):
-    """Something of another rank did not come; the text names what, from whom, and why."""
+    """A message or collective failed; the text names what, with which rank, and why."""
 
 
 def too_late(purpose: str, what: str, timeout_s: float) -> str:
@@ -94,7 +94,8 @@ class Waits:
 SMALL_STACK_BYTES = 1 << 20
 """Stack of a thread that only waits and runs no user code: stacks count towards memory limits."""
 
-_stack_size = threading.Lock()  # threading.stack_size is a setting of the whole process
+# threading.stack_size is a setting of the whole process; a handler of signals starts threads, too.
+_stack_size = threading.RLock()
 
 
 def start_thread(
@@ -114,7 +115,7 @@ def start_thread(
 
 
 class Background:
-    """A thread that does one thing after the other, and ends with the process.
+    """A daemon thread that runs one task after another.
 
     Args:
         name: of the thread.
@@ -163,5 +164,5 @@ def finish(future: Future[_T], do: Callable[[], _T]) -> Future[_T]:
 
 
 def reason(error: BaseException) -> str:
-    """What torch says of a failure, in one line."""
+    """The reason that torch gives for a failure, in one line."""
     return (str(error).strip().splitlines() or [""])[0]

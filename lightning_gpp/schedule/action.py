@@ -1,4 +1,4 @@
-"""The units of work that a program is made of."""
+"""Actions: the units of work in a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a program without doing its work: finds deadlocks, and how long it would take.
+"""Plays a program without its work: finds deadlocks, and estimates its time.
 
 Sends are taken as buffered (the runtime posts them and goes on) and leave a device one after the
 other, those of the feed beside the others; receives wait. The full prediction, with shared links
@@ -16,12 +16,12 @@ from lightning_gpp.schedule.program import Program
 
 
 class ScheduleError(ValueError):
-    """A program that would not run to its end, or not do all of its work."""
+    """A program that deadlocks, or leaves work undone."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a dry run saw.
+    """The result of a dry run.
 
     Attributes:
         step_s: seconds until the last action ends.

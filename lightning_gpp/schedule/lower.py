@@ -1,4 +1,4 @@
-"""From the orders of the stages to the program of the devices.
+"""Lowering: from the orders of stages to the program of devices.
 
 Five passes: order the compute of every stage; give every replica of a stage that order; merge the
 stages of each device; add the sends right after the compute that makes a message and the receives
@@ -38,7 +38,7 @@ def build_program(
     order_pace: float | None = None,
     check: bool = True,
 ) -> Program:
-    """The program of one mini-batch, or of mini-batches of one micro-batch that overlap.
+    """Builds the program of one mini-batch, or of overlapping mini-batches of one micro-batch each.
 
     Args:
         stages: the stage graph.

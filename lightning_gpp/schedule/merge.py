@@ -1,4 +1,4 @@
-"""Merges the orders of the stages that live on one device into one order.
+"""Merges the orders of stages that share a device.
 
 A device with one stage keeps that stage's order. Where several stages share a device, their
 orders are merged by list scheduling with unit times (a unit's forward takes one, its backward two):
@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -47,7 +48,7 @@ from lightning_gpp.schedule.schedules import Steps
 
 @dataclass(frozen=True, slots=True)
 class PathLengths:
-    """Units that stages work on one after the other on the longest path to the end of a half.
+    """Length of the longest path to the end of the forwards or backwards, in units.
 
     Attributes:
         forward: of every stage to the end of the forwards, its own micro-batch included.
@@ -82,10 +83,10 @@ def path_lengths(units: Sequence[float], edges: Iterable[StageEdge]) -> PathLeng
 
 
 class StageQueue(NamedTuple):
-    """The steps of a stage of a program, or of the feed, as numbered work.
+    """The steps of a stage, or of the feed, as numbered work.
 
     Attributes:
-        device: where it runs.
+        device: device of the stage.
         steps: its forwards and backwards in order; of the feed the backwards alone.
         numbers: of these steps.
         units: in one of its micro-batches.
@@ -101,9 +102,14 @@ class StageQueue(NamedTuple):
     start: int = 0
 
 
+Needs = tuple[int, int, Sequence[tuple[int, int, int]]]
+"""Two numbers, and pairs of offsets to them (the third is not read): the work of the first that is
+needed, and that of the second that needs it."""
+
+
 def merge_queues(
     queues: Sequence[StageQueue],
-    needs: Iterable[tuple[int, int]],
+    needs: Iterable[Needs],
     lengths: PathLengths | None,
     *,
     num_devices: int,
@@ -123,48 +129,70 @@ def merge_queues(
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
     """
-    units, missing = [0] * num_works, [0] * num_works
-    for queue in queues[:-1]:
-        forward, backward = queue.units * FORWARD_UNITS, queue.units * BACKWARD_UNITS
-        for step, number in zip(queue.steps, queue.numbers):
-            units[number] = forward if step >= 0 else backward
-    users: list[tuple[int, ...]] = [()] * num_works
-    for user, needed in needs:
-        missing[user] += 1
-        users[needed] += (user,)
-    device_of = [0] * num_works
-    halves: list[list[int]] = [[], []]  # where all forwards come first: these, and the rest
+    work = _Work([0] * num_works, [0] * num_works, [[] for _ in range(num_works)])
+    missing, users = [0] * num_works, work.users
+    for sender, receiver, each in needs:
+        for own, other, _ in each:
+            users[sender + own].append(receiver + other)
+            missing[receiver + other] += 1
+    stages_on = Counter(queue.device for queue in queues if queue.numbers)
+    # where all forwards come first these, and the rest: on devices with one stage, and on others
+    halves: list[tuple[list[int], list[int]]] = [([], []), ([], [])]
     for queue in queues:
-        parts: tuple[list[int], list[int]] = [], []
-        for step, number in zip(queue.steps, queue.numbers):
-            device_of[number] = queue.device
-            parts[lengths is not None and step < 0].append(number)
-        for part, half in zip(parts, halves):
-            half += part
+        forward, count = queue.units * FORWARD_UNITS, len(queue.numbers)
+        low, backward = min(queue.numbers, default=0), queue.units * BACKWARD_UNITS
+        num_forwards = sum(step >= 0 for step in queue.steps)
+        work.device_of[low : low + count] = [queue.device] * count
+        if queue is not queues[-1]:
+            seconds = [forward] * num_forwards + [backward] * (count - num_forwards)
+            work.units[low : low + count] = seconds
+        stop = count if lengths is None else num_forwards
+        for part, half in zip((queue.numbers[:stop], queue.numbers[stop:]), halves):
+            half[stages_on[queue.device] > 1].extend(part)
             for before, behind in pairwise(part):
+                users[before].append(behind)
                 missing[behind] += 1
-                users[before] += (behind,)
     paces = [1.0] if lengths is None else _paces(queues, pace)
     found = []
     for unit_pace in paces:
-        urgency = _urgency(queues, lengths, num_works, unit_pace)
+        urgency = _urgency(queues, lengths, stages_on, num_works, unit_pace)
         lines: list[list[int]] = [[] for _ in range(num_devices)]
         free = [0] * num_devices
         waiting, ready = missing.copy(), [0] * num_works
-        for half in halves:
-            order = sorted(half, key=urgency.__getitem__)
-            _schedule(order, device_of, units, users, waiting, ready, free, lines)
+        for alone, others in halves if lengths else halves[:1]:
+            order = sorted(others, key=urgency.__getitem__)
+            _schedule(order, alone, work, waiting, ready, free, lines)
         found.append((max(free), lines))
     return min(found, key=itemgetter(0))[1]
 
 
+class _Work(NamedTuple):
+    """Work by numbers.
+
+    Attributes:
+        units: how long it takes.
+        device_of: where it runs.
+        users: which others wait for it.
+    """
+
+    units: list[int]
+    device_of: list[int]
+    users: list[list[int]]
+
+
 def _urgency(
-    queues: Sequence[StageQueue], lengths: PathLengths | None, num_works: int, pace: float
+    queues: Sequence[StageQueue],
+    lengths: PathLengths | None,
+    stages_on: Mapping[int, int],
+    num_works: int,
+    pace: float,
 ) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
     found = [0] * num_works
     for position, queue in enumerate(queues):
+        if stages_on[queue.device] == 1:
+            continue
         place = -1 if position == num_queues - 1 else position  # the feed is before all
         behind = 0, 0
         if lengths is not None and place != -1:
@@ -193,9 +221,8 @@ def _paces(queues: Sequence[StageQueue], pace: float | None) -> list[float]:
 
 def _schedule(
     order: Sequence[int],
-    device_of: Sequence[int],
-    units: Sequence[int],
-    users: Sequence[Sequence[int]],
+    alone: Sequence[int],
+    work: _Work,
     missing: list[int],
     ready: list[int],
     free: list[int],
@@ -203,36 +230,41 @@ def _schedule(
 ) -> None:
     """Appends work to the orders of its devices: what can start first, then what is first.
 
-    Everything is a whole number, so that a search can merge the stages of thousands of plans.
+    Everything is a whole number, so that a search can merge the stages of thousands of plans. Where
+    a device has one stage nothing is to be chosen: its work starts as soon as it can.
 
     Args:
-        order: the work; of what can start at once the first one goes first.
-        device_of: where work runs.
-        units: how long it takes.
-        users: which others wait for it.
-        missing: how many others it waits for; counted down.
+        order: the work of devices with several stages, in the order in which it goes first.
+        alone: the work of the others.
+        work: how long it takes, and where.
+        missing: how many others each waits for; counted down.
         ready: when all of them are done; changed.
         free: when every device is; changed.
         lines: the work of every device in its order; changed.
-
-    Raises:
-        ValueError: work waits for each other in a circle.
     """
-    left = num_works = len(order)
-    turn = [0] * len(missing)
+    units, device_of, users = work
+    left, num_works = len(order) + len(alone), max(1, len(order))
+    turn = [-1] * len(missing)
     for place, number in enumerate(order):
         turn[number] = place
     # a start, and the turn of what can start then, as one number
     heap = [ready[n] * num_works + turn[n] for n in order if not missing[n]]
     heapq.heapify(heap)
-    while heap:
-        start, place = divmod(heap[0], num_works)
-        number = order[place]
-        device = device_of[number]
-        if free[device] > start:  # it got busy since
-            heapq.heapreplace(heap, free[device] * num_works + place)
-            continue
-        heapq.heappop(heap)
+    able = [number for number in alone if not missing[number]]
+    while able or heap:
+        if able:
+            number = able.pop()
+            device, start = device_of[number], ready[number]
+            if free[device] > start:
+                start = free[device]
+        else:
+            start, place = divmod(heap[0], num_works)
+            number = order[place]
+            device = device_of[number]
+            if free[device] > start:  # it got busy since
+                heapq.heapreplace(heap, free[device] * num_works + place)
+                continue
+            heapq.heappop(heap)
         left -= 1
         lines[device].append(number)
         end = free[device] = start + units[number]
@@ -241,6 +273,9 @@ def _schedule(
             if ready[user] < end:
                 ready[user] = end
             if not missing[user]:
-                heapq.heappush(heap, ready[user] * num_works + turn[user])
+                if turn[user] < 0:
+                    able.append(user)
+                else:
+                    heapq.heappush(heap, ready[user] * num_works + turn[user])
     if left:
         raise ValueError("the orders of the stages wait for each other in a circle")

@@ -1,4 +1,4 @@
-"""The work of a step by numbers: who computes what in which order, and what replicas hand over.
+"""The work of a step as numbers: order of compute, and messages between replicas.
 
 Programs and judged plans are both made of it. A stage on several devices is divided into replicas
 that take consecutive shares of its units (GraphPipe, arXiv 2406.17145, section 4: data parallelism
@@ -8,16 +8,16 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from operator import itemgetter
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
-from lightning_gpp.schedule.merge import PathLengths, StageQueue, merge_queues, path_lengths
+from lightning_gpp.schedule.merge import Needs, PathLengths, StageQueue, merge_queues, path_lengths
 from lightning_gpp.schedule.schedules import Schedule, Steps
 
 
@@ -37,7 +37,8 @@ class Numbering:
 
     Attributes:
         shares: how the replicas of every stage take the mini-batch.
-        first: number of the first forward of every stage; then that of the feed's backwards.
+        kept: the replicas of every stage that are numbered.
+        begin: number of the first forward of every replica; of the feed that of its backwards.
         pace: smallest micro-batches that the feed takes at a time: those of the loss.
         num_feed_backwards: how many of them there are.
         has_halves: whether all forwards come before all backwards.
@@ -56,13 +57,20 @@ class Numbering:
         self.num_microbatches, self.order = num_microbatches, order
         self.has_halves, self.order_pace = order.forwards_first, order_pace
         self.shares = [Share(own, num_microbatches // sum(own)) for own in units]
-        self.first = [0]
-        for share in self.shares:
-            self.first.append(self.first[-1] + 2 * share.num_replicas * share.num_microbatches)
+        self.keep([range(len(own)) for own in units])
         self.pace = self.shares[-1].num_units
         goes_back = any(e.source == FEED and e.has_backward for e in stages.edges)
         goes_back = goes_back and order.has_backward
         self.num_feed_backwards = num_microbatches // self.pace * goes_back
+
+    def keep(self, kept: Sequence[Sequence[int]]) -> None:
+        """Numbers these replicas of every stage, and leaves out the others."""
+        self.kept, self.begin, number = kept, dict[tuple[int, int], int](), 0
+        for stage, own in enumerate(kept):
+            for replica in own:
+                self.begin[stage, replica] = number
+                number += 2 * self.shares[stage].num_microbatches
+        self.begin[FEED, 0] = number
 
     @cached_property
     def steps(self) -> Mapping[int, Steps]:
@@ -73,7 +81,7 @@ class Numbering:
     @property
     def first_feed(self) -> int:
         """The number of the feed's first forward."""
-        return self.first[-1] + self.num_feed_backwards
+        return self.begin[FEED, 0] + self.num_feed_backwards
 
     def actions(self) -> list[Action]:
         """What every number is in a program, whose stages are replicas."""
@@ -87,7 +95,7 @@ class Numbering:
         count = self.num_microbatches // self.pace
         return [*found, *(Action(FEED, Kind.FORWARD, m) for m in range(count))]
 
-    def edge_messages(self, edge: StageEdge) -> tuple[EdgeMessages, EdgeMessages]:
+    def edge_messages(self, edge: StageEdge) -> tuple[Exchanges, Exchanges]:
         """The messages of an edge, there and back; the feed goes at the pace of the loss."""
         source = self.shares[edge.source]
         if edge.source == FEED:
@@ -97,22 +105,21 @@ class Numbering:
     @cached_property
     def replica_edges(self) -> tuple[StageEdge, ...]:
         """The edges between replicas that have units in common, each of which is a stage."""
-        first = [0, *accumulate(share.num_replicas for share in self.shares)]
+        numbers = {replica: number for number, replica in enumerate(self.begin)}
+        numbers[FEED, 0] = FEED
         found = [
-            replace(
-                edge,
-                source=FEED if edge.source == FEED else first[edge.source] + i,
-                target=first[edge.target] + j,
-            )
+            replace(edge, source=numbers[source], target=numbers[target])
             for edge in self.stages.edges
-            for i, j in {kind.pair for kind in self.edge_messages(edge)[0].kinds}
+            for one in self.edge_messages(edge)[0]
+            if (source := (edge.source, one.sender)) in numbers
+            and (target := (edge.target, one.receiver)) in numbers
         ]
         return tuple(sorted(found, key=lambda edge: (edge.source, edge.target)))
 
     @cached_property
     def replica_paths(self) -> PathLengths:
         """The longest paths through the replicas of all stages."""
-        units = [units for share in self.shares for units in share.units]
+        units = [s.units[replica] for own, s in zip(self.kept, self.shares) for replica in own]
         return path_lengths(units, self.replica_edges)
 
     def lines(self) -> list[list[int]]:
@@ -124,8 +131,8 @@ class Numbering:
             return self._merged()
         lines: list[list[int]] = [[] for _ in range(self.num_devices)]
         for stage, home in enumerate(self.devices):
-            for replica, device in enumerate(home):
-                lines[device] = self.works(stage, replica)
+            for replica in self.kept[stage]:
+                lines[home[replica]] = self.works(stage, replica)
         return lines
 
     @property
@@ -135,23 +142,21 @@ class Numbering:
 
     def works(self, stage: int, replica: int) -> list[int]:
         """The numbers of the steps of a replica in order."""
-        count = self.shares[stage].num_microbatches
-        first = self.first[stage] + replica * 2 * count
+        count, first = self.shares[stage].num_microbatches, self.begin[stage, replica]
         return [first + (step if step >= 0 else count + ~step) for step in self.steps[stage]]
 
     def _merged(self) -> list[list[int]]:
         """The orders of devices with several stages, or with the feed's backwards."""
         queues = []
         for stage, share in enumerate(self.shares):
-            start = 0
-            for replica, (device, units) in enumerate(zip(self.devices[stage], share.units)):
-                taken = units, share.num_units, start
-                numbers = self.works(stage, replica)
-                queues.append(StageQueue(device, self.steps[stage], numbers, *taken))
-                start += units
+            starts = [*accumulate(share.units, initial=0)]
+            for replica in self.kept[stage]:
+                taken = share.units[replica], share.num_units, starts[replica]
+                how = self.steps[stage], self.works(stage, replica), *taken
+                queues.append(StageQueue(self.devices[stage][replica], *how))
         count = self.num_feed_backwards
         back = tuple(range(-1, -count - 1, -1))
-        numbers = list(range(self.first[-1], self.first_feed))
+        numbers = list(range(self.begin[FEED, 0], self.first_feed))
         feed = StageQueue(self.devices[FEED][0], back, numbers, self.pace, self.pace)
         return merge_queues(
             [*queues, feed],
@@ -180,7 +185,7 @@ class Numbering:
         turns: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(self.num_devices)]
         ahead = [_num_ahead(self.steps[stage]) for stage in range(len(self.shares))]
         for stage, share in enumerate(self.shares):
-            first = self.first[stage]
+            first = self.begin[stage, 0]
             for step in self.steps[stage]:
                 number, turn = first + step, (max(0, step - ahead[stage]), 0, 1, step, stage)
                 if step < 0:
@@ -199,27 +204,25 @@ def _num_ahead(steps: Steps) -> int:
     return next(place for place, step in enumerate(steps) if step < 0) - 1
 
 
-def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
-    """Pairs of work of which the first needs the second; no messages of the feed."""
-    counts = [share.num_microbatches for share in work.shares]
+def _needs(work: Numbering) -> Iterator[Needs]:
+    """Which work needs which; no messages of the feed."""
+    begin = work.begin
+    counts = [*(share.num_microbatches for share in work.shares), 0]  # the feed's are by themselves
     for edge in work.stages.edges:
         there, back = work.edge_messages(edge)
-        target = work.first[edge.target]
-        if edge.source != FEED:
-            source = work.first[edge.source]
-            for sender, receiver, _ in there.each:
-                yield target + receiver, source + sender
-            source += counts[edge.source]
-        else:
-            source = work.first[-1]
+        ways = [(there, edge.source, edge.target, 0)] if edge.source != FEED else []
         if edge.has_backward and work.order.has_backward:
-            target += counts[edge.target]
-            for sender, receiver, _ in back.each:
-                yield source + receiver, target + sender
+            ways.append((back, edge.target, edge.source, 1))
+        for exchanges, source, target, half in ways:
+            for one in exchanges:
+                ends = (source, one.sender), (target, one.receiver)
+                if ends[0] in begin and ends[1] in begin:
+                    sender, receiver = (begin[end] + half * counts[end[0]] for end in ends)
+                    yield sender, receiver, one.each
 
 
 class Share(NamedTuple):
-    """How the replicas of a stage take a mini-batch.
+    """How the replicas of a stage divide a mini-batch.
 
     Attributes:
         units: smallest micro-batches in the micro-batch of each replica.
@@ -240,68 +243,64 @@ class Share(NamedTuple):
         return sum(self.units)
 
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """(end, number, replica) of every micro-batch of every replica, in the order of units."""
+        """(end, replica, number) of every micro-batch of every replica, in the order of units."""
         end = 0
         for microbatch in range(self.num_microbatches):
             for replica, units in enumerate(self.units):
                 end += units
-                yield end, replica * 2 * self.num_microbatches + microbatch, replica
+                yield end, replica, microbatch
 
 
-class MessageKind(NamedTuple):
-    """What messages have in common that take as long.
-
-    Attributes:
-        pair: the replicas that send and receive.
-        num_units: smallest micro-batches that a message carries.
-    """
-
-    pair: tuple[int, int]
-    num_units: int
+Messages = tuple[tuple[int, int, int], ...]
+"""The sender's micro-batch, the receiver's and the smallest ones that both have in common."""
 
 
-class EdgeMessages(NamedTuple):
-    """The messages of an edge in one direction, each what two micro-batches have in common.
+class Exchange(NamedTuple):
+    """The messages between two replicas, one for every overlap of their micro-batches.
 
     Attributes:
-        kinds: those that occur.
-        counts: how many there are of each kind.
-        each: of every message the sender's micro-batch, the receiver's (counted on over their
-            replicas) and the number of its kind, in the order in which every replica sends them.
+        sender: a replica.
+        receiver: a replica of the other stage.
+        each: the messages in the order in which they are sent; one object for all pairs of
+            replicas of an edge that exchange the same.
+        counts: how many messages there are of each size.
     """
 
-    kinds: tuple[MessageKind, ...]
-    counts: tuple[int, ...]
-    each: tuple[tuple[int, int, int], ...]
+    sender: int
+    receiver: int
+    each: Messages
+    counts: Mapping[int, int]
+
+
+Exchanges = tuple[Exchange, ...]
+"""All messages of an edge in one direction: those of the first replica first, to the first one."""
 
 
 @lru_cache(maxsize=4096)  # many plans have stages of the same shape
-def messages(source: Share, target: Share) -> tuple[EdgeMessages, EdgeMessages]:
+def messages(source: Share, target: Share) -> tuple[Exchanges, Exchanges]:
     """The messages of an edge: there, and back."""
-    found: list[tuple[int, int, int, int, int]] = []
+    there: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    back: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     senders, receivers = source.pieces(), target.pieces()
     unit = sent = received = 0
     while unit < source.num_units * source.num_microbatches:
         if sent == unit:
-            sent, sender, i = next(senders)
+            sent, i, own = next(senders)
         if received == unit:
-            received, receiver, j = next(receivers)
+            received, j, other = next(receivers)
         stop = min(sent, received)
-        found.append((sender, receiver, i, j, stop - unit))
+        there.setdefault((i, j), []).append((own, other, stop - unit))
+        back.setdefault((j, i), []).append((other, own, stop - unit))
         unit = stop
-    back = [(receiver, sender, j, i, units) for sender, receiver, i, j, units in found]
-    return _as_sent(found), _as_sent(back)
+    return _exchanges(there), _exchanges(back)
 
 
-def _as_sent(found: list[tuple[int, int, int, int, int]]) -> EdgeMessages:
-    """For every micro-batch those to the first replica first."""
-    kinds: dict[MessageKind, int] = {}
-    counts: list[int] = []
-    each = []
-    for sender, receiver, i, j, units in sorted(found, key=itemgetter(0, 3)):
-        kind = kinds.setdefault(MessageKind((i, j), units), len(kinds))
-        if kind == len(counts):
-            counts.append(0)
-        counts[kind] += 1
-        each.append((sender, receiver, kind))
-    return EdgeMessages(tuple(kinds), tuple(counts), tuple(each))
+def _exchanges(found: Mapping[tuple[int, int], list[tuple[int, int, int]]]) -> Exchanges:
+    known: dict[Messages, tuple[Messages, Counter[int]]] = {}
+    exchanges = []
+    for pair, some in sorted(found.items()):
+        each = tuple(some)
+        if each not in known:
+            known[each] = each, Counter(units for *_, units in each)
+        exchanges.append(Exchange(*pair, *known[each]))
+    return tuple(exchanges)

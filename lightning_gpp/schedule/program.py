@@ -1,4 +1,4 @@
-"""A program: for every device the ordered list of its actions, mostly for one mini-batch.
+"""A program: the ordered actions of every device, usually for one mini-batch.
 
 Every replica of a stage is a stage of its own here, on a device of its own: the program's stage
 ids count replicas. All sizes are in *units*, the smallest micro-batches of the mini-batch. A stage
@@ -32,18 +32,19 @@ from lightning_gpp.schedule.schedules import Schedule
 
 @dataclass(frozen=True)
 class Program:
-    """What all devices do for one mini-batch, or for some that overlap.
+    """The actions of all devices for one mini-batch, or for several that overlap.
 
     Attributes:
-        schedule: the schedule it was made from.
+        schedule: name of the schedule it was made from.
         num_microbatches: smallest micro-batches (units); each is a mini-batch where the schedule
             does not drain between them.
         devices: device of every stage. The last stage computes the loss; the feed is on its device.
         multiples: units in one micro-batch of every stage.
         edges: the edges between the stages.
-        actions: for every device the actions in order.
-        reduce_groups: what the REDUCE actions sum; see :meth:`reduce_group`.
-        replicas: which stage of the plan every stage is; each is one of the same id by default.
+        actions: actions of every device, in order.
+        reduce_groups: the parameters that REDUCE actions all-reduce; see :meth:`reduce_group`.
+        replicas: the plan's stage and the replica that every stage stands for; by default stage
+            ``i`` itself.
     """
 
     schedule: Schedule
@@ -152,7 +153,7 @@ class Program:
         return self.reduce_groups[number % len(self.reduce_groups)]
 
     def sums(self) -> Iterator[tuple[int, int, ReduceGroup]]:
-        """What is summed: (number of its REDUCE actions, mini-batch, group) in their order."""
+        """The all-reduces: (number of the REDUCE actions, mini-batch, group) in order."""
         for minibatch in range(self.num_minibatches):
             for index, group in enumerate(self.reduce_groups):
                 yield index + minibatch * len(self.reduce_groups), minibatch, group
@@ -211,7 +212,7 @@ class Program:
     def exchanged(
         self, action: Action, *, is_needed: bool, edges: Sequence[StageEdge] | None = None
     ) -> Iterator[tuple[StageEdge, Message]]:
-        """What a compute action needs from other stages, or makes for them, by edge.
+        """The parts that a compute action receives from other stages, or makes for them, by edge.
 
         Args:
             action: a forward or a backward.
@@ -249,7 +250,7 @@ class Program:
     def messages(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int
     ) -> tuple[tuple[StageEdge, int, Part, bool], ...]:
-        """What one micro-batch of a stage exchanges with the replicas of another one.
+        """The messages of one micro-batch of a stage with the replicas of another.
 
         Args:
             edges: a group of :attr:`out_groups` or :attr:`in_groups` of the stage.
@@ -299,7 +300,7 @@ class Program:
         return self.actions[device] if device < len(self.actions) else ()
 
     def before_update(self, device: int) -> tuple[Action, ...]:
-        """What a device does before the update that ends the program; all where there is none."""
+        """A device's actions before the update that ends the program; all if there is none."""
         actions = self.device_actions(device)
         ends = bool(actions) and actions[-1].kind is Kind.STEP
         return actions[:-1] if ends else actions
@@ -310,7 +311,7 @@ class Program:
         return self.has_backward and self.schedule.forwards_first
 
     def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-        """What a device does before the turn and after it, up to the update that ends the program.
+        """A device's actions before the turn, and after it up to the update that ends the program.
 
         All comes before where there is no turn.
         """
@@ -319,7 +320,7 @@ class Program:
         return actions[:turn], actions[turn:]
 
     def forward_half(self, device: int) -> tuple[Action, ...]:
-        """What a device does before the user's step, where a program has halves: its forwards.
+        """A device's actions before the user's step, in programs with two halves: its forwards.
 
         Together the forward halves of all devices are the program of the same mini-batch without
         backwards: they run to their end without any backward half.

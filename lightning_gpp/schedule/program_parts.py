@@ -1,4 +1,4 @@
-"""What a program names besides its actions: replicas, parts of messages, sums of gradients."""
+"""What actions of a program refer to: replicas, parts of messages, all-reduces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_gpp.graph import FEED
 
 @dataclass(frozen=True, slots=True)
 class ReduceGroup:
-    """Parameters that are on several devices: their gradients are summed.
+    """Parameters that several devices hold, so that their gradients are all-reduced.
 
     Attributes:
         parameters: canonical names.
@@ -25,7 +25,7 @@ class ReduceGroup:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Which stage of the plan a stage of the program is.
+    """The stage of the plan, and the replica, that a stage of a program is.
 
     Attributes:
         stage: id of the stage in the plan's stage graph.
@@ -47,7 +47,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one message on an edge carries: units that two micro-batches have in common.
+    """The units that one message carries: the overlap of two micro-batches.
 
     Attributes:
         source_microbatch: the micro-batch of the stage that sends it (forward).
@@ -63,5 +63,5 @@ class Part:
 
     @property
     def num_units(self) -> int:
-        """How many units it carries."""
+        """Number of units in the message."""
         return self.stop - self.start

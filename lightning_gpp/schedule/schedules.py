@@ -1,4 +1,4 @@
-"""Schedules as data: what planners, readers of programs and the strategy ask of an order.
+"""Schedules as data, for planners, readers of programs and the strategy.
 
 A schedule says in which order every stage does its forwards and backwards; where the user's step
 meets them, how many micro-batches stages hold, whether the pipeline drains before the parameters
@@ -20,7 +20,6 @@ figure 5 (10 units for sizes 1, 2, 4 and 12 for uniform size 4) and was found by
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -79,15 +78,6 @@ def _backwards(num_microbatches: int) -> range:
     return range(-1, -num_microbatches - 1, -1)
 
 
-def most_in_flight(steps: Steps) -> int:
-    """Most micro-batches between forward and backward at any time.
-
-    >>> most_in_flight(k_f_k_b(num_microbatches=8, in_flight=3, k=1))
-    3
-    """
-    return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)
-
-
 def in_flight_units(stages: StageGraph, multiples: Sequence[int]) -> dict[int, int]:
     """Stage -> units of the smallest micro-batch in flight at its peak.
 
@@ -140,7 +130,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """In which order every stage does its forwards and backwards, and what follows from it.
+    """The order of every stage's forwards and backwards, and its consequences.
 
     The functions take the stage graph, the number of smallest micro-batches, and the micro-batch
     size of every stage in units of the smallest.
@@ -152,7 +142,7 @@ class Schedule:
             holds all micro-batches at the peak, and a program has two halves with the user's step
             in between, once, on all outputs. Otherwise that step runs for every micro-batch of the
             loss stage, in its forward.
-        peak_in_flight: gives :func:`most_in_flight` of the steps of every stage.
+        peak_in_flight: gives the most micro-batches between forward and backward of every stage.
         has_backward: whether it trains.
         flushes: whether no micro-batch is in flight when the parameters change; otherwise
             every micro-batch of a program is a mini-batch.

@@ -1,4 +1,4 @@
-"""Training without end as windows: what every device does for one mini-batch after the other.
+"""Endless training as windows: every device's work for one mini-batch after another.
 
 Where the pipeline does not drain, nobody knows how many mini-batches there will be: the user's loop
 asks for one step after the other, and each of them is a *window* of a program that could go on for
@@ -38,7 +38,7 @@ class Window:
     number: int
 
     def actions(self, device: int) -> tuple[Action, ...]:
-        """What a device does in it, up to the update that ends it."""
+        """A device's actions in the window, up to the update that ends it."""
         return tuple(action for part in self._parts(device)[self.number :][:1] for action in part)
 
     def _parts(self, device: int) -> list[list[Action]]:

@@ -1,4 +1,4 @@
-"""What a step looks like in time: simulations and timelines.
+"""Simulations and timelines of steps.
 
 :func:`simulate` plays a program with what it costs; :func:`simulate_plan` does so for a plan.
 :func:`critical_path` says what the step waits for.

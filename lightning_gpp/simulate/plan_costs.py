@@ -1,4 +1,4 @@
-"""What a plan costs, and its simulation.
+"""The costs of a plan, and its simulation.
 
 The quantities are those by which planners judge
 (:mod:`lightning_gpp.planner.step_time.stage_costs`,
@@ -31,12 +31,12 @@ from lightning_gpp.simulate.simulation import Simulation, simulate
 def simulate_plan(
     plan: Plan, request: PlanRequest, costs: ProgramCosts | None = None
 ) -> Simulation:
-    """When everything in a step of a plan happens.
+    """Simulates one step of a plan.
 
     Args:
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch, the schedule.
-        costs: what its program costs; :func:`program_costs` if not given.
+        costs: costs of its program; by default those of :func:`program_costs`.
 
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
@@ -49,12 +49,12 @@ def simulate_plan(
 def program_costs(
     plan: Plan, request: PlanRequest, *, step: StepCosts | None = None
 ) -> ProgramCosts:
-    """What the program of a plan costs.
+    """The costs of a plan's program.
 
     Args:
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch.
-        step: what a step costs besides; nothing if not given.
+        step: costs of a step outside of the program; zero by default.
 
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.

@@ -1,4 +1,4 @@
-"""What the actions of a program cost on a cluster: all that a simulation or an emulation needs.
+"""The costs of a program's actions on a cluster, for simulation and emulation.
 
 Compute is given for every stage of the program (a replica) and its own micro-batch, messages by
 the units that they carry. The same costs are simulated (:func:`.simulate`) and
@@ -17,7 +17,7 @@ from lightning_gpp.schedule import Action, Kind, Program
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """What one stage of a program costs for one of its micro-batches.
+    """Costs of one stage of a program, for one of its micro-batches.
 
     Attributes:
         forward_s: seconds of the forward; on the stage of the loss with the user's own step, where
@@ -37,7 +37,7 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class MessageBytes:
-    """Bytes of the messages on an edge in one direction.
+    """Size of an edge's messages in one direction.
 
     Attributes:
         per_unit: bytes per unit (smallest micro-batch) that a message carries.
@@ -54,7 +54,7 @@ class MessageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are summed over the devices of a reduce group in one piece.
+    """Gradients that are all-reduced together.
 
     Attributes:
         group: index of the reduce group of the program.
@@ -69,7 +69,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Seconds that a device itself spends on a message, beside the transfer.
+    """Processor time that a device spends on a message, besides the transfer.
 
     Attributes:
         fixed_s: per message.
@@ -86,7 +86,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step costs beside the compute and the messages of its program.
+    """Costs of a step outside of the program's compute and messages.
 
     Attributes:
         data_s: seconds in which a mini-batch is read, and copied to the device of the feed.
@@ -138,7 +138,7 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class ProgramCosts:
-    """What a program costs on a cluster.
+    """Costs of a program on a cluster.
 
     Attributes:
         cluster: device ``d`` of the program is its device ``d``; the links between them.
@@ -160,7 +160,7 @@ class ProgramCosts:
 
 @dataclass(frozen=True, slots=True)
 class MessageCosts:
-    """The messages from one stage to another.
+    """Costs of the messages from one stage to another.
 
     Attributes:
         link: over which they go.

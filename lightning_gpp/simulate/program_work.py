@@ -1,4 +1,4 @@
-"""From a program and its costs to the work that is played."""
+"""Converts a program and its costs to work that can be played."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_gpp.simulate.timeline.span import SpanKind, TransferKind
 
 
 class Shown(NamedTuple):
-    """What an item, a message or a sum of one step is.
+    """What an item, a message or an all-reduce of a step is, for people.
 
     Attributes:
         kind: the kind of its task; None of what is not shown: what waits alone, and tokens.
@@ -54,7 +54,7 @@ class WorkMessage:
 
 
 class ProgramWork:
-    """One step of a program as work, and what every number of it stands for.
+    """One step of a program as work, and the meaning of its numbers.
 
     Args:
         program: what every device does.
@@ -273,9 +273,8 @@ class ProgramWork:
                     action = self._reduces.get(number)
                     self.sums.append(Shown(TransferKind.SUM, action, one.size_bytes, names))
                 shared = () if are_alone else self._numbered(names)
-                self.work.sums.append(
-                    Sum(devices, last, tuple(sums), first_port + index, shared, waiting)
-                )
+                how = first_port + index, shared, waiting, min(devices)
+                self.work.sums.append(Sum(devices, last, tuple(sums), *how))
 
     def _join_messages(self, never: int) -> None:
         """Every item sends its messages; those over links of one device need no queue."""

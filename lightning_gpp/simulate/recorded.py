@@ -1,4 +1,4 @@
-"""From recorded steps to a refit of the costs that their plan was made from.
+"""Refits the costs of a plan to recorded steps.
 
 Of several steps those count that took about the median; of these the mean of every quantity, not
 its median: what adds up to a step has to do so after it was averaged, too.
@@ -36,7 +36,7 @@ Point = tuple[float, float]
 def refit(
     timelines: Sequence[Timeline], program: Program, plan: Plan, request: PlanRequest
 ) -> Refit:
-    """What recorded steps say about the costs that their plan was made from.
+    """Refits the costs of a plan to recorded steps.
 
     Args:
         timelines: of one step or more, past the warm-up; of several those that took about the
@@ -146,7 +146,7 @@ def check_program(timeline: Timeline, program: Program) -> None:
 
 
 def timeline_actions(timeline: Timeline) -> list[list[Span]]:
-    """Of every rank the spans that belong to actions, mini-batch by mini-batch in time."""
+    """The spans of every rank's actions, by mini-batch, in order of time."""
     return [
         sorted(
             (span for span in timeline.of_rank(rank) if span.action is not None),

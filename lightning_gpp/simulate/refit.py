@@ -1,4 +1,4 @@
-"""What recorded steps say about costs: corrected profiles, and what a step costs besides.
+"""What recorded steps say about costs: corrected profiles, and the costs outside of operators.
 
 A profile measures operators one by one on an idle machine; a stage runs them together while other
 devices are busy. So the operators of every stage are scaled until the stage takes what was
@@ -30,7 +30,7 @@ FORMAT = JsonFormat("lightning_gpp.refit", 6, older=(5,))
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What a stage took on devices of one kind.
+    """Recorded times of a stage on devices of one kind.
 
     Attributes:
         stage: its id in the plan.
@@ -74,7 +74,7 @@ class Refit:
     slow: tuple[SlowDevice, ...] = ()
 
     def describe(self) -> str:
-        """What it was read off, in words."""
+        """Describes the recorded steps that it comes from."""
         kinds = ", ".join(dict.fromkeys(stage.kind for stage in self.stages))
         steps = count_text(max(1, len(self.steps)), "step")
         text = f"refitted to {steps} recorded on {kinds} ({seconds_text(self.step_s)} per step)"
@@ -107,7 +107,7 @@ class Refit:
         return replace(request, cluster=with_slow(cluster, slow, ranks), costs=costs)
 
     def step_costs(self, plan: Plan) -> StepCosts:
-        """What a step of a plan costs besides, also of a plan other than the recorded one.
+        """Costs of a step outside of the program, also for other plans than the recorded one.
 
         Devices of which nothing is known take the mean of those that were recorded.
         """

@@ -1,4 +1,4 @@
-"""The simulation of a program: an event simulation that contains no schedule logic.
+"""Simulates a program: an event simulation that knows nothing of schedules.
 
 It reads the actions of a :class:`~lightning_gpp.schedule.Program`, the same that the runtime
 executes, and takes their durations from :class:`~lightning_gpp.simulate.ProgramCosts`:
@@ -31,7 +31,7 @@ from lightning_gpp.simulate.timeline.span import SpanKind
 
 
 class Simulation(ProgramWork):
-    """A simulated program; its tasks are found when they are asked for.
+    """A simulated program; its tasks are computed when they are asked for.
 
     Args:
         program: what is simulated.
@@ -136,7 +136,7 @@ class Simulation(ProgramWork):
 
 
 def critical_path(simulation: Simulation) -> list[PathStep]:
-    """What a simulated step waits for from its start to its end.
+    """The chain of tasks that determines how long a simulated step takes.
 
     From the task that ends last one goes back from each task to the one whose end let it start.
     They follow one another without a gap, so their seconds add up to the step; to make the step

@@ -1,4 +1,4 @@
-"""Devices that have become slower than others of their kind, as recorded steps tell.
+"""Finds devices that became slower than others of their kind.
 
 A device is compared with the others of its kind, each by what it took beside what its profile
 says, so that a step that is slow on all of them (a clock of the whole host) accuses none. Profiles
@@ -34,13 +34,13 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class SlowDevice:
-    """A device that takes longer than others of its kind.
+    """A device that is slower than others of its kind.
 
     Attributes:
         rank: of the device.
         kind: of which it is.
-        times: as long as others take for the same.
-        since: the first recorded step of which this is so; None: of all.
+        times: its time as a multiple of the others'.
+        since: first recorded step that shows it; None: all steps do.
     """
 
     rank: int

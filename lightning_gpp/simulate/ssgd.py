@@ -151,7 +151,7 @@ class Ssgd:
         )
 
     def costs(self) -> ProgramCosts:
-        """What it costs."""
+        """Costs of the program."""
         backwards = self.layers[::-1]
         ends_s = list(accumulate(layer.backward_s for layer in backwards))
         pieces = [

@@ -1,4 +1,4 @@
-"""What takes time in a simulated step."""
+"""Tasks: what takes time in a simulated step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a change would bring: other devices or links, or data parallelism.
+"""Simulates changes: other devices, other links, data parallelism.
 
 Every change is simulated anew, so that it shows what becomes the bottleneck after it.
 """
@@ -25,7 +25,7 @@ from lightning_gpp.simulate.timeline.words import plan_stages
 
 @dataclass(frozen=True)
 class Case:
-    """A plan on a cluster, and how it is run.
+    """A plan on a cluster, to be changed.
 
     Attributes:
         plan: the stages.
@@ -45,7 +45,7 @@ class Case:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What every device does when."""
+        """Timeline of the simulated step."""
         program = self.simulation.program
         ranks = range(len(program.actions))
         stages = plan_stages(program, self.plan, self.request.graph, ranks)
@@ -53,7 +53,7 @@ class Case:
 
     @cached_property
     def evaluation(self) -> PlanEvaluation:
-        """What planners judge the plan by."""
+        """The planners' evaluation of the plan."""
         return evaluate_plan(self.plan, self.request)
 
     @property
@@ -135,7 +135,7 @@ LEVERS: Mapping[str, Mapping[str, float]] = {
 
 
 def levers(case: Case) -> list[dict[str, str | float]]:
-    """What each of them buys, that which buys most first."""
+    """The gain of each change, the largest first."""
     found: list[dict[str, str | float]] = []
     for name, factors in LEVERS.items():
         after = case.changed(factors)

@@ -1,4 +1,4 @@
-"""A program as a person reads it: who does how much, and what moves."""
+"""A program as text: each device's part, and what is exchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explain_plan(
     kinds: Sequence[str],
     max_width: int = 100,
 ) -> str:
-    """What a plan takes, the devices, and the collectives.
+    """Explains a program: its time, the devices' parts, the collectives.
 
     Args:
         plan: the plan.
@@ -54,7 +54,7 @@ def explain_plan(
 
 
 def device_table(plan: SpmdPlan, kinds: Sequence[str]) -> str:
-    """What every device does: its share, its computing, its memory; equal ones in one row."""
+    """Share, compute and memory of every device; equal devices share a row."""
     found, shares = plan.evaluation, plan.program.shares
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):

@@ -1,4 +1,4 @@
-"""What every device holds of a tensor, and of its gradient.
+"""Placements: what every device holds of a tensor, and of its gradient.
 
 =========  ==============================  ==================================  ====================
 text       a device holds of the tensor    a device holds of the gradient      in HAP
@@ -84,7 +84,7 @@ class Placement:
 
     @property
     def dual(self) -> Placement:
-        """How the gradient lies, as a tensor."""
+        """Placement of the gradient, seen as a tensor."""
         if self.kind is PlacementKind.REPLICATE_SUMMED:
             return PARTIAL
         return R_SUMMED if self.kind is PlacementKind.PARTIAL else self

@@ -1,4 +1,4 @@
-"""An SPMD program as data: what every device does, in order.
+"""An SPMD program as data: the instructions that every device runs, in order.
 
 The devices run the same list of instructions, each on its own part. A tensor may be had in several
 placements at once (gathered for one reader only), so instructions name a value *and* a placement.
@@ -28,7 +28,7 @@ FORMAT = JsonFormat("lightning_gpp.spmd_program", version=6)
 
 
 class Option(Enum):
-    """What an operator does on a device beyond being called on the local tensors.
+    """What an operator does on a device besides the call on local tensors.
 
     Attributes:
         PLAIN: nothing. Sizes among its attributes that name a sharded dimension (of a view, an
@@ -46,7 +46,7 @@ class Option(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value in another placement; the first one stays there for its other readers.
+    """Converts a value to another placement; the old one stays for its other readers.
 
     An argument of the forward comes from rank 0, to all or each its shard; a result goes there.
 
@@ -111,7 +111,7 @@ Instruction: TypeAlias = Move | Computation
 
 @dataclass(frozen=True, slots=True)
 class SpmdProgram:
-    """What all devices do for one forward (and, backwards through it, one backward).
+    """The instructions of all devices for one forward, and its backward.
 
     Attributes:
         shares: the part of each device, above 0, summing to 1.

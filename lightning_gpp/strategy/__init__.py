@@ -1,4 +1,4 @@
-"""The Lightning glue: the strategy and its registration.
+"""The Lightning glue: strategies, and their registration.
 
 From the Trainer to the stages: ``graphpipe``, ``gnnpipe`` (one full graph) and ``hap`` (SPMD
 programs) are the strategies, ``base`` is what they share, ``settings`` what the user asked,

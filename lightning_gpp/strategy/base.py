@@ -1,4 +1,4 @@
-"""What the strategies share: from the Trainer's setup to its teardown."""
+"""What the strategies share, from the Trainer's setup to its teardown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.common.interrupt import HeldInterrupt
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
+from lightning_gpp.common.torch_device import is_accelerator
 from lightning_gpp.emulation.report import EmulationReport
 from lightning_gpp.planner import Plan
 from lightning_gpp.strategy.lightning_private import (
     SIGTERMException,
+    is_overridden,
     signals_answered_by_all,
     when_batch_ends,
 )
@@ -49,12 +50,12 @@ from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch, as_lon
 
 
 class BaseStrategy(SavingStrategy):
-    """Runs the user's code on rank 0, which leads, and follows it on all others.
+    """Runs the user's code on rank 0, the leader; all other ranks follow.
 
     Args:
         settings: what the user asked for.
         start_method: how processes are started on this host.
-        lightning: what all of Lightning's strategies take (``accelerator``, ``precision_plugin``).
+        lightning: arguments of all Lightning strategies (``accelerator``, ``precision_plugin``).
     """
 
     plan: Plan | None = None
@@ -73,7 +74,7 @@ class BaseStrategy(SavingStrategy):
         self.settings = settings
         self._start_method = start_method
         self.reports = PlanReports()
-        self._scopes, self._interrupt = ExitStack(), HeldInterrupt()
+        self._scopes = ExitStack()
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -117,11 +118,11 @@ class BaseStrategy(SavingStrategy):
         terminate = session.run.failures.terminate
         self._scopes.enter_context(signals_answered_by_all(trainer, terminate))
         self._scopes.enter_context(session.run.failures.holding_interrupts())
-        self._scopes.enter_context(when_batch_ends(trainer, self._interrupt.answer))
-        self._scopes.callback(self._interrupt.let_go)
+        self._scopes.enter_context(when_batch_ends(trainer, session.run.interrupt.answer))
+        self._scopes.callback(session.run.interrupt.let_go)
 
     def model_to_device(self) -> None:
-        """Nothing: a rank's parameters move when the pipeline is built."""
+        """Does nothing: parameters move when the pipeline is built."""
 
     def teardown(self) -> None:
         """Makes the module whole again and closes the connections."""
@@ -191,10 +192,14 @@ class BaseStrategy(SavingStrategy):
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
         run, manual = self.session.run, self.session.manual
+        if is_accelerator(run.device):  # a backward there ends in a thread that cannot hold it
+            run.interrupt.hold()
         is_led = not run.is_everywhere
         by_hand = manual.backward(closure_loss) if is_led else nullcontext(closure_loss)
         with run.failures.guard(), by_hand as loss:
-            return super().backward(loss, optimizer, *args, **kwargs)
+            ended = super().backward(loss, optimizer, *args, **kwargs)
+        run.interrupt.hold()  # others may step
+        return ended
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
@@ -209,22 +214,12 @@ class BaseStrategy(SavingStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Steps an optimizer on all ranks, in manual optimization too.
-
-        After the backward other ranks may have stepped already: Ctrl-C is answered when Lightning
-        has counted the batch here, too.
-        """
+        """Steps an optimizer on all ranks, in manual optimization too."""
         run, manual = self.session.run, self.session.manual
         run.take_saved_optimizers()
-
-        def until_backward() -> Any:
-            loss = closure()
-            self._interrupt.hold()
-            return loss
-
         is_led = not run.is_everywhere
         with manual.step(optimizer, closure, kwargs) if is_led else nullcontext():
-            return super().optimizer_step(optimizer, until_backward, model, **kwargs)
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _show(self) -> None:
         """Keeps the plan and prints it where a person looks."""
@@ -265,7 +260,15 @@ class BaseStrategy(SavingStrategy):
         if isinstance(batch, RemoteBatch | PlacedBatch):
             return batch.batch if isinstance(batch, PlacedBatch) else batch
         with self.session.run.alone("the transfer of a batch"):
-            return super().batch_to_device(batch, device, dataloader_idx)
+            placed = super().batch_to_device(batch, device, dataloader_idx)
+        module = self._module()
+        owners = module, getattr(module.trainer, "datamodule", None)
+        hooks = "transfer_batch_to_device", "on_after_batch_transfer"
+        if is_accelerator(self.root_device) and not any(
+            is_overridden(hook, owner) for owner in owners for hook in hooks
+        ):
+            self.session.run.originals.note(batch, placed)
+        return placed
 
     # Optimizers ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Builds the pipeline of a run, on all ranks together: capture, costs, plan, this rank's stages."""
+"""Builds the pipeline of a run on all ranks together: capture, costs, plan, stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from lightning_gpp.capture import (
     CapturedModel,
     CaptureError,
-    StageModule,
     capture,
     on_host,
     placed,
@@ -26,26 +25,16 @@ from lightning_gpp.common.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.common.torch_device import room_bytes
 from lightning_gpp.common.without_collection import collecting_only_new
 from lightning_gpp.cost import Costs
-from lightning_gpp.emulation.emulation import Emulation
 from lightning_gpp.gnn import ChunkedModel, chunk_costs, mixing_methods, without_caches
-from lightning_gpp.gnn.chunked_model import ChunkStage
-from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.planner import Plan, PlanGraph, evaluate_plan, plan_graph
+from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.base import DoesNotFitError
-from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.planner.plan_to_run import PlanToRun
-from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.pieces import Cutter
-from lightning_gpp.runtime.stage_run import StageCode, StageFunction
-from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.schedule.lower import reduce_groups
-from lightning_gpp.schedule.program_parts import ReduceGroup
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import recording
 from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipeline_of_plan import pipeline_of_plan
 from lightning_gpp.strategy.pipelined_run import PipelinedRun, modes_of
 from lightning_gpp.strategy.planning.example import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.planning import Example, Measured, plan_pipeline
@@ -54,7 +43,6 @@ from lightning_gpp.strategy.report import tell_of_outside, waiting_for, warn_of_
 from lightning_gpp.strategy.settings import fewest_per_update
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
-from lightning_gpp.strategy.state.partition import Partition
 
 CPU = torch.device("cpu")
 
@@ -92,7 +80,7 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
 
 
 class PipelineBuild:
-    """One building: what its parts have found so far.
+    """One build of a pipeline: the results of its steps so far.
 
     Args:
         run: of this rank.
@@ -245,7 +233,15 @@ class PipelineBuild:
             if self.settings.is_asynchronous:
                 # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
                 decided = replace(decided[0], num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-        return self.joined(*self._agreed(decided))
+        plan, schedule = self._agreed(decided)
+        return pipeline_of_plan(
+            self.run,
+            self.captured,
+            plan,
+            schedule,
+            planned=self.planned,
+            chunked=self.chunked,
+        )
 
     def _within_memory(self, pipeline: Pipeline) -> Pipeline:
         """All ranks: planned again if connections (NCCL) and other processes left too little."""
@@ -319,129 +315,3 @@ class PipelineBuild:
         measured, notes = zip(*[each for each in gathered if each is not None], strict=True)
         profiles = tuple(profile for each in measured for profile in each.profiles)
         return Costs(profiles), tuple(dict.fromkeys(itertools.chain(*notes)))
-
-    def joined(self, plan: Plan, schedule: str, first: Pipeline | None = None) -> Pipeline:
-        """This rank's part of the pipeline of a plan.
-
-        Args:
-            plan: of all ranks.
-            schedule: name of the schedule.
-            first: the pipeline of another form of call, which has put parameters where they are.
-        """
-        run, settings, control, graph = self.run, self.settings, self.control, self.captured.graph
-        ranks = rank_of_device(plan, control.num_ranks) if first is None else first.rank_of_device
-        stages = plan_graph(plan, graph, None if first is None else ranks.index(0))
-        if settings.is_asynchronous:
-            stages.check_updates()
-        codes, readers = self._codes(plan, stages, ranks)
-        if first is None:
-            partition = Partition(run.module, readers, control, run.device)
-        else:
-            partition = first.partition
-            partition.also_read(readers)
-        pipeline = Pipeline(
-            self.captured,
-            plan,
-            schedule,
-            stages,
-            self.planned,
-            ranks,
-            partition,
-            self._executor(stages, ranks, codes),
-            run.module,
-            run.recorder,
-            chunked=self.chunked,
-        )
-        if settings.is_emulated:
-            asked = None if self.planned is None else (self.planned.plan, self.planned.request)
-            executor, scale = pipeline.executor, settings.time_scale
-            pipeline.time = Emulation(asked, scale, executor, control, run.waits)
-        return pipeline
-
-    def _executor(
-        self, stages: PlanGraph, ranks: Sequence[int], codes: dict[int, StageCode]
-    ) -> Executor:
-        """All ranks: connects them, and makes what runs this one's stages."""
-        run, graph = self.run, self.captured.graph
-        groups = reduce_groups(stages.stages, stages.devices)
-        run.transport.connect(_pairs(stages, ranks, groups))
-        summed = {
-            tuple(sorted(ranks[d] for d in each.devices))
-            for each in groups
-            if each.stage is not None
-        }
-        variations = {name: value.variation for name, value in graph.values.items()}
-        timeout_s = self.settings.timeout_s
-        sums = ProcessSums(summed, timeout_s, run.device, run.waits, run.num_pipelines)
-        return Executor(
-            transport=run.transport,
-            rank_of_device=ranks,
-            stages=codes,
-            output_names=graph.outputs,
-            cutter=Cutter(graph.batch_dims, variations),
-            staying=StayingInputs(graph.staying),
-            sums=sums if summed else None,
-            timeout_s=timeout_s,
-            device=run.device,
-        )
-
-    def _codes(
-        self, plan: Plan, placed: PlanGraph, ranks: Sequence[int]
-    ) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
-        """Runnable stages of this rank, and which ranks read which parameter or buffer."""
-        captured, rank, prefix = self.captured, self.control.rank, self.settings.prefix
-        codes: dict[int, StageCode] = {}
-        readers: dict[str, set[int]] = {}
-        for stage, devices in enumerate(placed.devices):
-            homes = {ranks[device] for device in devices}
-            is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
-            operators = () if is_loss else plan.stages[stage].operators
-            inputs, outputs = _values(captured, placed.stages, stage, operators)
-            stage_of = captured.stage if self.chunked is None else self.chunked.stage
-            code: StageModule | ChunkStage = stage_of(operators, inputs, outputs)
-            if self.settings.compile is not None and operators and isinstance(code, StageModule):
-                code.compile(self.settings.compile)
-            for name in code.parameter_names:
-                readers.setdefault(prefix + name, set()).update(homes)
-            for name in code.buffer_names:
-                # The user's step may read constant buffers too, so rank 0 keeps them.
-                holders = homes if name in captured.changing else homes | {0}
-                readers.setdefault(prefix + name, set()).update(holders)
-            if rank in homes:
-                recompute = not is_loss and plan.stages[stage].recompute
-                keep_state = captured.keeper(operators)
-                codes[stage] = StageCode(_called(code), inputs, outputs, recompute, keep_state)
-        return codes, readers
-
-
-def _pairs(
-    placed: PlanGraph, ranks: Sequence[int], groups: Sequence[ReduceGroup]
-) -> set[tuple[int, int]]:
-    """Ranks (source, target) between which stages send values, gradients or their sums."""
-    found = set()
-    for edge in placed.stages.edges:
-        sources = (0,) if edge.source == FEED else (ranks[d] for d in placed.devices[edge.source])
-        found |= set(itertools.product(sources, (ranks[d] for d in placed.devices[edge.target])))
-    for group in groups:
-        first, *others = (ranks[device] for device in group.devices)
-        found |= {(other, first) for other in others}
-    return {pair for a, b in found if a != b for pair in ((a, b), (b, a))}
-
-
-def _called(stage: StageModule | ChunkStage) -> StageFunction:
-    """A stage as the runtime calls it; one of chunks drains, so it has its own weights."""
-    if isinstance(stage, ChunkStage):
-        return lambda values, call: stage(values, call.chunk, training=call.training)
-    return lambda values, call: stage(values, training=call.training, weights=call.weights)
-
-
-def _values(
-    captured: CapturedModel, stages: StageGraph, stage: int, operators: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the values that enter a stage, and of those that others or the loss take from it."""
-    inputs = [name for edge in stages.edges if edge.target == stage for name in edge.values]
-    made = {v.name for name in operators for v in captured.graph.operator[name].outputs}
-    outputs = [name for edge in stages.edges if edge.source == stage for name in edge.values]
-    if stage == stages.num_stages - 1:
-        outputs += [name for name in captured.graph.outputs if name in made]
-    return tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))

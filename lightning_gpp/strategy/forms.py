@@ -1,7 +1,7 @@
-"""A forward that is called in several forms, such as with and without targets.
+"""Forwards that are called in several forms, such as with and without targets.
 
 Each form is captured separately and gets a pipeline of its own. All of them share the parameters,
-which stay on the ranks where the plan of the first form has put them.
+which stay on the ranks where the plan of the first form has put them, until there is another plan.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.arguments import OtherFormError
+from lightning_gpp.common.interrupt import interrupted_later
 from lightning_gpp.planner import Plan, Stage, validate_plan
 from lightning_gpp.planner.plan.manual import staged_operators
+from lightning_gpp.planner.plan_to_run import PlanToRun
 from lightning_gpp.strategy.build import PipelineBuild
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipeline_of_plan import pipeline_of_plan
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 
 MOST_FORMS = 8
 """Forms of call of one forward; an argument with more values than that is no form."""
@@ -81,22 +86,31 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
     if not run.forms:
         run.builder(run, None if example is None else example())
         return
-    first, partition = run.forms[0], run.partition
+    partition = run.partition
     with torch.inference_mode(False), torch.enable_grad(), lifted():
         partition.reunite(on_all_ranks=True)
         try:
             build = PipelineBuild(run, None if example is None else example())
             build.capture_shared()
-            plan = _plan(run, build.captured)
-            pipeline = build.joined(plan, first.schedule, first)
+            pipeline = _pipeline_of_form(run, build.captured)
         finally:
             partition.make_partial()
         run.take_form(pipeline)
         run.model = pipeline
-    rank_zero_info(
+    show(
         f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
-        f"captured separately and runs on the same devices, in {plan.num_stages} stages."
+        f"captured separately and runs on the same devices, in {pipeline.plan.num_stages} stages."
     )
+
+
+def _pipeline_of_form(run: PipelinedRun, captured: CapturedModel) -> Pipeline:
+    """All ranks: the pipeline of a further form of call, on the parameters where they are.
+
+    Raises:
+        ValueError: the operators of the form do not fit where the first one put the parameters.
+    """
+    first = run.forms[0]
+    return pipeline_of_plan(run, captured, _plan(run, captured), first.schedule, first=first)
 
 
 def _plan(run: PipelinedRun, captured: CapturedModel) -> Plan:
@@ -132,12 +146,64 @@ def _plan(run: PipelinedRun, captured: CapturedModel) -> Plan:
         for place, (position, operators) in enumerate(staged_operators(graph, positions, labels))
     ]
     made = replace(plan, stages=tuple(found))
-    validate_plan(made, graph, len(ranks))
+    try:
+        validate_plan(made, graph, len(ranks), cuts=False)
+    except ValueError as error:
+        raise ValueError(_UNFIT.format(error)) from None
     return made
 
 
+def use_plan(run: PipelinedRun, plan: Plan, planned: PlanToRun | None) -> None:
+    """All ranks, between steps: the pipeline is that of another plan from now on.
+
+    The module and its optimizers are made whole on every rank, as they are at the end of a run, and
+    divided again, as they were at the beginning. What was captured stays. Further
+    forms of call move along. Where one of them reads together what the plan puts apart, the present
+    plan stays; all ranks find that out alike.
+
+    Args:
+        run: whose pipeline is built.
+        plan: of all ranks, for the first form of call and its schedule.
+        planned: how it came about, on rank 0.
+    """
+    forms = run.forms
+    with interrupted_later(), torch.inference_mode(False), torch.enable_grad(), lifted():
+        try:
+            _move(run, forms, plan, planned)
+        except ValueError as error:
+            show(f"After all the plan stays: {error}")
+            _move(run, forms, forms[0].plan, forms[0].planned)
+
+
+def _move(
+    run: PipelinedRun, forms: Sequence[Pipeline], plan: Plan, planned: PlanToRun | None
+) -> None:
+    """All ranks: the first form of call runs by a plan, and the others where that puts weights."""
+    first, control, partition, run.is_placing = forms[0], run.control, run.partition, True
+    states = [partial.whole_state_dict() for partial in run.partial_optimizers]
+    states = control.share(states if control.is_leader else None, "waiting for optimizer state")
+    partition.reunite(on_all_ranks=True)
+    for average in run.averages:
+        average.reunite(on_all_ranks=True)
+    for partial, state in zip(run.partial_optimizers, states, strict=True):
+        partial.make_whole(state)
+    for form in run.forms:
+        form.close()
+    run.forms, run.model = [], None
+    run.num_plans += 1
+    pipeline = pipeline_of_plan(run, first.captured, plan, first.schedule, planned=planned)
+    changing = [run.settings.prefix + name for name in first.captured.changing]
+    run.take(pipeline, PartialOptimizer, changing)
+    for form in forms[1:]:
+        run.take_form(_pipeline_of_form(run, form.captured))
+
+
 _ALIKE = "Call it alike in all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
+_UNFIT = (
+    "forward was called with arguments of another form, which does not fit the plan of the first: "
+    f"{{}}. {_ALIKE}"
+)
 _APART = (
-    "forward was called in another form than the first, in which {!r} reads {}, which no device "
-    f"holds together. {_ALIKE}"
+    "forward was called with arguments of another form. In this form {!r} reads {}, which the plan "
+    f"of the first form put on different devices. {_ALIKE}"
 )

@@ -38,26 +38,24 @@ class GNNPipeStrategy(BaseStrategy):
     user's step runs once per batch, which is the graph, and sees the outputs of all vertices.
 
     Args:
-        chunks: that the vertices are divided into; by default four per device, of all ways
-            together.
-        mode: ``"historical"``, or ``"exact"``: every layer sees all vertices as they are, which
-            equals training on one device. Layers that are divided over devices divide the memory
-            alone then, as no two work at once; see ``ways``.
-        ways: devices that divide the vertices of every chunk among themselves (graph parallelism)
-            and exchange what their layers read of each other. There are ``devices / ways`` groups
-            of layers. With as many ways as devices and mode ``"exact"`` this is graph parallelism
-            alone.
+        chunks: number of chunks, over all ways together; by default four per device.
+        mode: ``"historical"``, or ``"exact"``: every layer reads current values of all vertices,
+            which equals training on one device. Without ``ways``, devices then divide the memory
+            only, because no two of them work at the same time.
+        ways: devices that divide the vertices of every chunk (graph parallelism) and exchange the
+            rows that their layers read. There are ``devices / ways`` groups of layers. ``ways``
+            equal to the number of devices, with mode ``"exact"``, is graph parallelism alone.
         shuffle: whether the order of the chunks is drawn anew every epoch.
-        refresh_every: epochs for which what is read out of histories stays the same.
-        historical_gradients: whether vertices get the last epoch's gradients from chunks whose
-            backward comes later; without, those that are there already count twice.
-        history: ``"zeros"``, what histories begin with as published, or ``"exact"``: one pass in
-            which every layer sees all vertices.
-        seed: of the division and of the order of chunks; by default the seed of ``torch``, which
-            ``seed_everything`` sets.
+        refresh_every: epochs between refreshes of the history.
+        historical_gradients: whether vertices get last epoch's gradients from chunks whose backward
+            comes later. Without, the gradients that they do get count twice.
+        history: how the history begins: ``"zeros"``, as published, or ``"exact"``, with one exact
+            pass.
+        seed: seed of the partition and of the order of the chunks; by default that of ``torch``,
+            which ``seed_everything`` sets.
         planner: name of the planner; by default ``"balanced"``: one stage per device, of equal
             work.
-        plan: as in :class:`~lightning_gpp.GraphPipeStrategy`, and so are all that follow.
+        plan: as in :class:`~lightning_gpp.GraphPipeStrategy`, like all arguments that follow.
 
     Raises:
         ValueError: a number makes no sense.

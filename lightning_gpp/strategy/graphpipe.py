@@ -49,39 +49,40 @@ class GraphPipeStrategy(BaseStrategy):
             LightningModule's own forward or, if it has none, that of its one child with parameters.
         blocks: the graph of blocks, for a forward that cannot be captured.
         leaf_modules: module types or qualified names that stay one operator each.
-        cluster: what the planner takes the devices and links for, one device per rank in the order
-            of the ranks: a :class:`~lightning_gpp.cluster.Cluster`, a preset (``"dgx_a100"``) or a
-            file. By default the devices at hand with their memory, and links as is common.
-        cache: whether profiles are kept and found again by content; a folder to keep them in. The
-            default folder is the one that the environment variable LIGHTNING_GPP_CACHE names
-            (empty: none), or the platform's for caches.
-        costs: what to plan with: :class:`~lightning_gpp.cost.Costs` instead of a measurement, or
-            a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; or a file
-            that holds either, such as the ``refit.json`` of
-            :class:`~lightning_gpp.strategy.TimelineCallback`.
-        use_all_devices: whether the plan has to use all devices, if any found does. False leaves
+        cluster: the devices and links that the planner assumes, one device per rank in the order of
+            the ranks: a :class:`~lightning_gpp.cluster.Cluster`, a preset (``"dgx_a100"``) or a
+            file. By default the devices found, with their memory, and typical links.
+        cache: whether profiles and plans are cached, or the folder to cache them in. The default
+            folder is the platform's cache folder, or the one that the environment variable
+            LIGHTNING_GPP_CACHE names (empty: no cache).
+        costs: costs to plan with: :class:`~lightning_gpp.cost.Costs`, which replace the
+            measurement; a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects
+            it; or a file of either, such as the ``refit.json`` that
+            :class:`~lightning_gpp.strategy.TimelineCallback` writes.
+        use_all_devices: whether the plan has to use every device, if any plan does. False leaves
             devices idle where that is predicted to be faster.
-        weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
-            (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
-            predicts those that the backward will meet.
-        state_dict_type: what a checkpoint is: ``"full"``, an ordinary file for which rank 0 gathers
-            everything, or ``"sharded"``, a folder into which every rank writes what it holds. Both
-            are read, whatever is written.
-        report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
-            with the stages as a table and as a picture, and whether ``"1f1b"`` would be faster.
-        compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
-            or its options (``{"mode": "max-autotune"}``). The planner does not know what that
-            gains: it plans with the costs of stages that are not compiled.
-        pipelines: how many pipelines train side by side, each on batches of its own: N devices make
-            that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
-            as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
-        replan_every_n_epochs: after how many epochs the planner is asked again, with the seconds
-            of recorded steps. A plan that is predicted to gain more than 5 % is used from the next
-            epoch on; weights and all state move to where it has them.
+        weights: the weights that forwards and backwards use with ``schedule="1f1b-async"``
+            (:data:`lightning_gpp.weights.policies.POLICIES`). The default, ``"pipeoptim"``,
+            predicts the weights of the backward.
+        state_dict_type: the form of checkpoints: ``"full"``, one file, for which rank 0 gathers
+            everything, or ``"sharded"``, a folder into which every rank writes its part. Either can
+            be read with both settings.
+        report: how much is printed about a plan: ``"short"``, three lines and the verdict, or
+            ``"full"``, also a table and a picture of the stages, and whether ``"1f1b"`` would be
+            faster.
+        compile: whether ``torch.compile`` compiles the forwards of the stages, each as one graph;
+            or its options (``{"mode": "max-autotune"}``). The plan is made with the costs of
+            uncompiled stages.
+        pipelines: number of pipelines that train with data parallelism. Each has N / ``pipelines``
+            of the N devices and batches of its own; gradients are averaged as in DDP. ``plan`` and
+            ``cluster`` describe one of them.
+        replan_every_n_epochs: number of epochs after which the planner is asked again, with the
+            seconds of recorded steps. A plan that is predicted to be more than 5 % faster is used
+            from the next epoch on; weights and all state move to its devices.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host: ``"popen"`` runs the script again;
             ``"spawn"``, ``"fork"`` and ``"forkserver"`` are those of Python's multiprocessing.
-        lightning: what all of Lightning's strategies take (``accelerator``, ``precision_plugin``).
+        lightning: arguments of all Lightning strategies (``accelerator``, ``precision_plugin``).
 
     Raises:
         ValueError: unknown schedule or planner (the text lists the known ones), or a number that

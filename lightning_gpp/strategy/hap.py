@@ -46,7 +46,7 @@ _REFUSED: Refused = {
 
 
 class HAPStrategy(BaseStrategy):
-    """Trains an unmodified LightningModule on all devices at once, each with its share (HAP).
+    """Trains an unmodified LightningModule with every operator divided over all devices (HAP).
 
     The forward is captured as ATen operators, and a program says what every device does with which
     part of which tensor, and when parts are exchanged (HAP, EuroSys 2024, arXiv 2401.05965). The
@@ -54,11 +54,11 @@ class HAPStrategy(BaseStrategy):
     logs and metrics are those of one device. Checkpoints are ordinary ones.
 
     Args:
-        shares: part of the work of every device, summing to 1; by default those that are best
-            for the speeds of the devices.
-        planner: what makes the program: ``"hap"``, which searches, ``"data_parallel"``, which
-            divides samples (equally, unless there are shares), or a function that does.
-        module: as in :class:`~lightning_gpp.GraphPipeStrategy`, and so are all that follow.
+        shares: each device's part of the work, summing to 1; by default the best for the measured
+            speeds.
+        planner: ``"hap"``, which searches a program; ``"data_parallel"``, which divides the samples
+            by ``shares``, or equally; or a function that returns a program.
+        module: as in :class:`~lightning_gpp.GraphPipeStrategy`, like all arguments that follow.
 
     Raises:
         ValueError: shares are no shares.

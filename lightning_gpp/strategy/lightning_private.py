@@ -1,13 +1,16 @@
-"""Every private name of Lightning and torch that strategies need, in one place.
+"""All private names of Lightning and torch that the strategies use.
 
 A release which moves one is noticed where this file is imported.
 """
 
 import copy
+import os
+import random
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -24,7 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core import optimizer
 from lightning.pytorch.loops import fetchers
 from lightning.pytorch.overrides import distributed as samplers
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import launchers
 from lightning.pytorch.utilities import CombinedLoader, exceptions, model_helpers
 from torch import Tensor, nn
@@ -45,6 +48,23 @@ do_nothing_closure = optimizer.do_nothing_closure
 init_dist_connection = fabric_distributed._init_dist_connection
 is_overridden = model_helpers.is_overridden
 
+PORTS = range(25_000, 32_768)
+"""Below those that systems give to connections, above Lightning's for SLURM."""
+
+
+def choose_port(environment: object) -> None:
+    """Ranks of one host meet at a port that no connection is given before rank 0 listens there.
+
+    Lightning would take one of those that connections are given, unless the user names one.
+    """
+    is_free = isinstance(environment, LightningEnvironment) and environment._main_port == -1
+    while is_free and not {"MASTER_PORT", "STANDALONE_PORT"} & os.environ.keys():
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            environment._main_port = port  # type: ignore[attr-defined]
+            return
+
 
 def averages_kept_by(callbacks: Iterable[pl.Callback]) -> list[nn.Module]:
     """The copies of the module in which callbacks average weights."""
@@ -54,7 +74,7 @@ def averages_kept_by(callbacks: Iterable[pl.Callback]) -> list[nn.Module]:
 
 
 def loaders_of_loops(trainer: pl.Trainer) -> list[CombinedLoader | None]:
-    """What the loops of a Trainer iterate, for those that are set up."""
+    """The data loaders of a Trainer's loops that are set up."""
     fit = trainer.fit_loop
     evaluation = (fit.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
     return [loop._combined_loader for loop in (fit, *evaluation, trainer.predict_loop)]
@@ -74,7 +94,7 @@ def keep_results(trainer: pl.Trainer) -> Callable[[], None]:
 
 
 def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
-    """What a monitor measures by, one for each kind of step."""
+    """The throughput monitors of a callback, one for each kind of step."""
     return list(monitor._throughputs.values())
 
 
@@ -144,7 +164,7 @@ def receive_sigterm(trainer: pl.Trainer) -> None:
 
 
 def tell_device(module: nn.Module, device: torch.device) -> None:
-    """What ``self.device`` says in a module whose parameters were moved one by one; its metrics.
+    """Sets ``self.device`` of a module whose parameters were moved one by one, and of its metrics.
 
     Args:
         module: the LightningModule of this rank.

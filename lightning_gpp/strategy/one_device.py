@@ -1,4 +1,4 @@
-"""One device under the same configuration, to compare a pipeline with."""
+"""Training on one device with the same configuration, for comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline of one fit, validate, test or predict run, as one rank has it."""
+"""The pipeline of one run (fit, validate, test or predict) on one rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lightning_gpp.strategy.step.pipelined_call import RankCall
 
 @dataclass(slots=True)
 class Pipeline:
-    """The captured, planned and partitioned model on this rank, and what runs on it.
+    """The captured, planned and partitioned model on this rank.
 
     Attributes:
         captured: graph and runnable operators.

@@ -1,4 +1,4 @@
-"""What a rank has while a run lasts: connections, the module, the pipeline built of it."""
+"""The state of a run on one rank: connections, module, pipeline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.common.host_copies import to_device
-from lightning_gpp.common.interrupt import interrupted_later
+from lightning_gpp.common.host_copies import Originals, to_device
+from lightning_gpp.common.interrupt import HeldInterrupt, interrupted_later
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.transport.process_transport import ProcessTransport
 from lightning_gpp.runtime.waits import Waits
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class PipelinedRun:
-    """The connections, the module and the pipeline of a rank during one run.
+    """The connections, the module and the pipeline of one rank during a run.
 
     Args:
         settings: what the user asked for.
@@ -67,6 +67,7 @@ class PipelinedRun:
         peers: likewise.
         num_pipelines: how many there are.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
+        originals: of batches on the device.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
             is under way.
         last_steps: of the optimizers, where weights are predicted by them.
@@ -78,6 +79,8 @@ class PipelinedRun:
         train_modes: training flags of the target and its sub-modules while training, by name.
         accumulates: whether more backwards follow before the optimizer steps.
         around_aside: user code outside of steps runs in this, given its name.
+        interrupt: Ctrl-C on rank 0, from when other ranks may step their optimizers until
+            Lightning has counted the batch here, too.
         is_placing: whether parameters are on their way to the ranks that hold them.
         num_plans: that there have been; each divides the model anew.
     """
@@ -103,13 +106,14 @@ class PipelinedRun:
         self.model: Pipeline | SpmdModel | None = None
         self.forms: list[Pipeline] = []
         self.failures = FailureWatch(lambda error: self.waits.abort(error))
+        self.interrupt = HeldInterrupt()
         self.control = Control(self.transport, settings.timeout_s)
         self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[], None] = lambda: None
         self.recorder = StepRecorder(self.device)
         self.in_pipeline_s = 0.0
         self.own_gradients = OwnGradients({})
-        self.full_batch = 0
+        self.full_batch, self.originals = 0, Originals()
         self.train_batches: Any = None
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
@@ -243,7 +247,7 @@ class PipelinedRun:
 
     @property
     def partition(self) -> Partition:
-        """Who holds what, once that is known."""
+        """Which rank holds which parameters; available once the pipeline is built."""
         assert self.model is not None, "no forward was called yet"
         return self.model.partition
 
@@ -293,7 +297,7 @@ class PipelinedRun:
             show(BATCH_STATISTICS.format(num_microbatches))
 
     def on_device(self, value: Any) -> Any:
-        """What came with a message, which brings it to the CPU, on this rank's device."""
+        """Moves the content of a control message, which is on the CPU, to this rank's device."""
         if self.device.type == "cpu":
             return value
         return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)

@@ -1,4 +1,4 @@
-"""What a person sees before training starts."""
+"""Prints plans and verdicts."""
 
 from __future__ import annotations
 
@@ -201,10 +201,9 @@ def warn_of_little_room(lacking: Sequence[tuple[int, int, int]]) -> None:
     """
     for rank, needed, room in lacking:
         rank_zero_warn(
-            f"the plan needs {bytes_text(needed)} of the device of rank {rank}, which has "
-            f"{bytes_text(room)} left beside connections between ranks (NCCL) and other "
-            "processes; training may run out of memory. End the other processes, or name a "
-            "cluster file with less memory per device: GraphPipeStrategy(cluster=...)."
+            f"the plan needs {bytes_text(needed)} on rank {rank}, whose device has "
+            f"{bytes_text(room)} free; training may run out of memory. End other processes, or "
+            "name a cluster file with less memory per device: GraphPipeStrategy(cluster=...)."
         )
 
 
@@ -255,9 +254,8 @@ def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:
     """
     modules = sorted({name.rpartition(".")[0] or "the module itself" for name in names})
     rank_zero_warn(
-        f"forward changes the buffers {', '.join(names)} (of {', '.join(modules)}) by what is in "
-        f"its arguments. They change once for each of the {num_microbatches} micro-batches of a "
-        "mini-batch, so they, and what is computed from them, differ from one device. Use "
+        f"forward updates the buffers {', '.join(names)} (of {', '.join(modules)}) once for each "
+        f"of the {num_microbatches} micro-batches, so they differ from one device. Use "
         "GraphPipeStrategy(num_microbatches=1), which is exact, or put these modules into eval "
         "mode if their buffers need not change."
     )

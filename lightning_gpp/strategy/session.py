@@ -1,4 +1,4 @@
-"""What a rank does from the Trainer's setup to its teardown: user code, state, the end."""
+"""A rank from the Trainer's setup to its teardown: user code, state, the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user asked of the strategy, and what it does not take."""
+"""The user's options, and checks of what does not go together."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def resolve_costs(given: CostsLike | None) -> Costs | Refit | None:
 
 @dataclass(frozen=True, slots=True)
 class FullGraph:
-    """That batches are one graph whose vertices are trained on in chunks, and how.
+    """Options of training on one graph in chunks.
 
     Attributes:
-        chunks: how many; None for :data:`CHUNKS_PER_RANK` per rank.
+        chunks: number of chunks; None for :data:`CHUNKS_PER_RANK` per rank.
         techniques: how histories are used.
         begins_exact: whether histories begin with an exact pass, and not with zeros.
         seed: of the partition and of the order of chunks; None for the Trainer's.
@@ -72,7 +72,7 @@ class FullGraph:
     ways: int = 1
 
     def num_chunks(self, num_ranks: int) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return self.chunks or max(1, CHUNKS_PER_RANK * num_ranks // self.ways)
 
 
@@ -82,7 +82,7 @@ CHUNKS_PER_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`.
+    """The user's options; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`.
 
     ``per_update`` is the Trainer's: batches whose gradients are accumulated, the fewest of the run.
     ``is_emulated`` and ``time_scale`` (real seconds that an emulated second takes; None to choose
@@ -117,12 +117,12 @@ class Settings:
 
     @property
     def prefix(self) -> str:
-        """Of names in the LightningModule, before those in the module that is pipelined."""
+        """Prefix of the pipelined module's names in the LightningModule."""
         return f"{self.module}." if self.module else ""
 
     @property
     def policy(self) -> Policy:
-        """With which weights stages run where the pipeline does not drain."""
+        """The policy of weights for a pipeline that does not drain."""
         return POLICIES[self.weights or PIPEOPTIM.name]
 
     @property
@@ -152,8 +152,8 @@ def compile_options(given: bool | Mapping[str, Any], schedule: str | None) -> di
         return None
     if schedule == ONE_F_ONE_B_ASYNC.name:
         raise ValueError(
-            f"compile={given!r}: the stages of schedule={schedule!r} run with other tensors in the "
-            "place of their weights every time, which would be compiled anew; use another schedule"
+            f"compile={given!r} does not go with schedule={schedule!r}: its stages use new weight "
+            "tensors in every step, so each step would compile again; use another schedule"
         )
     options = {} if given is True else dict(given)
     if "fullgraph" in options:

@@ -1,4 +1,4 @@
-r"""What the last update of an optimizer did to its parameters, from a copy or from its state.
+r"""The last update that an optimizer made, from a copy of the weights or from its state.
 
 PipeOptim (arXiv 2312.00839, section 3) predicts the weights of ``s`` updates ahead as
 
@@ -44,10 +44,10 @@ class _AsKept:
 
 
 class LastSteps:
-    """Watches one optimizer.
+    """Remembers the last update of one optimizer.
 
     Args:
-        optimizer: it is stepped by its owner.
+        optimizer: the optimizer; its owner steps it.
 
     Attributes:
         before_update: called before every update.

@@ -1,4 +1,4 @@
-"""Policies of weights: with which weights stages run in a pipeline that does not drain.
+"""Policies: which weights the stages use in a pipeline that does not drain.
 
 - ``flush``: the synchronous reference; the pipeline drains after every mini-batch (GPipe).
 - ``stash``: weight stashing (PipeDream, SOSP 2019, 3.3): a backward meets the weights of its
@@ -32,7 +32,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stage is in a pipeline that does not drain.
+    """Position of a stage in a pipeline that does not drain.
 
     Attributes:
         difference: updates of its weights between the forward and the backward of a mini-batch; it
@@ -53,7 +53,7 @@ class Place:
 
 
 class BackwardWeights(Enum):
-    """Which weights a backward meets."""
+    """The weights that a backward uses."""
 
     OF_FORWARD = "those that the forward ran with; a copy per mini-batch in flight"
     OF_THE_MOMENT = "those that the stage has then"
@@ -75,7 +75,7 @@ def _half_way(place: Place) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """With which weights the forwards and backwards of a stage run.
+    """The weights that the forwards and backwards of a stage use.
 
     Attributes:
         name: by which users choose it.

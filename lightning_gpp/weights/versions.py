@@ -1,4 +1,4 @@
-"""The weights of one stage in a pipeline that does not drain, as a policy wants them."""
+"""Keeps the weights of one stage as its policy requires."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class _VersionInUse:
 
 
 class StageWeights:
-    """Gives the weights for every mini-batch of a stage.
+    """Provides the weights for every mini-batch of a stage.
 
     Args:
-        policy: says which.
-        parameters: of the stage, by name.
-        last_steps: of the optimizers that update them.
+        policy: which weights to use.
+        parameters: parameters of the stage, by name.
+        last_steps: of the optimizers that update these parameters.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Published workloads: readers of profiles measured by others, and models of papers as data."""
+"""Published workloads: readers of others' profiles, and models of papers as data."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the readers of published formats share."""
+"""Helpers that the readers of published formats share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SOURCE = "GNNPipe (arXiv 2308.10087)"
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """What a layer does besides reading the rows of neighbours, in kernels that go over all rows.
+    """Work of a layer beside reading the rows of neighbours.
 
     Attributes:
         products: square matrices that rows are multiplied by.
@@ -75,7 +75,7 @@ HISTORY_ROWS = 3
 
 @dataclass(frozen=True)
 class FullGraphWorkload(Workload):
-    """A network on one graph.
+    """A network on one graph, described by the graph's numbers.
 
     Attributes:
         mirrors: vertices whose rows another one of eight ways reads, over all pairs.

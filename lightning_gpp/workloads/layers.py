@@ -1,4 +1,4 @@
-"""Puts models together from layers, as a graph and as the work of every operator.
+"""Builds models of layers, as a graph and as the work of every operator.
 
 Operators have the granularity of GraphPipe's figure 10 (arXiv 2406.17145): a Transformer layer is
 one attention and two linear operators; normalisation, activation function and residual belong to

@@ -72,7 +72,7 @@ class ProfiledNode(NamedTuple):
 
 
 def read_pipedream_profile(path: str | Path, *, samples: int | None = None) -> Workload:
-    """A workload from a profile of PipeDream.
+    """Reads a profile of PipeDream as a workload.
 
     Args:
         path: the file.

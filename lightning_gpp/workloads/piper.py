@@ -1,4 +1,4 @@
-"""Piper's problem as data, read from its inputs (JSON), and the workload that it describes.
+"""Reads Piper's inputs (JSON): its planning problem, and the workload in it.
 
 Source: "Piper: Multidimensional Planner for DNN Parallelization" (NeurIPS 2021), section 3. A
 *TMPC* (time, memory, parameters, communication) is one way to run an operator on a number of
@@ -86,7 +86,7 @@ class PiperEdge:
 
 @dataclass(frozen=True)
 class PiperInstance:
-    """What Piper plans.
+    """Piper's planning problem.
 
     Attributes:
         operators: in topological order.
@@ -227,7 +227,7 @@ def _names(operators: Sequence[PiperOperator]) -> dict[int, str]:
 def read_piper_workload(
     path: str | Path, *, time_unit_s: float | None = None, samples: int = 1
 ) -> Workload:
-    """A workload from an input of Piper, without tensor parallelism.
+    """Reads an input of Piper, without tensor parallelism, as a workload.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""A published workload: a model as data, what it costs, and how much of it is trained at a time."""
+"""A published workload: a model as data, its costs, and its mini-batch size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Workload:
         return self.samples_per_device * num_devices
 
     def costs_for(self, cluster: Cluster, minibatch_size: int | None = None) -> Costs:
-        """What the operators cost on the devices of a cluster.
+        """Costs of the operators on the devices of a cluster.
 
         Args:
             cluster: whose devices.

@@ -15,7 +15,7 @@ from lightning_gpp.spmd.run.moves import Collectives
 
 NUM_RANKS = 3
 SHAPES = [(2, 5), (0, 5), (7, 1)]
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.complex64)
 
 
 def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype, part: int = 0) -> Tensor:

@@ -39,7 +39,7 @@ def test_thread_that_closes_is_missed():
         transport.close()
 
     def wait(transport: Transport) -> None:
-        with pytest.raises(TransportError, match="rank 0 has gone"):
+        with pytest.raises(TransportError, match="rank 0 has ended"):
             contract.receive(transport, (0, 1, 0, 0))
 
     on_threads(leave, wait)

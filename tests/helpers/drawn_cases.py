@@ -186,7 +186,7 @@ def _with_drawn_plans(patch: pytest.MonkeyPatch, seed: int) -> None:
     from lightning_gpp.strategy.planning import planning
 
     choose = random.Random(seed)
-    patch.setattr(planning, "answer", lambda request, _: any_plan(request, choose))
+    patch.setattr(planning, "kept_answer", lambda _, request, __: any_plan(request, choose))
     patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
 
 

@@ -247,7 +247,7 @@ def _follow(module: Any) -> None:
     """As a moving average does that the user keeps."""
     with torch.no_grad():
         for parameter in module.parameters():
-            torch.zeros(parameter.shape, dtype=parameter.dtype).lerp_(parameter, 0.1)
+            torch.zeros_like(parameter, device=module.device).lerp_(parameter, 0.1)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ FAULTS = {
     ),
     "backward of the loss": Fault("the hook on the output is out of order", FailingHookModel),
     "penalty on the parameters of others": Fault(
-        "the loss depends on parameters that another rank holds", PenaltyOnAllModel
+        "parameters (or buffers )?that another rank holds.*weight_decay", PenaltyOnAllModel
     ),
     "second derivatives": Fault(
         "create_graph=True asks for second derivatives", SecondDerivativeModel, schedules=ONCE

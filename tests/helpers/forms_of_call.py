@@ -62,6 +62,20 @@ class Remembers(Forms):
         return (output - target).square().mean(), [output]
 
 
+class Recurs(Remembers):
+    """Takes the state of a recurrent layer, which has samples in its second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        second, state = self.second(self.first(x).unsqueeze(1), state)
+        return self.head(second[:, 0]), state
+
+
 class Flagged(Forms):
     """Has a layer that only training uses, behind a flag."""
 
@@ -135,4 +149,34 @@ class LogsOtherRanksWeights(Forms):
         (x, *_), target = batch
         output = self(x)
         self.log("norm", self.first[0].weight.norm())
+        return (output - target).square().mean(), [output]
+
+
+class Alternating(Flagged):
+    """Trains two steps with its layer aside, two without, and so on."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *_), target = batch
+        output = self(x, twice=self.training and self.global_step % 4 < 2)
+        return (output - target).square().mean(), [output]
+
+
+class Joined(Forms):
+    """Two layers, whose weights training reads one by one, and validation together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, *, joined: bool = False) -> Tensor:
+        hidden = self.first(x)
+        if joined:
+            hidden = hidden @ torch.linalg.multi_dot([self.left, self.right])
+        else:
+            hidden = (hidden @ self.left) @ self.right
+        return self.head(self.second(hidden))
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *_), target = batch
+        output = self(x, joined=not self.training)
         return (output - target).square().mean(), [output]

@@ -73,7 +73,7 @@ def row_by_row(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def read_by_numpy(x: Tensor, lengths: Tensor) -> Tensor:
-    return x * float(np.asarray(lengths).mean())
+    return x * float(np.asarray(lengths.cpu()).mean())
 
 
 def scaled_by_spread(x: Tensor, lengths: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def different_lengths(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor, lengths: Tensor) -> Tensor:
-    owner = torch.arange(len(x)).repeat_interleave(lengths)
+    owner = torch.arange(len(x), device=x.device).repeat_interleave(lengths)
     rows = x.repeat_interleave(lengths, 0)
     return torch.zeros_like(x).index_add(0, owner, rows) / WIDTH
 
@@ -223,7 +223,7 @@ def number_of_samples(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def place_in_batch(x: Tensor, lengths: Tensor) -> Tensor:
-    return x * torch.arange(len(x))[:, None] / 8
+    return x * torch.arange(len(x), device=x.device)[:, None] / 8
 
 
 # --- autograd inside
@@ -325,13 +325,13 @@ class PaddingMask(Habit):
 
     def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(2, 2, 4, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1)
 
     def beside(self, x: Tensor, lengths: Tensor) -> Tensor:
         pairs = torch.stack([x, x.cos()], -1)
         encoded = self.encoder(pairs, src_key_padding_mask=~mask_of(lengths))
-        return encoded[:, 0].repeat(1, WIDTH // 2)
+        return encoded.sum(1).repeat(1, WIDTH // 2)
 
 
 class MaxNorm(Habit):

@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from standin.switch import devices
 
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import quiet
@@ -41,9 +42,8 @@ def main(folder: Path, pipelines: int, is_lost: bool) -> None:
     kept = ModelCheckpoint(folder / "kept", save_last=True, every_n_train_steps=4)
     with quiet():
         trainer = lp.Trainer(
-            accelerator="cpu",
+            **devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
             num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "2")),  # as torchrun says
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             strategy=GraphPipeStrategy(pipelines=pipelines, num_microbatches=2, timeout=250),
             max_steps=NUM_STEPS,
             max_epochs=-1,

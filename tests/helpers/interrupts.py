@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,13 +25,15 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from standin.switch import devices
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.small_chain import SmallChain
 from helpers.training import quiet
+from helpers.workers import free_port
 from lightning_gpp import GraphPipeStrategy
-from lightning_gpp.strategy import build
+from lightning_gpp.strategy import build, pipeline_of_plan
 from lightning_gpp.strategy.state.partition import Partition
 
 NUM_STEPS, STEP, LIMIT_S = 9, 4, 90.0
@@ -57,6 +58,10 @@ SLURM = {
 }  # fmt: skip
 
 
+def _rank() -> int:
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
 class Bell:
     """Sends the signal to all ranks at the point, once.
 
@@ -75,8 +80,7 @@ class Bell:
 
     def at(self, point: str) -> None:
         """Rank 0, or the rank that the point names, is there."""
-        rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-        is_here = rank == int(point.endswith("of_rank_1"))
+        is_here = _rank() == int(point.endswith("of_rank_1"))
         if self._sent is not None and point == self._point and is_here and not self._mark.exists():
             self._mark.touch()
             os.killpg(0, self._sent)
@@ -124,6 +128,10 @@ class Bells(pl.Callback):
         if trainer.global_step in (0, STEP):
             self.bell.at("batch_start" if trainer.global_step else "first_batch")
 
+    def on_after_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == STEP and not _rank():
+            time.sleep(0.3)  # rank 1 steps its optimizer meanwhile
+
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == STEP:
             self.bell.at("before_optimizer")
@@ -165,7 +173,7 @@ def _bells_inside(bell: Bell) -> Iterator[None]:
 
         return rung
 
-    called = build._called
+    called = pipeline_of_plan._called
 
     def of_stage(stage: Any) -> Any:
         function = called(stage)
@@ -182,7 +190,7 @@ def _bells_inside(bell: Bell) -> Iterator[None]:
         for owner, name, point in places:
             function = ringing(getattr(owner, name), point)
             stack.enter_context(mock.patch.object(owner, name, function))
-        stack.enter_context(mock.patch.object(build, "_called", of_stage))
+        stack.enter_context(mock.patch.object(pipeline_of_plan, "_called", of_stage))
         yield
 
 
@@ -198,8 +206,7 @@ def train(folder: Path, bell: Bell, num_ranks: int, checkpoint: Path | None = No
     keep = ModelCheckpoint(folder / "kept", every_n_train_steps=3, save_last=True)
     with quiet(), _bells_inside(bell):
         trainer = pl.Trainer(
-            accelerator="cpu",
-            devices=num_ranks,
+            **(devices(num_ranks) if num_ranks > 1 else {"accelerator": "cpu", "devices": 1}),
             strategy=strategy if num_ranks > 1 else "auto",
             plugins=[SLURMEnvironment(auto_requeue=True)] if is_slurm else None,
             max_steps=NUM_STEPS,
@@ -218,9 +225,7 @@ def _forked(
     folder: Path, bell: Bell, num_ranks: int, *, slurm: bool = False, checkpoint: Path | None = None
 ) -> list[int]:
     """Trains in forked processes; how each ended (-1: not in time)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     pids: list[int] = []
     for rank in range(num_ranks):
         pid = os.fork()
@@ -283,12 +288,14 @@ class Interrupted:
         rung: whether it came to the point.
         step: of its newest checkpoint; None where there is none.
         off: relative difference of the weights that one device trains to from there.
+        said: by its processes.
     """
 
     codes: list[int]
     rung: bool
     step: int | None
     off: float | None
+    said: str = field(repr=False)
 
 
 def interrupted(name: str, point: str, num_ranks: int, expected: dict[str, Tensor]) -> Interrupted:
@@ -305,24 +312,24 @@ def interrupted(name: str, point: str, num_ranks: int, expected: dict[str, Tenso
             found = [*folder.glob("*.ckpt"), *(folder / "kept").glob("*.ckpt")]
         newest = max(found, key=lambda each: each.stat().st_mtime_ns, default=None)
         rung, step, off = (folder / "rung").exists(), None, None
-        if -1 in codes:
-            said = [path.read_text()[-3000:] for path in sorted(folder.glob("rank*.txt"))]
-            sys.stdout.write("\n---\n".join(said))
+        said = [path.read_text()[-3000:] for path in sorted(folder.glob("rank*.txt"))]
         if newest is not None:
-            step = torch.load(newest, weights_only=False)["global_step"]
+            # Not onto a GPU: none may be in use where ranks are forked.
+            step = torch.load(newest, "cpu", weights_only=False)["global_step"]
             again = folder / "again"
             again.mkdir()
             _forked(again, Bell("", None, again), 1, checkpoint=newest)
-            weights = torch.load(again / "trained.pt")
+            weights = torch.load(again / "trained.pt", "cpu")
             off = max(
                 float((weights[n] - w).abs().max() / w.abs().max()) for n, w in expected.items()
             )
-        return Interrupted(codes, rung, step, off)
+        return Interrupted(codes, rung, step, off, "\n---\n".join(said))
 
 
 def main(wanted: list[str]) -> int:
     """Prints what differs from one device; how many cases do."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has none
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         _forked(folder, Bell("", None, folder), 1)
@@ -344,6 +351,7 @@ def main(wanted: list[str]) -> int:
             is_right &= (two.off or 0.0) < 1e-9
             wrong += not is_right
             sys.stdout.write(f"{'ok' if is_right else 'WRONG'} {case}\n  {one}\n  {two}\n")
+            sys.stdout.write("" if is_right else f"{two.said}\n")
             sys.stdout.flush()
     return wrong
 

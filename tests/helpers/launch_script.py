@@ -13,6 +13,7 @@ from pathlib import Path
 import lightning.pytorch as lp
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from standin.switch import devices
 
 import lightning_gpp  # noqa: F401  (registers the strategies)
 from helpers.faults import FailOnRank
@@ -58,8 +59,7 @@ def main(strategy: str, folder: Path, fault: str) -> None:
     callbacks.append(kept)
     with quiet():
         trainer = lp.Trainer(
-            accelerator="cpu",
-            devices=1 if strategy == "auto" else NUM_RANKS,
+            **({"accelerator": "cpu", "devices": 1} if strategy == "auto" else devices(NUM_RANKS)),
             strategy=strategy,
             max_steps=-1 if fault == "forever" else NUM_STEPS,
             max_epochs=-1,

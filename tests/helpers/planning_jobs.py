@@ -19,6 +19,7 @@ from helpers.training import make_trainer, quiet
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.reports.plan.verdict import BatchTimes
 from lightning_gpp.strategy import report
+from lightning_gpp.strategy.planning import plan_cache
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
@@ -26,6 +27,13 @@ def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, l
     with messages_of("lightning_gpp.strategy.planning.profile_cache") as messages:
         plan, _ = plan_of_fit(strategy, num_ranks)
     return plan, messages
+
+
+def plan_without_search(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
+    """The same, where no planner may be asked."""
+    fault = AssertionError("a planner was asked")
+    with mock.patch.object(plan_cache, "answer", side_effect=fault):
+        return plan_and_messages(strategy, num_ranks)
 
 
 @contextmanager

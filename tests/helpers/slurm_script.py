@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from standin.switch import devices
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -54,7 +55,7 @@ def main(checkpoint: str | None, weights: str) -> None:
     module = Model().double()
     data = TensorDataset(torch.randn(320, 4).double(), torch.randn(320, 2).double())
     trainer = pl.Trainer(
-        accelerator="cpu",
+        **devices(2),
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,
@@ -62,7 +63,6 @@ def main(checkpoint: str | None, weights: str) -> None:
         enable_model_summary=False,
         default_root_dir=os.getcwd(),
         strategy=GraphPipeStrategy(num_microbatches=4, timeout=60.0),
-        devices=2,
         plugins=[SLURMEnvironment(auto_requeue=True)],
     )
     trainer.fit(module, Resumable(data, 8), ckpt_path=checkpoint)

@@ -5,8 +5,11 @@ The thread transport runs them on threads, the others on processes.
 
 from __future__ import annotations
 
+import time
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +20,7 @@ from lightning_gpp.runtime.payload import (
     pack_object,
     unpack,
 )
-from lightning_gpp.runtime.transport.transport import Transport
+from lightning_gpp.runtime.transport.transport import FIRST_BYTES, Transport
 from lightning_gpp.runtime.waits import TransportError
 
 LIMIT_S = 100.0
@@ -66,7 +69,7 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
         [torch.zeros(0, 4), torch.randn(2, 1, 2, dtype=torch.float64)],
         [torch.ones(5, dtype=torch.bfloat16).expand(3, 5).t()],
         [{"a": torch.ones(2), "n": 7}, (torch.zeros(1), None), "text"],
-        [torch.tensor([1 + 2j])],
+        [torch.tensor([1 + 2j]), torch.tensor([[3], [4]], dtype=torch.int16).t()],
         [torch.arange(6).reshape(2, 3)[:1, 1]],  # contiguous, of stride 3
         [torch.randn([1] * 9) for _ in range(12)],
         [torch.randn([1] * 9) for _ in range(2000)],
@@ -89,7 +92,9 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
     nested = unpack(receive(transport, tag))
     assert nested[0]["n"] == 7 and nested[0]["a"].tolist() == [1, 1]
     assert nested[1][1] is None and nested[2] == "text"
-    assert unpack(receive(transport, tag))[0].item() == 1 + 2j
+    complex_number, short = unpack(receive(transport, tag))
+    assert complex_number.item() == 1 + 2j
+    assert short.dtype == torch.int16 and short.tolist() == [[3, 4]]
     assert unpack(receive(transport, tag))[0].tolist() == [1]
     many = unpack(receive(transport, tag))
     assert [tensor.shape for tensor in many] == [torch.Size([1] * 9)] * 12
@@ -99,6 +104,23 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
     for count, dims in sizes:  # head and data of all lengths, small enough for one piece or not
         (ones,) = unpack(receive(transport, tag))
         assert ones.shape == (*[1] * dims, count) and ones.sum() == count
+
+
+def heads_may_be_large(transport: Transport) -> None:
+    """Larger than a first part, with tensors in the body or after it, and other messages around."""
+    tag = (0, 1, 0, 0)
+    for num_letters in (FIRST_BYTES, 1 << 20):
+        for num_numbers in (0, 3, FIRST_BYTES):
+            numbers, flag = torch.arange(num_numbers), torch.tensor([True])
+            if transport.rank == 0:
+                transport.send(pack(["a" * num_letters, numbers, flag, 7]), target=1, tag=tag)
+                transport.send(pack([torch.ones(2)]), target=1, tag=tag)
+                transport.flush()
+                continue
+            text, received, received_flag, last = unpack(receive(transport, tag))
+            assert (text, last) == ("a" * num_letters, 7)
+            assert torch.equal(received, numbers) and torch.equal(received_flag, flag)
+            assert unpack(receive(transport, tag))[0].tolist() == [1, 1]
 
 
 def gradient_flags_and_gaps_survive(transport: Transport) -> None:
@@ -147,6 +169,26 @@ def received_tensors_stay_as_they_came(transport: Transport) -> None:
         assert [row.unique().tolist() for row in kept] == [[10.0 + n] for n in range(6)]
 
 
+def sent_tensors_are_let_go(transport: Transport) -> None:
+    """Before a flush, too: a step of many micro-batches sends more than it has memory for."""
+    tag, count = (0, 1, 0, 0), 12
+    if transport.rank == 0:
+        sent = []
+        for number in range(count):
+            memory = np.full(1 << 20, number, dtype=np.float32)
+            sent.append(weakref.ref(memory))
+            transport.send(pack([torch.from_numpy(memory)]), target=1, tag=tag)
+            del memory
+        end = time.monotonic() + LIMIT_S
+        while sum(each() is not None for each in sent) > count // 2:
+            assert time.monotonic() < end, "what was sent is still there"
+            time.sleep(0.01)
+        transport.flush()
+    else:
+        for number in range(count):
+            assert unpack(receive(transport, tag))[0].unique().tolist() == [number]
+
+
 def receive_gives_up(transport: Transport) -> None:
     if transport.rank == 1:
         with pytest.raises(TransportError, match=r"stage 7.*rank 0 within 0\.3 s"):
@@ -182,9 +224,11 @@ CHECKS = (
     tags_can_be_received_in_any_order,
     both_may_send_first,
     shapes_types_and_structures_vary,
+    heads_may_be_large,
     gradient_flags_and_gaps_survive,
     sends_never_wait_for_the_receiver,
     received_tensors_stay_as_they_came,
     shapes_without_values_travel,
+    sent_tensors_are_let_go,
     receive_gives_up,
 )

@@ -135,6 +135,8 @@ def _destroy_process_group() -> None:
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    # A start that failed was counted too, and ranks meet only under the same number.
+    torch.distributed.distributed_c10d._world.group_count = 0
 
 
 def _is_torchs(thread: threading.Thread) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -272,10 +273,15 @@ class WorkerPool:
 
 
 def free_port() -> int:
-    """A TCP port of this host that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free TCP port of this host, below the ephemeral range, so that no connection takes it.
+
+    It is above the ports that Lightning derives from the ids of SLURM jobs.
+    """
+    while True:
+        port = random.SystemRandom().randrange(25_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:

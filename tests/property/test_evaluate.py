@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.graphs import literal_graph, model_graphs, profile_of
+from helpers.orders import most_in_flight
 from helpers.plan_cases import questions, without_feed_gradients
 from helpers.stage_dags import stage_graphs
 from hypothesis import assume, given
@@ -15,7 +16,6 @@ from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import edge_bytes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.schedule import SCHEDULES, Action, Kind, build_program, dry_run
-from lightning_gpp.schedule.schedules import most_in_flight
 
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
@@ -37,6 +37,20 @@ def test_evaluating_below_a_step_gives_the_same_or_nothing(data, fraction):
     expected = found if found.step_s <= limit_s else None
     assert evaluate_below(plan, request, limit_s) == expected
     assert evaluate_below(plan, request, found.step_s) == found
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_the_first_of_many_micro_batches_tell_how_long_all_take(schedule):
+    graph = literal_graph(dict(zip("abcd", "xabc")))
+    stages = tuple(Stage(at, (name,), (at,)) for at, name in enumerate("abcd"))
+    plan = Plan(stages, num_microbatches=1024)
+    options = {"minibatch_size": 1024, "costs": profile_of(graph), "schedule": schedule}
+    request = plan_request(graph, uniform_cluster(4, Link(1e9)), **options)
+    rough = evaluate_below(plan, request, 1e9, is_rough=True)
+    played = sum(len(frame.missing) for frame in request.tables.frames.values())
+    assert played < 0.1 * 2 * 4 * 1024
+    assert rough.step_s == pytest.approx(evaluate_plan(plan, request).step_s, rel=1e-3)
+    assert evaluate_below(plan, request, 0.5 * rough.step_s, is_rough=True) is None
 
 
 @given(stage_graphs(), st.data(), st.sampled_from(sorted(SCHEDULES)))

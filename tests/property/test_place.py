@@ -153,7 +153,7 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
     again = draft_of(plan, tables)
     assert again == draft.reduced()
-    least_s = DraftBounds(tables, is_chain=True).least_s(draft)
+    least_s = bounds.least_s(draft, is_chain=True)
     assert bounds.least_s(draft) <= least_s * (1 + 1e-9)  # it waits for more
     chain_s = evaluate_plan(replace(plan, is_chain=True), request).step_s
     assert least_s <= chain_s * (1 + 1e-9)

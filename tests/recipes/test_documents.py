@@ -19,13 +19,14 @@ from helpers.documents import (
     scripts,
     snippets,
 )
-from helpers.published import PIPEDREAM
+from helpers.published import PIPEDREAM, piper_document, write_piper
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from lightning.pytorch import Trainer
 
 from lightning_gpp import EmulatedAccelerator, GNNPipeStrategy, GraphPipeStrategy, TimelineCallback
 from lightning_gpp.cluster import cluster_preset
+from lightning_gpp.planner import plan_request
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier
 from lightning_gpp.strategy import HAPStrategy
 from lightning_gpp.workloads import WORKLOADS
@@ -66,7 +67,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert (ROOT / "README.md").read_text().count("\n") <= 200
+    assert (ROOT / "README.md").read_text().count("\n") <= 160
 
 
 def test_extras_are_there() -> None:
@@ -154,6 +155,7 @@ def test_snippets_run(
     """Classes, functions and options are as the pages say; nothing is trained."""
     monkeypatch.setattr("lightning.pytorch.Trainer", Fitted)
     Path("graph.txt").write_text(PIPEDREAM)
+    write_piper(Path("piper.json"), piper_document())
     code = compile(snippet.text, snippet.place, "exec")
     if NEEDS_DEVICES not in snippet.text:
         exec(code, {"__name__": "snippet", **names})
@@ -194,6 +196,7 @@ def names() -> dict[str, Any]:
         "module": MultimodalClassifier.for_data(data),
         "nn": torch.nn,
         "plan": plan,
+        "request": plan_request(workload.graph, cluster, minibatch_size=4096),
         "torch": torch,
         "workload": workload,
     }

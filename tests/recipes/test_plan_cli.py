@@ -208,7 +208,7 @@ class TestCompare:
     ) -> None:
         with pytest.raises(SystemExit):
             graphpipe("job=compare", *REDDIT)
-        assert "job=plan says how long an epoch takes" in capsys.readouterr().err
+        assert "nothing is compared; use job=plan" in capsys.readouterr().err
 
     def test_a_sweep_has_a_column_for_every_planner(self, graphpipe: Run, run_folder: Path) -> None:
         printed = graphpipe(

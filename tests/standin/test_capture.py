@@ -14,6 +14,7 @@ from helpers.workers import WorkerPool
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
+from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.values.placed import on_device
 
 WIDTH = 256
@@ -127,6 +128,29 @@ def test_a_model_is_captured_layer_by_layer(
     assert found.pop("left_bytes") < WIDTH * WIDTH  # constants in the graph
     assert found.pop("gradients") == []
     assert found == dict.fromkeys(found, True)
+
+
+class Remembers(nn.Module):
+    """Computes with a mean that an earlier call has left."""
+
+    mean: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = x.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        return x - 0.01 * self.mean
+
+
+def error_of_capture() -> str:
+    with pytest.raises(CaptureError) as caught:
+        capture(Remembers(), (torch.randn(8, 3, device="cuda:0"),))
+    return str(caught.value)
+
+
+def test_memory_of_an_earlier_call_is_no_noise(gpus: WorkerPool) -> None:
+    """Values that differ a little, where two runs of a GPU do not."""
+    [text] = gpus.run(error_of_capture, num_ranks=1)
+    assert "what an earlier call left in mean" in text
 
 
 class Tied(nn.Module):

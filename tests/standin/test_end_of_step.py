@@ -10,6 +10,7 @@ import torch
 from helpers.workers import WorkerPool
 from torch import nn
 
+from lightning_gpp.common.host_copies import Originals
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums import GradientBucket
@@ -17,6 +18,7 @@ from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.cutting.graphs import graph_slices
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.precision import AgreedScaler
+from lightning_gpp.strategy.step.cut_checks import CountedEntries
 
 
 def on_gpu(*values: float) -> list[torch.Tensor]:
@@ -128,14 +130,39 @@ def batches_of_graphs() -> Piece:
     return prepare, run, check
 
 
+def entries_of_a_batch(factor: int | None = None) -> Piece:
+    """Of small batches they are counted in the host memory that these were copied from."""
+    originals = Originals()
+
+    def prepare() -> dict[str, torch.Tensor]:
+        batch = {"words": torch.tensor([[5, 0, 0], [5, 6, 7], [1, 2, 5], [4, 5, 6]])}
+        placed = {"words": batch["words"].cuda()}
+        originals.note(batch, placed)
+        if factor is not None:
+            placed["words"] *= factor
+        return {"words": placed["words"][:, 1:]}
+
+    def run(batch: dict[str, torch.Tensor]) -> list[int]:
+        return CountedEntries().new_pairs(originals.of(batch), [1, 1, 1, 1])
+
+    def check(pairs: list[int]) -> None:
+        assert pairs == ([0] if factor is None else [])
+
+    return prepare, run, check
+
+
+def entries_of_a_changed_batch() -> Piece:
+    return entries_of_a_batch(0)
+
+
 PIECES: dict[str, Callable[[], Piece]] = {
     piece.__name__: piece
     for piece in (
         *(loss_scale, summed_buckets, staying_inputs, results_of_microbatches),
-        batches_of_graphs,
+        *(batches_of_graphs, entries_of_a_batch, entries_of_a_changed_batch),
     )
 }
-NO_WAIT = {"summed_buckets", "results_of_microbatches"}
+NO_WAIT = {"summed_buckets", "results_of_microbatches", "entries_of_a_batch"}
 
 
 @pytest.mark.parametrize("piece", PIECES)

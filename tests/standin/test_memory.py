@@ -11,6 +11,8 @@ import pytest
 import torch
 from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
+from lightning.pytorch.plugins import AsyncCheckpointIO
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from standin.test_waits import Blocks
@@ -24,6 +26,16 @@ gradients of a block that is being measured; activations."""
 MODEL_BYTES = NUM_BLOCKS * BLOCK_BYTES
 PLAN = [[f"blocks.{index}" for index in range(NUM_BLOCKS - 1)], [f"blocks.{NUM_BLOCKS - 1}"]]
 """The last stage, with the loss, is that of rank 0."""
+
+
+class InBackground(AsyncCheckpointIO):
+    """Saves copies of what it is given, which are made where that is."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        leaves = pytree.tree_leaves(checkpoint)
+        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        assert devices == {"cpu"}
+        super().save_checkpoint(checkpoint, *args, **kwargs)
 
 
 class Saves(lp.Callback):
@@ -41,7 +53,8 @@ def peak_bytes(path: str) -> int:
     """Trains, saves, and puts the model together at the end; the most this rank's GPU held."""
     strategy = {"plan": PLAN, "cache": False, "num_microbatches": 2}
     with quiet():
-        trainer = make_trainer(strategy, 2, max_steps=4, callbacks=[Saves(path)])
+        options = {"callbacks": [Saves(path)], "plugins": [InBackground()]}
+        trainer = make_trainer(strategy, 2, max_steps=4, **options)
         batches = torch.randn(4, BATCH, WIDTH)
         torch.cuda.reset_peak_memory_stats(trainer.strategy.root_device)
         before = torch.cuda.memory_allocated(trainer.strategy.root_device)  # of earlier tests
@@ -69,7 +82,7 @@ def little_room(strategy: dict[str, Any], room_bytes: int) -> tuple[list[str], i
 
 def test_a_gpu_with_less_room_than_the_plan_needs(gpus: WorkerPool) -> None:
     (told, _), *others = gpus.run(little_room, {"plan": PLAN}, 8 * BLOCK_BYTES, num_ranks=2)
-    assert len(told) == 1 and "of the device of rank 1, which has" in told[0]
+    assert len(told) == 1 and "on rank 1, whose device has" in told[0]
     assert [texts for texts, _ in others] == [[]]
 
 

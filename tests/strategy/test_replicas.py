@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.jobs import actions_of_fit
 from helpers.models import DataSpec, ExportableModel, TiedEmbeddings
 from helpers.modules import PenaltyModel, TrainedAroundModel, epoch_checkpoints
@@ -21,6 +22,7 @@ from helpers.reference import (
 )
 from helpers.training import Training
 from helpers.workers import WorkerError, WorkerPool
+from torch import Tensor
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
@@ -197,6 +199,27 @@ def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
     assert_equal_training(
         *(pool, training), num_ranks=3, num_microbatches=8, plan=plan, schedule=schedule
     )
+
+
+class TwoTypes(ExportableModel):
+    """One tower computes in float64, and is called between layers that do not."""
+
+    def setup(self, stage: str) -> None:
+        self.right.double()
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        joined = torch.cat([self.left(left), self.right(right.double()).float()], dim=1)
+        return self.head(self.norm(self.fuse(joined))) + self.offset
+
+
+def test_parameters_of_two_types(pool: WorkerPool) -> None:
+    """An all-reduce has gradients of one type."""
+    training = Training(TwoTypes, DataSpec(num_inputs=2, dtype="float32"))
+    plan = [
+        {"modules": ["left", "right", "fuse"], "devices": [0, 1]},
+        {"modules": ["norm", "head"], "device": 2},
+    ]
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=2, plan=plan)
 
 
 @pytest.mark.parametrize("planner", ["data_parallel", "graphpipe"])

@@ -1,1 +1,1 @@
-"""Whether a captured graph is the module, tried without leaving traces on it."""
+"""Checks that a captured graph computes what the module does, without changing the module."""

@@ -1,4 +1,4 @@
-"""Backwards that do more than the chain rule, and so may look at gradients of other samples.
+"""Finds backwards that may look at gradients of other samples.
 
 Where a batch is cut, a hook is called for every micro-batch, with a part of the gradient; so is the
 backward of an autograd function. What a hook does (clip, normalize, draw) nobody can know; of a
@@ -32,18 +32,18 @@ _UNEQUAL, _NOISE = 0.05, 1e-4
 
 @dataclass(slots=True)
 class Backwards:
-    """What a forward did that its backward goes through.
+    """Hooks and autograd functions that a forward's backward goes through.
 
     Attributes:
-        hook: a line that puts a hook on a value's gradient; None if there is none.
-        function: an autograd function of the user's own, by name; likewise.
+        hook: source line that registers a hook on a gradient; None if there is none.
+        function: name of an autograd function of the user; None if there is none.
     """
 
     hook: str | None = None
     function: str | None = None
 
     def described(self, module: nn.Module) -> str | None:
-        """What of it, or of the module's own hooks, there is; None if nothing."""
+        """Names the hook or function, or a hook of the module itself; None if there is none."""
         function = self.function and f"forward has a backward of its own ({self.function})"
         return self.hook or hooked(module) or function
 
@@ -111,7 +111,7 @@ def weighted_sum(output: Any, rows: Tensor | None = None, num: int = 0) -> Tenso
 def gradients_of(
     loss: Tensor | None, module: nn.Module, inputs: Mapping[str, Tensor], weights: HostWeights
 ) -> dict[str, Tensor | None]:
-    """Of a module's parameters and inputs by name; whatever gradients these had is gone.
+    """Gradients of a module's parameters and inputs by name, after which they are cleared.
 
     Of those of parameters in files sums are given: memory and disk have no room for them all.
     """

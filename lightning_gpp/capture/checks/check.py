@@ -1,4 +1,4 @@
-"""Are two results of a forward and its backward the same, and are parameters what they were?"""
+"""Compares two results of a forward and its backward, and parameters before and after."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _OF_FLOAT32 = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one forward gave, and its backward if there was one.
+    """The results of one forward, and of its backward if there was one.
 
     Attributes:
-        output: of forward.
-        gradients: by parameter or input name; None where there is none. Empty without a backward.
-        buffers: by name, after the forward.
-        changes: of the module, taken back.
+        output: what forward returned.
+        gradients: by name of a parameter or input; None where there is none; empty without a
+            backward.
+        buffers: buffers after the forward, by name.
+        changes: changes of the module, which were undone.
         draws: whether forward drew random numbers from torch.
     """
 
@@ -47,10 +48,10 @@ class Result:
 
 
 class ValuesDifferError(CaptureError):
-    """Two results have the same form and other values.
+    """Two results have the same form but other values.
 
     Attributes:
-        is_large: whether by more than rounding can explain in any precision.
+        is_large: whether the difference is larger than rounding in any precision.
     """
 
     def __init__(self, text: str, *, is_large: bool) -> None:
@@ -74,11 +75,11 @@ def compare(expected: Result, got: Result, what: str) -> None:
     for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
         place = f" {[step.key for step in path]}" if path else ""
         _compare_leaf(leaf, got_leaf, f"{what}: output{place}")
-    gradients = expected.gradients
+    gradients, beside = expected.gradients, tuple(expected.gradients.values())
     for name, gradient in got.gradients.items():
         # Large terms may cancel into a small gradient, of which few digits are left.
         text = f"{what}: the gradient of {name!r}"
-        _compare_leaf(gradients[name], gradient, text, tuple(gradients.values()))
+        _compare_leaf(gradients[name], gradient, text, beside)
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 
@@ -170,7 +171,7 @@ def relative_tolerance(dtype: torch.dtype, *, of_float32: float) -> float:
 
 
 def of_other_sizes(device: torch.device) -> float:
-    """What is rounding in float32 between results of the same samples in batches of other sizes.
+    """Relative rounding error in float32 between batches of different sizes.
 
     Other sizes are computed by other kernels. GPUs that can compute convolutions in TF32 unless
     told otherwise, and products of matrices if told.
@@ -188,11 +189,10 @@ def is_tf32(device: torch.device) -> bool:
     """Whether a device may compute in TF32 what is in float32."""
     if device.type != "cuda" or torch.version.hip:
         return False
-    if torch.cuda.get_device_capability(device)[0] < 8:
-        return False
     cudnn: Any = torch.backends.cudnn
     switches = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-    return any(switch.fp32_precision == "tf32" for switch in switches)
+    has_it = torch.cuda.get_device_capability(device)[0] >= 8
+    return has_it and any(switch.fp32_precision == "tf32" for switch in switches)
 
 
 def is_autocast() -> bool:
@@ -243,8 +243,8 @@ def check_unchanged(changed: Iterable[str]) -> None:
     """
     if names := ", ".join(map(repr, sorted(changed))):
         raise CaptureError(
-            f"forward changes or replaces {names}: every stage and "
-            "micro-batch would do so anew. Make what forward updates a buffer (register_buffer), "
-            "and bound parameters (clamp, normalize, max_norm) where every rank does: in "
-            "on_train_batch_start of a callback, or in optimizer_step after the step"
+            f"forward changes or replaces the parameters {names}; a pipeline would do so in every "
+            "micro-batch. Make what forward updates a buffer (register_buffer). Bound parameters "
+            "(clamp, normalize, max_norm) in a hook that runs on every rank: on_train_batch_start "
+            "of a callback, or optimizer_step after the step"
         )

@@ -1,4 +1,4 @@
-"""Modules whose calls hooks of the user's look at and do not change: rehearsals leave these out.
+"""Finds modules whose hooks only observe; rehearsals leave such hooks out.
 
 Whether a hook changes something (what it returns, tensors, its module) only a call shows. So all
 run in the first rehearsal of a model, and those that only look on in real calls alone from then on.

@@ -1,4 +1,4 @@
-"""Runs of a module, and of graphs of it, that leave no trace.
+"""Runs a module, and graphs of it, without leaving a trace.
 
 The module itself runs once beside its traces: in train mode, with inputs of another size than it is
 traced with. What a graph of it computes with these is compared, gradients included: the operators
@@ -69,7 +69,7 @@ _Seen = Mapping[fx.Node, Observation]
 
 
 class Rehearsal:
-    """What a module computes, and what graphs of it do.
+    """Results of a module, and of graphs of it.
 
     Args:
         module: whose forward.
@@ -218,14 +218,13 @@ class Rehearsal:
             if later is not None:
                 compare(Result(first, {}), Result(later, {}), "a second call")
         except Exception as error:  # of the user's code as well, by what is left
-            is_values = isinstance(error, ValuesDifferError) and not error.is_large
-            if is_values and self.sample.device.type != "cpu":
+            if isinstance(error, ValuesDifferError) and self._is_noise(error, self.own, True):
                 return
             raise CaptureError(
-                f"forward computes with what an earlier call left in "
-                f"{', '.join(self.own.changes.attributes)}: a "
-                "pipelined forward runs elsewhere, once for every micro-batch. Give it as an "
-                "argument and return it, or make it a buffer (register_buffer)"
+                "forward computes with what an earlier call left in "
+                f"{', '.join(self.own.changes.attributes)}. A pipelined forward runs in other "
+                "processes, once per micro-batch, and would find another value. Pass the value as "
+                "an argument and return the new one, or make it a buffer (register_buffer)"
             ) from None
 
     # Graphs of it -------------------------------------------------------------------------------
@@ -238,7 +237,7 @@ class Rehearsal:
         loss: _Loss | None = None,
         observer: Observer | None = None,
     ) -> tuple[Result, dict[fx.Node, Observation]]:
-        """What a trace computes, and what its nodes do; those that an observer knows do it once."""
+        """Result of a trace and observations of its nodes; nodes observed before do not run."""
         seen: dict[fx.Node, Observation] = {}
         observer = observer or Observer(self.module)
 
@@ -263,7 +262,8 @@ class Rehearsal:
                 if error.scope or self.other is self.sample:  # a sub-module can be kept whole
                     raise
                 _logger.warning(
-                    "captured with micro-batches of %d samples, as forward raises with %d: %s",
+                    "the model was captured with %d samples only, because its forward raises an "
+                    "error with %d: %s",
                     *(self.sample.num_samples, self.other.num_samples, error),
                 )
                 self._go_on()
@@ -273,27 +273,29 @@ class Rehearsal:
         return seen
 
     def _compared(self, trace: Trace, own: Result, *, training: bool) -> _Seen:
-        """Compares; what the nodes do.
-
-        On a device that may differ from run to run by more than rounding itself: kernels add up in
-        any order, in half precision (backwards of fused attention).
-        """
-        mode = "train" if training else "eval"
-        what = f"{mode} mode, {self.other.num_samples} samples"
-        loss = weighted_sum if training else None
-        got, seen = self.replayed(trace, self.other, training, loss)
+        """Compares; what the nodes do."""
+        what = f"{'train' if training else 'eval'} mode, {self.other.num_samples} samples"
+        got, seen = self.replayed(trace, self.other, training, weighted_sum if training else None)
         try:
             compare(own, got, what)
         except ValuesDifferError as error:
-            if error.is_large or self.other.device.type == "cpu":
+            if not self._is_noise(error, own, training):
                 raise
-            again = self._run(self._forward, self.other, training, loss)
-            try:
-                compare(own, again, what)
-            except ValuesDifferError:
-                return seen
-            raise
         return seen
+
+    def _is_noise(self, error: ValuesDifferError, own: Result, training: bool) -> bool:
+        """Whether the device differs from run to run by more than rounding itself.
+
+        Kernels add up in any order, in half precision (backwards of fused attention).
+        """
+        if error.is_large or self.other.device.type == "cpu":
+            return False
+        loss = weighted_sum if training else None
+        try:
+            compare(own, self._run(self._forward, self.other, training, loss), "a second run")
+        except ValuesDifferError:
+            return True
+        return False
 
     def steady(self, trace: Trace, changing: frozenset[str]) -> frozenset[str]:
         """The buffers, of those that change, that change alike whatever forward is called with."""
@@ -301,13 +303,12 @@ class Rehearsal:
             return changing
         try:
             other, _ = self.replayed(trace, other_content(self.sample), True)
-        except Exception as error:  # the model itself may not take this size
-            _logger.info("which buffers change alike cannot be told: %s", error)
+        except Exception:  # the model itself may not take this size
             return frozenset()
         return steady_names(self.module, changing, self.own.buffers, other.buffers)
 
     def meets_in_backward(self, trace: Trace) -> str | None:
-        """Where gradients of samples may meet that forward keeps apart; None if nowhere.
+        """Where the backward mixes gradients of samples that forward keeps apart; None if nowhere.
 
         Args:
             trace: in evaluation mode, where nothing is drawn.

@@ -1,4 +1,4 @@
-"""Running a model without leaving traces on it, and what its runs change."""
+"""Undoes everything that running a model changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MISSING = object()
 
 @dataclass
 class Changes:
-    """What a forward changed and a rollback took back.
+    """Changes by a forward that were undone.
 
     Attributes:
         attributes: qualified names of plain attributes (counters, lists, cached tensors).
@@ -61,10 +61,10 @@ def rollback(module: nn.Module) -> Iterator[ModuleState]:
 
 
 class ModuleState:
-    """Attributes and buffers of a module and its parts, and the states of all random generators.
+    """The attributes and buffers of a module, and the states of all random generators.
 
     Args:
-        module: whose; its parameters are left alone.
+        module: the module; its parameters are not kept.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,7 +77,7 @@ class ModuleState:
         self._numpy_state = self._numpy.random.get_state() if self._numpy else None
 
     def changes(self) -> Changes:
-        """What is not as it was."""
+        """The differences from the present state of the module."""
         found = Changes()
         for prefix, part, _, before, held in self._parts:
             now, changed = vars(part), _replaced_keys(part, before)
@@ -121,7 +121,7 @@ def _replaced_keys(part: nn.Module, before: dict[str, Any]) -> list[str]:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Of torch's generators of the CPU and of a device; another one once code has drawn."""
+    """State of torch's generators, of the CPU and of a device; changes when code draws."""
     state = torch.random.get_rng_state()
     if device.type in ("cpu", "meta"):
         return state
@@ -233,7 +233,7 @@ def owner_of(module: nn.Module, name: str) -> nn.Module:
 
 
 def keep(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
-    """What puts buffers back to what they are now.
+    """Returns a function that puts buffers back to their present values.
 
     Unchanged ones are left alone, as autograd may have saved them.
     """

@@ -1,1 +1,1 @@
-"""From traced nodes to operators: what they do, which of them belong together."""
+"""From traced nodes to operators: what they do, and which belong together."""

@@ -1,4 +1,4 @@
-"""What a captured model and its modules are, as texts that are equal in every process.
+"""Identifies captured models and modules by texts that are equal in every process.
 
 And the order in which one process found the nodes, in another that goes through sets otherwise:
 Python draws the order of a set of strings anew in every process, so that a forward which goes
@@ -27,7 +27,7 @@ NodeContents = tuple[tuple[str, str], ...]
 
 
 def node_contents(trace: Trace) -> NodeContents:
-    """Of all nodes, the output included."""
+    """Text of every node, the output included."""
     contents: dict[str, str] = {}
     for node in trace.graph.nodes:
         given = fx.node.map_arg([node.args, node.kwargs], lambda arg: f"%{contents[arg.name]}")
@@ -80,9 +80,9 @@ def in_order(traces: Mapping[bool, Trace], nodes: NodeContents) -> dict[bool, Tr
         return {mode: _reordered(trace, place_of, nodes) for mode, trace in traces.items()}
     except (KeyError, IndexError):
         raise CaptureError(
-            "this process captured another model than the one that was checked: all must "
-            "build the same model and take the same path through its forward (a set of strings has "
-            "another order in every process: go through it sorted)"
+            "this process captured another model than rank 0. All ranks must build the same model "
+            "and take the same path through its forward. (A set of strings has another order in "
+            "every process: iterate over sorted(...).)"
         ) from None
 
 

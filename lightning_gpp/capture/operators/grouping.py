@@ -1,4 +1,4 @@
-"""Which nodes form one operator.
+"""Groups nodes to operators.
 
 An operator is the smallest thing that a planner places, so nodes that must not be parted, or are
 not worth parting, form one:
@@ -17,6 +17,7 @@ Joining can close a cycle over nodes in between; then these join too.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx, nn
@@ -57,7 +58,7 @@ def group_nodes(
 
 
 class NodeGroups:
-    """A partition of nodes that only grows coarser; a group is the number of its first node.
+    """A partition of nodes that only becomes coarser; a group is named by its first node.
 
     Args:
         nodes: in running order.
@@ -229,8 +230,9 @@ class _Graph:
             names[id(item)]
             for container in module.modules()
             if isinstance(container, _CONTAINERS)
+            for kinds in [Counter(map(type, container.children()))]
             for item in container.children()
-            if [type(each) for each in container.children()].count(type(item)) > 1
+            if kinds[type(item)] > 1
         } & self._with_children
         number = {node: i for i, nodes in enumerate(groups) for node in nodes}
         self.reads = [

@@ -1,4 +1,4 @@
-"""What a traced graph does when it runs: types of its values, and what it changes in place.
+"""Observes a traced graph while it runs: types of its values, and changes in place.
 
 Nothing is derived from names or schemas: every node runs once, and version counters and storages
 tell which tensors it changed and which share memory. Calls that a tracer runs are observed then.
@@ -36,8 +36,8 @@ class Observation:
 
     Attributes:
         value: its result, if it is no tensor and contains none; else None.
-        shapes: of the tensors in its result.
-        dtypes: of the same.
+        shapes: shapes of the tensors in its result.
+        dtypes: their types.
         is_tensor: whether the result is a tensor itself, and not a container.
         requires_grad: whether one of them carries a gradient.
         touched: ids of the storages that it read or returned.
@@ -61,7 +61,7 @@ class Observation:
 
 
 class Observer:
-    """Watches nodes while they run.
+    """Observes nodes while they run.
 
     Args:
         module: the captured module; its buffers change as its forward changes them.
@@ -69,7 +69,7 @@ class Observer:
     Attributes:
         module: likewise.
         names: of its parts, parameters and buffers.
-        observations: of the nodes that ran.
+        observations: of the nodes that ran, by node.
         values: likewise.
     """
 
@@ -135,7 +135,7 @@ class Observer:
         return self.values[node]
 
     def output(self, trace: Trace) -> Any:
-        """What a trace returns whose nodes ran."""
+        """The result of a trace whose nodes have run."""
         leaves = trace.outputs
         return trace.output.unflatten(
             [self.value(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
@@ -273,7 +273,7 @@ def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trac
 
 
 def observation(node: fx.Node) -> Observation:
-    """What a normalized node did when it ran."""
+    """The observation of a normalized node."""
     found: Observation = node.meta["observation"]
     return found
 

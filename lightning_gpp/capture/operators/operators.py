@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from torch import fx, nn
 
@@ -33,9 +33,13 @@ def model_graph(
     """
     nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
     table = Names.of(module)
-    canonical, parameters = table.canonical(module), dict(module.named_parameters())
-    owned = {n.name: read_names(n, canonical) | assigned_buffers(n, table) for n in nodes}
-    buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
+    parts, parameters = table.owned(module), dict(module.named_parameters())
+    places = {name: place for place, name in enumerate(parameters)}
+    owned = {n.name: read_names(n, parts) | assigned_buffers(n, table) for n in nodes}
+    buffers = {
+        name: frozenset(each for each in tensors if each not in parameters)
+        for name, tensors in owned.items()
+    }
     operators, members, taken = [], dict[str, tuple[str, ...]](), {node.name for node in nodes}
     for group, call in coarsen(group_nodes(traces, buffers), module):
         principal = _principal(group)
@@ -54,7 +58,7 @@ def model_graph(
             scope=principal.meta["scope"] if call is None else call.name,
             inputs=tuple(dict.fromkeys(arg.name for arg in inputs if arg.op != "get_attr")),
             outputs=tuple(_value(node, cuts) for node in group if set(node.users) - inside),
-            parameters=tuple(name for name in parameters if name in read),
+            parameters=tuple(sorted(read & places.keys(), key=places.__getitem__)),
             state=tuple(sorted(changed)),
         )
         operators.append(operator)
@@ -79,18 +83,17 @@ def model_graph(
     return graph, members
 
 
-def read_names(node: fx.Node, canonical: Mapping[str, str]) -> frozenset[str]:
+def read_names(node: fx.Node, owned: Mapping[str, Set[str]]) -> frozenset[str]:
     """Canonical names of the parameters and buffers that a node reads.
 
     Args:
         node: in question.
-        canonical: by every name.
+        owned: those in every part of the module.
     """
     found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
     if node.op == "call_module" or isinstance(node.target, WholeMethod):
         name = node.target if node.op == "call_module" else node.meta["layer"].name
-        prefix = f"{name}." if name else ""
-        found |= {name for full, name in canonical.items() if full.startswith(prefix)}
+        found |= owned.get(str(name), set())
     return frozenset(found)
 
 

@@ -1,4 +1,4 @@
-"""How every value of a traced graph goes with the samples of a micro-batch, and where these meet.
+"""How each value of a traced graph depends on the samples, and where samples meet.
 
 Where stages take micro-batches of different sizes, values are cut and joined between them. Shapes
 alone do not tell how: ``arange(batch_size)`` grows with the samples, but its second half is not
@@ -318,7 +318,7 @@ def tells_shape(node: fx.Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How values can be cut, all by the name of the value.
+    """How values can be cut, by name of the value.
 
     Attributes:
         batch_dims: dimension of the samples of each tensor in a value.

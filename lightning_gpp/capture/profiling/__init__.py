@@ -1,1 +1,1 @@
-"""What operators cost: seconds and bytes, measured."""
+"""Measures the costs of operators."""

@@ -1,4 +1,4 @@
-"""Measures what the operators of a captured model cost, at several micro-batch sizes.
+"""Measures the costs of a captured model's operators at several micro-batch sizes.
 
 Operators are measured in turn, those that do the same work once for all. Measured one by one, equal
 layers seem to differ by what the machine did meanwhile, and a planner would cut where the
@@ -15,6 +15,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -106,8 +107,8 @@ def profile_costs(
                 continue
             if time.monotonic() > deadline_s:
                 _logger.warning(
-                    "profiling took more than its %.0f s: %d of %d micro-batch sizes were "
-                    "measured, some operators once only; the plan may be a little worse",
+                    "measuring the model took longer than %.0f s and was cut short: %d of %d "
+                    "micro-batch sizes were measured. The plan may be slightly worse",
                     *(budget_s, len(found), num_sizes),
                 )
                 break
@@ -239,11 +240,11 @@ def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
 
 
 class OperatorProbe:
-    """Runs one operator on given values, as often as its times need to settle.
+    """Runs one operator on given values until its times settle.
 
     Args:
-        captured: the model.
-        operator: the operator.
+        captured: the captured model.
+        operator: name of the operator.
         device: where its values are.
         stage: with it alone; by default as the model has it.
         run: calls the stage with values; by default on a whole micro-batch.
@@ -271,7 +272,7 @@ class OperatorProbe:
     def measure(
         self, values: Mapping[str, Any], seen: OpProfile, repeats: int, deadline_s: float
     ) -> OpProfile:
-        """What :meth:`look` told, with the seconds of the operator.
+        """The result of :meth:`look`, with the seconds of the operator.
 
         The run that warms up leaves gradients of the parameters, to which the others add theirs, as
         every micro-batch but the first does: with small ones that is a good part of a backward.
@@ -315,15 +316,23 @@ class OperatorProbe:
 
         counter, flops = FlopCounterMode(display=False), 0.0
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-        try:
-            with counter, hooks:
-                self._forward(values)
-            flops = float(counter.get_total_flops())
-        except Exception as error:  # the counter looks into every call, and may not know one
+        for watches in ((counter, hooks), (hooks,), ()):
             saved.clear()
-            with hooks:
-                self._forward(values)
-            _logger.info("the flops of %s cannot be counted: %s", self.name, error)
+            try:
+                with ExitStack() as stack:
+                    for watch in watches:
+                        stack.enter_context(watch)
+                    self._forward(values)
+                break
+            except Exception as error:  # some calls take no counter, and torch.func.grad no hooks
+                if not watches:
+                    raise
+                _logger.info("operations and memory of %s are not counted: %s", self.name, error)
+        if counter in watches:
+            flops = float(counter.get_total_flops())
+        if not watches:
+            for tensor in tensors_of(self.results):
+                note(tensor)
         return OpProfile(0.0, activation_bytes=sum(saved.values()), forward_flops=flops)
 
     def _forward(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], float]:

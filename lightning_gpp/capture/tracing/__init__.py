@@ -1,1 +1,1 @@
-"""Ways to trace a forward into a graph, and what keeps a module or a function whole in it."""
+"""Traces a forward into a graph, and decides what stays whole in it."""

@@ -1,4 +1,4 @@
-"""Capture by running: the real forward once, on real tensors, with every call recorded.
+"""Traces a forward by running it once on real tensors and recording every call.
 
 A ``TorchFunctionMode`` sees the torch calls, a patched ``Module.__call__`` the leaf modules and
 ``Function.apply`` the custom autograd functions. Python around them just runs, so lists, dicts
@@ -11,22 +11,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from lightning_gpp.capture.errors import REMEDY, CaptureError, describe, user_location
+from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe, user_location
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy
 from lightning_gpp.capture.tracing.recording import Recording, run_plain
 from lightning_gpp.capture.tracing.sizes import recorded, stand_ins
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
 from lightning_gpp.capture.values.arguments import Arguments, withhold
+from lightning_gpp.capture.values.placed import original as parameter_of
 from lightning_gpp.common.instance_attribute import replaced
+from lightning_gpp.common.transformer_layers import is_at_end, step_by_step, zero_padding
 
 # fmt: off
 _METADATA = frozenset({
@@ -68,9 +70,9 @@ def trace_concretely(
         recording.add_input(name, inputs[name])
     args, kwargs = arguments.rebuild(inputs)
     try:
-        with _switched(), _CallTracer(module, policy, recording).patches():
+        with _switched(recording), _CallTracer(module, policy, recording).patches():
             result = module.forward(*args, **kwargs)
-            recording.assigned_buffers(module)
+            recording.assigned_buffers(module, policy)
         recorder.check_draws()
     except CaptureError:
         raise
@@ -123,26 +125,26 @@ class _CallTracer(TorchFunctionMode):
         is_foreign = name is None and next(module.parameters(), None) is not None
         if is_foreign and self.policy.is_leaf(module, ""):
             raise CaptureError(
-                f"{user_location()} calls a {type(module).__name__} that is no registered "
-                "sub-module, so its parameters would not be trained: keep it in an nn.ModuleList, "
-                "an nn.ModuleDict or an attribute"
+                f"{user_location()} calls a {type(module).__name__} that is not a registered "
+                "sub-module, so its parameters are not trained, moved or saved: keep it in an "
+                "nn.ModuleList, an nn.ModuleDict or an attribute"
             )
         if name is not None and self.policy.is_leaf(module, name):
             recorder.location = user_location()
             recorder.check_draws()
+            known = self.recording.names.tensors
+            if any(id(parameter_of(each)) not in known for each in module.parameters()):
+                raise KeepWholeError(
+                    f"{recorder.location} calls {name!r} with other tensors in the place of its "
+                    f"parameters: {REMEDY}",
+                    recorder.scope,
+                )
             recorder.enter(name)
             result = self.recording.record("call_module", name, args, kwargs, run=module)
             recorder.allow_draws()
             return result
         if name is None:  # it was made on the spot
             return original(module, *args, **kwargs)
-        if leaves_padding_away(module, args, kwargs):
-            raise KeepWholeError(
-                f"{user_location()} gives an nn.TransformerEncoder a padding mask, which does "
-                "something else with padding in evaluation: enable_nested_tensor=False makes its "
-                "layers operators of their own",
-                name,
-            )
         with recorder.inside(name):
             return original(module, *args, **kwargs)
 
@@ -208,14 +210,12 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def _switched() -> Iterator[None]:
+def _switched(recording: Recording) -> Iterator[None]:
     """Libraries compute step by step, and the same for every batch, while the body is traced.
 
     ``transformers`` leaves an attention mask away when no token of the batch is padding. That
     decision reads the data; for tracers (``is_tracing``) it always builds the mask, which computes
-    the same. Transformer modules of torch go by their fast path in evaluation, and look into a
-    mask to find out whether it is causal; both is faster only. And no forward may seed torch's
-    generator, which no stage would do again.
+    the same. And no forward may seed torch's generator, which no stage would do again.
     """
     names = ("transformers.masking_utils", "transformers.modeling_utils")
     loaded: list[Any] = [sys.modules.get(name) for name in names]
@@ -229,31 +229,50 @@ def _switched() -> Iterator[None]:
         for place in (torch, torch.random)
         for name in ("manual_seed", "seed", "set_rng_state")
     ]
-    detected: Any = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with replaced([*places, (transformer, "_detect_is_causal_mask", detected)]):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    with replaced(places), step_by_step(partial(_filled, recording)):
+        yield
+
+
+def _filled(recording: Recording, output: Tensor, padding: Tensor, training: bool) -> Tensor:
+    """Records that padding is filled with zeros.
+
+    Raises:
+        KeepWholeError: it is not at the end of every sample.
+    """
+    if not is_recording():  # a module that stays whole does so itself
+        return output if training else zero_padding(output, padding)
+    location, scope = user_location(), recording.recorder.scope
+    with torch._C.DisableTorchFunction():
+        if not (padding.is_meta or is_at_end(padding)):
+            raise KeepWholeError(f"{location} {_NOT_AT_END}", scope, on_data=True)
+    filled: Tensor = recording.call(fill_padding, output, padding, training, location, scope)
+    return filled
+
+
+_NOT_AT_END = (
+    "passes padding that is not at the end of every sample to an nn.TransformerEncoder. What "
+    "torch makes of it in evaluation depends on the other samples of the batch. Build the encoder "
+    "with enable_nested_tensor=False"
+)
+
+
+def fill_padding(
+    output: Tensor, padding: Tensor, training: bool, location: str, scope: str
+) -> Tensor:
+    """Node function: zeros in the place of padding where torch would leave it away.
+
+    Raises:
+        GuardError: it is not at the end of every sample.
+    """
+    if training or output.requires_grad:
+        return output
+    if not (padding.is_meta or torch.compiler.is_compiling() or is_at_end(padding)):
+        raise GuardError(f"{location} {_NOT_AT_END}", location, scope)
+    return zero_padding(output, padding)
 
 
 def _refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     raise CaptureError(
         f"{user_location()} calls torch.{function.__name__} inside of forward, which would "
-        f"change what other stages draw: {REMEDY}"
+        f"change the random numbers of other stages: {REMEDY}"
     )
-
-
-# With a padding mask, in eval mode and without gradients, torch's encoder goes over to nested
-# tensors, which leave padding away, and fills it with zeros after its last layer.
-
-
-def leaves_padding_away(encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a module is such an encoder that is given a mask."""
-    if type(encoder).forward is not nn.TransformerEncoder.forward or not encoder.use_nested_tensor:
-        return False
-    names = ("src", "mask", "src_key_padding_mask", "is_causal")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return given.get("src_key_padding_mask") is not None

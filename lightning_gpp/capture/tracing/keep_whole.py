@@ -1,4 +1,4 @@
-"""Modules that stay whole: one operator each, not looked into.
+"""Decides which modules stay whole: one operator each, not traced into.
 
 Torch's own do, those that the user names, and those whose own Python decides what they compute.
 Tracing freezes what Python decides. Where a decision can come out differently the next time (a
@@ -105,7 +105,7 @@ class LeafPolicy:
 
 
 class KeepWholeError(CaptureError):
-    """A module decides something that a trace would freeze.
+    """A module makes a decision that a trace would fix.
 
     Attributes:
         scope: qualified name of the innermost module that decides; empty for the captured one.
@@ -118,7 +118,7 @@ class KeepWholeError(CaptureError):
 
 
 def host_state() -> Any:
-    """Of the generators from which Python code draws beside torch: ``random`` and numpy."""
+    """State of the generators of ``random`` and numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return random.getstate()

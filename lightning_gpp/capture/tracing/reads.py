@@ -1,8 +1,8 @@
-"""Plain attributes that a forward reads, and that tracing therefore froze into the graph.
+"""Watches plain attributes that a forward reads, because tracing fixes their values.
 
-``self.scale`` (a number) or ``self.current_epoch`` is read once, at capture; a pipelined forward
-would go on with the old value after it changed. So what was read is kept, and compared before
-every step.
+``self.scale`` (a number, or a tensor that is no buffer) or ``self.current_epoch`` is read once, at
+capture; a pipelined forward would go on with the old value after it changed. So what was read is
+kept, and compared before every step.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.common.instance_attribute import replaced
+from lightning_gpp.common.tensor_places import num_changes
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torch_geometric.", "torchmetrics.", "transformers.")
+_MOST_ENTRIES, _DEEPEST = 64, 3
+"""Of containers that are looked into before every step."""
 _NOT_FROZEN = frozenset({"training", "_current_fx_name", "_jit_is_scripting"})
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A plain attribute of a module, as forward saw it.
+    """A plain attribute that forward read, and its value.
 
     Attributes:
         path: qualified name of the module.
         name: of the attribute.
-        value: what it was.
+        value: what it was; of a tensor another one after any change.
     """
 
     path: str
@@ -52,6 +56,7 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
         kind
         for part in module.modules()
         if not (kind := type(part)).__module__.startswith(_LIBRARIES)
+        and not issubclass(kind, Metric)  # walking over modules hashes it, which reads its state
     }
 
     def spy(kind: type) -> Any:
@@ -59,9 +64,12 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
 
         def read(self: Any, name: str) -> Any:
             value = original(self, name)
-            if isinstance(value, _PLAIN) and name not in _NOT_FROZEN and id(self) in paths:
+            is_held = isinstance(value, Tensor | list | tuple | dict) and name[0] != "_"
+            is_read = is_held or isinstance(value, _PLAIN)
+            if is_read and name not in _NOT_FROZEN and id(self) in paths:
                 key = (paths[id(self)], name)
-                found.setdefault(key, Read(*key, value))
+                if key not in found:
+                    found[key] = Read(*key, _content(value))
             return value
 
         return read
@@ -85,13 +93,29 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
     for read in reads:
         now = _now(module, read)
         if now != read.value:
+            was = f"was {read.value!r} when the model was captured and is {now!r} now"
+            if not isinstance(now, _PLAIN):
+                was = "is not what it was when the model was captured"
             raise GuardError(
-                f"forward reads self.{read.place}, which was {read.value!r} when the model was "
-                f"captured and is {now!r} now, so the captured graph does not fit. Make it a "
-                "buffer, pass it as a tensor argument, or keep its module whole with "
+                f"forward reads self.{read.place}, which {was}; the captured graph has the old "
+                "value. Make it a buffer, pass it as a tensor argument, or keep its module whole: "
                 "leaf_modules=[...]",
             )
 
 
 def _now(module: nn.Module, read: Read) -> Any:
-    return getattr(module.get_submodule(read.path), read.name)
+    return _content(getattr(module.get_submodule(read.path), read.name))
+
+
+def _content(value: Any, depth: int = 0) -> Any:
+    """A plain value, or what tells whether the tensors and plain values in a container changed.
+
+    Parameters change in every step; the graph knows them.
+    """
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        return id(value), num_changes(value)
+    is_small = isinstance(value, list | tuple | dict) and len(value) <= _MOST_ENTRIES
+    if is_small and depth < _DEEPEST:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(key, _content(item, depth + 1)) for key, item in items]
+    return value if isinstance(value, _PLAIN) else None

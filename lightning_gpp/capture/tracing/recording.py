@@ -1,4 +1,4 @@
-"""The graph that a traced forward leaves, and which of its nodes every value comes from.
+"""Records the graph of a traced forward, and which node every value comes from.
 
 The tracer (:mod:`lightning_gpp.capture.tracing.concrete_tracer`) says what is called; here every
 call runs once on the real values and becomes a node. Tensors are known by their identity, numbers
@@ -18,7 +18,12 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.checks.rollback import random_state
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, is_of_library, only_raises
+from lightning_gpp.capture.tracing.keep_whole import (
+    KeepWholeError,
+    LeafPolicy,
+    is_of_library,
+    only_raises,
+)
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
     SELECTORS,
@@ -54,7 +59,7 @@ _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 
 
 class Recording:
-    """Nodes and the values that they stand for.
+    """The nodes recorded so far, and the values that they stand for.
 
     Args:
         observer: watches the calls of a module's forward.
@@ -243,8 +248,8 @@ class Recording:
             return tuple(self.argument(item) for item in value)
         if isinstance(value, torch.Generator):
             raise CaptureError(
-                f"{user_location()} draws from a torch.Generator of its own, whose state stages on "
-                "different devices cannot share: draw from the default generator (no generator "
+                f"{user_location()} draws from its own torch.Generator, whose state stages on "
+                "different devices cannot share. Use the default generator (no generator "
                 f"argument), or {REMEDY}"
             )
         leaves, structure = flatten(value)
@@ -269,16 +274,20 @@ class Recording:
             is_computed = tensor.grad_fn is not None
         if is_computed:
             raise CaptureError(
-                f"{user_location()} uses a tensor that was computed out of sight (by an extension "
-                f"that hides its calls, or before this forward): {REMEDY}"
+                f"{user_location()} uses a tensor whose computation was not recorded, because it "
+                "was made before this forward or by an extension that hides its calls: "
+                f"{REMEDY}"
             )
         return tensor
 
-    def assigned_buffers(self, module: nn.Module) -> None:
+    def assigned_buffers(self, module: nn.Module, policy: LeafPolicy) -> None:
         """``self.buffer = value`` happens outside of torch; seen only by its result."""
-        for part in module.modules():
+        parts = dict(module.named_modules())
+        leaves = tuple(f"{path}." for path, part in parts.items() if policy.is_leaf(part, path))
+        for path, part in parts.items():
             for name, buffer in part._buffers.items():
-                if buffer is not None and id(buffer) not in self.names.tensors:
+                is_known = buffer is None or id(buffer) in self.names.tensors
+                if not is_known and not f"{path}.".startswith(leaves):  # which do so themselves
                     args = (part, name, self.argument(buffer))
                     self._node("call_function", assign_buffer, args, {})
 
@@ -304,7 +313,7 @@ class Recording:
 
 
 class Origin(NamedTuple):
-    """A node, and the steps from its value to the tensor."""
+    """The node that a tensor comes from, and the path inside of the node's value."""
 
     node: fx.Node
     path: tuple[Step, ...] = ()

@@ -1,4 +1,4 @@
-"""Numbers that remember the node they come from.
+"""Numbers that remember the node that they come from.
 
 While the concrete tracer runs, ``x.shape`` consists of these. Arithmetic on them records nodes,
 so a size is computed again for every micro-batch; a decision on them (a comparison, ``range``, an
@@ -97,7 +97,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class TracedInt(_TracedNumber, torch.SymInt):
-    """An integer of the trace; ``isinstance(n, int)`` holds."""
+    """A traced integer; ``isinstance(n, int)`` holds."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -105,7 +105,7 @@ class TracedInt(_TracedNumber, torch.SymInt):
 
 
 class TracedFloat(_TracedNumber, torch.SymFloat):
-    """A real number computed from sizes; ``isinstance(n, float)`` holds."""
+    """A traced float, computed from sizes; ``isinstance(n, float)`` holds."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -141,7 +141,7 @@ Place = tuple[dict[Any, Any], Any, Any]
 def stand_ins(
     module: nn.Module, record: Callable[..., Any], is_recording: Callable[[], bool]
 ) -> list[Place]:
-    """What to put where while a module is traced.
+    """Replacements to install while a module is traced.
 
     Args:
         module: forwards of its parts may call the functions.
@@ -177,7 +177,7 @@ def stand_ins(
 
 
 def stored_applies(module: nn.Module) -> list[Place]:
-    """What to put where ``Function.apply`` has a name of its own, which keeps what it once was."""
+    """Replacements for places that stored a reference to ``Function.apply``."""
     apply = vars(torch.autograd.Function)["apply"].__func__
 
     def looked_up(kind: Any) -> Callable[..., Any]:

@@ -69,10 +69,15 @@ class Names:
             names.tensors.setdefault(id(place.tensor), place.name)
         return names
 
-    def canonical(self, module: nn.Module) -> dict[str, str]:
-        """Every name of a parameter or buffer of ``module`` -> its canonical name."""
-        places = tensor_places(module, remove_duplicate=False)
-        return {place.name: self.tensors[id(place.tensor)] for place in places}
+    def owned(self, module: nn.Module) -> dict[str, set[str]]:
+        """Name of a part of ``module`` -> canonical names of parameters and buffers in it."""
+        found: dict[str, set[str]] = {}
+        for place in tensor_places(module, remove_duplicate=False):
+            scope = place.name
+            while scope:
+                scope = scope.rpartition(".")[0]
+                found.setdefault(scope, set()).add(self.tensors[id(place.tensor)])
+        return found
 
 
 @dataclass
@@ -186,7 +191,7 @@ _Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 
 def autocast_state() -> _Autocast:
-    """Of every type of device the type that autocast casts to, and whether it does."""
+    """For every type of device, whether autocast is on and to which type."""
     return tuple(
         (name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
         for name in types_in_use()
@@ -210,7 +215,7 @@ def context_of(node: fx.Node) -> Iterator[None]:
 
 
 def closure(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
-    """What is reached from some nodes of a graph, themselves included."""
+    """All nodes that can be reached from some nodes, themselves included."""
     found = set(start)
     stack = list(found)
     while stack:
@@ -232,8 +237,8 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str, scope: str
         what = "the data" if on_data else "the size of an input"
         raise GuardError(
             f"{location} depends on {what}: it saw {expected!r} when the model was captured and "
-            f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
-            "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
+            f"sees {observed!r} now, where forward would take another path. Keep the module with "
+            "this control flow whole (its type or name in leaf_modules=[...]), or give blocks=...",
             location,
             scope,
         )
@@ -282,13 +287,9 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
     # A branch is taken by the innermost running module that both modes have entered.
     stacks = [[call for call in meta["calls"] if call in entered] for meta in places]
     scope = max(stacks, key=len)[-1].name if stacks else ""
-    lines = " and ".join(dict.fromkeys(meta["location"] for meta in places))
-    raise KeepWholeError(
-        f"forward runs different operators in train and in eval mode, first at {lines or 'the end'}"
-        f" (in module {scope!r}): keep the difference inside of one sub-module, which then is one "
-        "operator",
-        scope,
-    )
+    lines = " and ".join(dict.fromkeys(meta["location"] for meta in places)) or "the end"
+    text = f"forward runs different operators in train and in eval mode, first at {lines}"
+    raise KeepWholeError(text, scope)
 
 
 def _skeleton(node: fx.Node) -> Any:

@@ -78,8 +78,8 @@ class Arguments:
             if isinstance(leaf, Tensor):
                 if leaf.is_sparse or leaf.layout in _COMPRESSED:
                     raise CaptureError(
-                        f"argument {path!r} is a sparse tensor, which cannot be cut: pass its "
-                        "indices and values (of an adjacency edge_index and edge_weight)"
+                        f"argument {path!r} is a sparse tensor, which cannot be cut. Pass its "
+                        "indices and values instead (for a graph, edge_index and edge_weight)"
                     )
                 name = namer.placeholder(path).name
                 names.append(name)
@@ -87,8 +87,8 @@ class Arguments:
                 continue
             if hides_tensors(leaf) or is_graph(leaf):
                 raise CaptureError(
-                    f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside "
-                    "that is no container: pass its tensors as arguments of their own (forward(x, "
+                    f"argument {path!r} is a {type(leaf).__name__}, which has tensors but is not "
+                    "a known container. Pass its tensors as separate arguments (forward(x, "
                     "edge_index)), or in a dict or dataclass"
                 )
             names.append(None)
@@ -112,8 +112,8 @@ class Arguments:
         leaves, structure = self.flat(args, kwargs)
         if structure != self.structure:
             raise OtherFormError(
-                f"the model was captured with arguments {self.structure}, got {structure}: "
-                "call forward with the same containers, keys and lengths every time"
+                f"forward was captured with arguments {self.structure}, and is called with "
+                f"{structure}. Use the same containers, keys and lengths every time"
             )
         tensors = {}
         for name, path, expected, leaf in zip(
@@ -153,9 +153,9 @@ def _check_frozen(path: str, expected: Any, leaf: Any) -> None:
     got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
     kind = OtherFormError if _tells_form(expected) and _tells_form(leaf) else ValueError
     raise kind(
-        f"argument {path!r} was {expected!r} when the model was captured and is frozen in its "
-        f"graph, got {got}: call it alike in all steps, pass what changes as a tensor from the "
-        "first call on, or pipeline a sub-module by GraphPipeStrategy(module=...)"
+        f"argument {path!r} was {expected!r} when the model was captured, which is fixed in its "
+        f"graph, got {got}. Pass the same value in all steps, pass a tensor from the first call "
+        "on, or pipeline a sub-module by GraphPipeStrategy(module=...)"
     )
 
 

@@ -128,7 +128,7 @@ class HostWeights:
         self._calls: list[dict[str, tuple[Tensor, str]]] = []
 
     def resident(self) -> AbstractContextManager[None]:
-        """What is on the device all the time is there while the body runs."""
+        """While the body runs, what stays on the device all the time is there."""
         return on_device(self._resident, self._device)
 
     @contextmanager

@@ -111,7 +111,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Likewise with other tensors."""
+    """The same structure with other tensors."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 

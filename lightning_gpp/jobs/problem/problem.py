@@ -1,4 +1,4 @@
-"""A question to planners, as a configuration asks it."""
+"""The question to planners that a configuration describes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """A question to planners, and where it comes from.
+    """A question to planners, and its origin.
 
     Attributes:
-        name: of the model.
-        source: where the graph and the costs come from.
-        question: what training would ask.
-        notes: what else to know, such as that a cache was used.
-        refit: what the costs are corrected by.
+        name: name of the model.
+        source: origin of the graph and the costs.
+        question: the question that training would ask.
+        notes: remarks for the user, such as that cached costs were used.
+        refit: recorded steps that correct the costs.
     """
 
     name: str
@@ -44,7 +44,7 @@ class PlanningProblem:
 
     @property
     def request(self) -> PlanRequest:
-        """What planners are asked."""
+        """The question to planners."""
         return self.question.request
 
     def with_request(self, request: PlanRequest, **question: Any) -> PlanningProblem:
@@ -52,7 +52,7 @@ class PlanningProblem:
         return replace(self, question=replace(self.question, request=request, **question))
 
     def refitted(self, found: Refit) -> PlanningProblem:
-        """With costs and links as recorded steps say.
+        """The same question with costs and links corrected by recorded steps.
 
         Raises:
             ValueError: the refit is of another model.
@@ -62,7 +62,7 @@ class PlanningProblem:
         return replace(problem, notes=notes, refit=found)
 
     def describe(self, *, max_width: int = 100) -> str:
-        """What is planned, for which devices, and where it is from."""
+        """Describes the model, the devices and the origin of the costs."""
         cluster = self.request.cluster
         hosts = len({device.host for device in cluster.devices})
         what = (

@@ -1,4 +1,4 @@
-"""What the planning jobs plan: a published workload, a graph file, or a recipe's module.
+"""Reads what a planning job plans: a published workload, a graph file, or a recipe's module.
 
 Of a model on one graph the question is also into how many ways its vertices are divided.
 """

@@ -1,4 +1,4 @@
-"""The problem of a recipe: its module captured and profiled where its training would begin."""
+"""Captures and measures a recipe's module where its training would begin."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ Seen = TypeVar("Seen")
 
 
 class SeenError(Exception):
-    """Ends a training that has shown what it was asked for."""
+    """Ends a training once it has shown the model."""
 
 
 class Look(NamedTuple):
-    """What the first step of a training shows: the model, and what a micro-batch costs."""
+    """What the first training step shows: the model, and the costs of a micro-batch."""
 
     captured: CapturedModel
     minibatch_size: int

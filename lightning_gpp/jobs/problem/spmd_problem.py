@@ -1,4 +1,4 @@
-"""A recipe's module as operators of torch, for programs that run on all devices at once."""
+"""A recipe's module as ATen operators, for SPMD programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best of the candidate plans of a published planner, by what they would do."""
+"""Keeps the best of a published planner's candidate plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 
 
 class BestPlan:
-    """Keeps the best of the plans that it is shown: shortest step first, then least memory.
+    """Keeps the plan with the shortest step, and among equals that with the least memory.
 
     Published planners do not ask whether what crosses to replicas can be cut by samples; plans
     where it cannot are refused.

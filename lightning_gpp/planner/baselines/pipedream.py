@@ -79,7 +79,7 @@ def _plans(
 
 
 class Segment(NamedTuple):
-    """A stage: the layers from ``start`` up to (not including) ``stop``, and its replicas."""
+    """A stage: layers ``start`` to ``stop`` (exclusive), and its replicas."""
 
     start: int
     stop: int
@@ -144,7 +144,7 @@ def pipedream_stages(
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers 0, 1, … with sums up to each, so that a run of layers costs one subtraction.
+    """Layers with running sums, so that the costs of a run of layers are one subtraction.
 
     Attributes:
         operators: operator names of each layer.

@@ -44,7 +44,7 @@ MAX_WAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class PiperStage:
-    """A stage that Piper found.
+    """A stage of Piper's plan.
 
     Attributes:
         operators: ids, in the order of the instance.
@@ -59,7 +59,7 @@ class PiperStage:
 
 @dataclass(frozen=True, slots=True)
 class PiperPlan:
-    """What Piper found.
+    """Piper's plan.
 
     Attributes:
         seconds_per_sample: of the slowest stage, Piper's objective.
@@ -72,7 +72,7 @@ class PiperPlan:
 
 @dataclass(frozen=True)
 class PiperRules:
-    """What may be part of a solution.
+    """What a plan of Piper may contain.
 
     Attributes:
         data_parallel: degrees that stages may have; None for all that divide the samples of a

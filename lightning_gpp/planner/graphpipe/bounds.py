@@ -1,4 +1,4 @@
-"""A lower bound of a draft's step, and whether it can run at all, from tables.
+"""Lower bounds of a draft's step, from tables.
 
 Without making the plan of the draft: most moves of a search are looked at no closer.
 """
@@ -6,6 +6,8 @@ Without making the plan of the draft: most moves of a search are looked at no cl
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import chain
 from typing import NamedTuple
 
 from lightning_gpp.common.cached_method import cached_method
@@ -18,6 +20,7 @@ from lightning_gpp.planner.graphpipe.draft import (
     Units,
     UnitTables,
     draft_of,
+    places,
 )
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import transfer_s
@@ -55,11 +58,10 @@ class DraftBounds:
 
     Args:
         tables: of their units.
-        is_chain: whether every stage waits for the one before it.
     """
 
-    def __init__(self, tables: UnitTables, *, is_chain: bool = False) -> None:
-        self._tables, self._is_chain = tables, is_chain
+    def __init__(self, tables: UnitTables) -> None:
+        self._tables = tables
         self._request = tables.request
         self._numbers: dict[tuple[End, int], int] = {}
         self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
@@ -82,11 +84,12 @@ class DraftBounds:
                 busy_s[device] += work_s
         return max(busy_s)
 
-    def least_s(self, draft: Draft) -> float:
+    def least_s(self, draft: Draft, *, is_chain: bool = False) -> float:
         """Seconds that a step takes at least; infinite where the draft cannot run.
 
         Args:
             draft: with its stages in order, and otherwise able to run.
+            is_chain: whether every stage waits for the one before it.
         """
         count = draft.num_microbatches
         timed = [self._timed_stage(stage, count) for stage in draft.stages]
@@ -95,7 +98,7 @@ class DraftBounds:
         if last.num_replicas > 1:  # the loss is a stage of its own
             ends.append((0, last.devices[:1], last.multiple, ()))
             timed.append(TimedStage(last.multiple, 1, count // last.multiple, 0.0, 0.0))
-        edges = self._all_edges(ends, count)
+        edges = self._all_edges(ends, count, is_chain=is_chain)
         if edges is None:
             return math.inf
         if any(stage.shares for stage in draft.stages):
@@ -135,18 +138,18 @@ class DraftBounds:
         times = count // stage.multiple
         return TimedStage(stage.multiple, stage.num_replicas, times, forward_s, backward_s, end_s)
 
-    def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
+    def _all_edges(self, ends: list[End], count: int, *, is_chain: bool) -> list[TimedEdge] | None:
         """The edges between stages, none before those to its source; None where one cannot be."""
         tables, found = self._tables, []
         last, feed = len(ends) - 1, (0, ends[-1][1][:1], ends[-1][2], ())
         numbers = [
             self._numbers.setdefault((end, count), len(self._numbers)) for end in (*ends, feed)
         ]
-        held = [end[0] for end in ends]
+        owner = {at: number for number, end in enumerate(ends) for at in places(end[0])}
         for target, other in enumerate(ends):
             is_last = target == last
             needed = tables.sources(other[0]) | (tables.makers & ~other[0] if is_last else 0)
-            sources = [number for number, units in enumerate(held[:target]) if units & needed]
+            sources = sorted({owner[at] for at in places(needed)})
             if is_last or other[0] & tables.fed:
                 sources.insert(0, FEED)
             for source in sources:
@@ -159,7 +162,7 @@ class DraftBounds:
                     return None
                 if edge is not NOTHING:
                     found.append(TimedEdge(source, target, *edge))
-            if self._is_chain and target and target - 1 not in sources:
+            if is_chain and target and target - 1 not in sources:
                 found.append(TimedEdge(target - 1, target, 0.0, 0.0))
         return found
 
@@ -187,11 +190,13 @@ def _takes_the_same(source: End, target: End) -> bool:
 
 def _residents(ends: list[End]) -> dict[int, list[int]]:
     """The stages of every device that holds several."""
-    found: dict[int, list[int]] = {}
+    used = Counter(chain.from_iterable([end[1] for end in ends]))
+    several = {device for device, count in used.items() if count > 1}
+    found: dict[int, list[int]] = {device: [] for device in several}
     for number, end in enumerate(ends):
-        for device in end[1]:
-            found.setdefault(device, []).append(number)
-    return {device: numbers for device, numbers in found.items() if len(numbers) > 1}
+        for device in several.intersection(end[1]):
+            found[device].append(number)
+    return found
 
 
 def _edge_seconds(
@@ -243,4 +248,4 @@ def least_plan_s(plan: Plan, request: PlanRequest) -> float:
     """Seconds that a step takes at least; 0 where a plan cuts what the search keeps whole."""
     tables = UnitTables(request)
     draft = draft_of(plan, tables)
-    return 0.0 if draft is None else DraftBounds(tables, is_chain=plan.is_chain).least_s(draft)
+    return 0.0 if draft is None else DraftBounds(tables).least_s(draft, is_chain=plan.is_chain)

@@ -20,7 +20,7 @@ from lightning_gpp.planner.graphpipe.deals import deals, deals_in_turn
 from lightning_gpp.planner.graphpipe.draft import Draft, draft_of
 from lightning_gpp.planner.graphpipe.homes import Homes
 from lightning_gpp.planner.graphpipe.judge import DraftJudge
-from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, exchanged, joined, paced
+from lightning_gpp.planner.graphpipe.moves import FAMILIES, Family, exchanged, joined
 from lightning_gpp.planner.levelled import levelled, mixed_homes
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
@@ -39,7 +39,7 @@ LOOKS_PER_STEP = 32
 
 
 class Climber:
-    """A draft on its way to better ones.
+    """Improves a draft step by step.
 
     The families of moves take turns. Of the first drafts of each, those whose lower bound is below
     the step are played, the smallest bound first, until one is better.
@@ -257,25 +257,6 @@ def climb_by_exchange(judge: DraftJudge, budget: int) -> None:
         patience = FIRST_PATIENCE
         while not judge.is_spent and climber.run(patience):
             patience *= 2
-
-
-def climb_by_pace(judge: DraftJudge) -> None:
-    """Climbs on from the best plans where another order on shared devices is better.
-
-    A part of its own, as among the other moves the orders would take the looks of these.
-
-    Args:
-        judge: keeps what is found.
-    """
-    if not judge.tables.request.order.forwards_first:
-        return
-    judge.allow(BUDGET // 4)
-    best = [draft for draft, _ in judge.drafts(judge.found[:FIRST_PATIENCE])]
-    others = (one for draft in best for one in paced(draft, Homes(draft, judge.tables)))
-    best_s = judge.best_s
-    some = ((draft, judge.step_s(draft, best_s)) for _, draft in judge.promising(others, best_s))
-    for draft, step_s in sorted((one for one in some if one[1] < math.inf), key=itemgetter(1)):
-        Climber(draft, step_s, judge, Homes).run(FIRST_PATIENCE)
 
 
 def share_by_speed(

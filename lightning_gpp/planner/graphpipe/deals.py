@@ -30,7 +30,7 @@ from lightning_gpp.planner.graphpipe.homes import Homes, given_out
 
 
 class Team(NamedTuple):
-    """The devices of a stage before they are given out.
+    """A group of devices, before it is decided which ones.
 
     Attributes:
         size: how many.
@@ -88,7 +88,7 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
     sizes = tables.request.replica_counts(len(kinds))
     seen: set[Teams] = set()
     for changed in _changed(teams):
-        groups = given_out([(one.kind, one.size) for one in changed], kinds)
+        groups = given_out([(one.kind, one.size) for one in changed], tables.devices_of)
         if groups is None or changed in seen or not all(one.size in sizes for one in changed):
             continue
         seen.add(changed)

@@ -1,9 +1,10 @@
-"""A plan as the search changes it: sets of units on groups of devices, and tables of such sets."""
+"""A plan as the search changes it: sets of units on groups of devices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from lightning_gpp.common.cached_method import cached_method
@@ -23,7 +24,7 @@ class DraftStage(NamedTuple):
     """A stage of a draft.
 
     Attributes:
-        units: what it holds.
+        units: the units that it holds.
         devices: one per replica.
         multiple: smallest micro-batches that all its replicas together take at a time.
         recompute: whether it runs its forward again.
@@ -167,7 +168,7 @@ Units = int
 
 
 class Crossing(NamedTuple):
-    """What goes from one set of units to another.
+    """The values that cross from one set of units to another.
 
     Attributes:
         values: names of the values; none: nothing.
@@ -181,7 +182,7 @@ class Crossing(NamedTuple):
 
 
 class UnitTables:
-    """What sets of units are, each found once.
+    """Facts about sets of units, each computed once.
 
     Args:
         request: the question.
@@ -192,6 +193,7 @@ class UnitTables:
         order: the unit at every place, depth first, one with an output last.
         num_units: how many there are.
         model_order: their places in the order of the model.
+        devices_of: kind -> all devices of it.
         everything: all units.
         makers: units that make an output of the model.
         fed: units that read an input of the model.
@@ -210,6 +212,9 @@ class UnitTables:
         place = {unit: at for at, unit in enumerate(order)}
         self.num_units = len(order)
         self.model_order = [place[unit] for unit in range(len(order))]
+        self.devices_of: dict[str, list[int]] = {}
+        for number, device in enumerate(request.cluster.devices):
+            self.devices_of.setdefault(device.kind, []).append(number)
         self.everything: Units = (1 << len(order)) - 1
         self.compute_s = [units.compute_s[unit] for unit in order]
         self._place_of = {
@@ -218,6 +223,9 @@ class UnitTables:
         self.needs = [sum(1 << place[p] for p in units.predecessors[unit]) for unit in order]
         self.makers: Units = self.units_of(output_makers(graph))
         self._ordered = [operator.name for operator in graph]
+        self._numbers_at: list[list[int]] = [[] for _ in order]
+        for number, name in enumerate(self._ordered):
+            self._numbers_at[self._place_of[name]].append(number)
         self.made = self._values_made()
         self._stateful: Units = self.units_of(op.name for op in graph if op.state)
         fed = [reader for _, producer, reader in graph.reads if producer is None]
@@ -242,8 +250,8 @@ class UnitTables:
     @cached_method
     def operators(self, units: Units) -> tuple[str, ...]:
         """Operators in the order of the model."""
-        place_of = self._place_of
-        return tuple([n for n in self._ordered if units >> place_of[n] & 1])
+        numbers = sorted([number for at in places(units) for number in self._numbers_at[at]])
+        return tuple([self._ordered[number] for number in numbers])
 
     @cached_method
     def seconds(self, units: Units) -> float:
@@ -314,16 +322,19 @@ def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:
     return predecessors
 
 
-def places(units: Units) -> Iterator[int]:
+@lru_cache(maxsize=65536)
+def places(units: Units) -> tuple[int, ...]:
     """The places of some units, ascending.
 
-    >>> list(places(0b1011))
-    [0, 1, 3]
+    >>> places(0b1011)
+    (0, 1, 3)
     """
+    found = []
     while units:
         low = units & -units
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         units ^= low
+    return tuple(found)
 
 
 def depth_first(predecessors: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[int]:

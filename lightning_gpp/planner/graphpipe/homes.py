@@ -1,8 +1,8 @@
-"""The groups of devices that stages of a draft may go to."""
+"""The groups of devices that stages of a draft may move to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
@@ -101,30 +101,29 @@ def halves(devices: Devices) -> Iterator[Devices]:
 
 
 def given_out(
-    wanted: Sequence[tuple[str, int]], kinds: Sequence[str], turns: Sequence[int] = ()
+    wanted: Sequence[tuple[str, int]],
+    devices_of: Mapping[str, Sequence[int]],
+    turns: Sequence[int] = (),
 ) -> tuple[Devices, ...] | None:
     """Devices of a kind and a number each, the first ones for the first; None if there are too few.
 
     Args:
         wanted: kinds and numbers.
-        kinds: of all devices.
+        devices_of: kind -> all devices of it.
         turns: in which order devices are given out; in that of ``wanted`` if not given.
     """
-    free: dict[str, list[int]] = {}
-    for device, kind in enumerate(kinds):
-        free.setdefault(kind, []).append(device)
-    found: dict[int, Devices] = {}
+    taken, found = dict.fromkeys(devices_of, 0), dict[int, Devices]()
     for number in turns or range(len(wanted)):
         kind, size = wanted[number]
-        if len(free[kind]) < size:
+        found[number] = tuple(devices_of[kind][taken[kind] : taken[kind] + size])
+        if len(found[number]) < size:
             return None
-        found[number] = tuple(free[kind][:size])
-        del free[kind][:size]
-    return tuple(found[number] for number in range(len(wanted)))
+        taken[kind] += size
+    return tuple([found[number] for number in range(len(wanted))])
 
 
 class OwnHomes(Homes):
-    """Groups of idle devices, and what a stage has itself: so no two stages share a device."""
+    """Groups of idle devices, and the stage's own: no two stages share a device."""
 
     may_share = False
 

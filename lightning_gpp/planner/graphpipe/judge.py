@@ -1,4 +1,4 @@
-"""Judges drafts by the step that they would take, within a budget, and ranks what it has seen."""
+"""Ranks drafts by their step, within a budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_gpp.engine.play import ROUNDING
 from lightning_gpp.planner.graphpipe.bounds import DraftBounds
 from lightning_gpp.planner.graphpipe.draft import Draft, UnitTables, arranged, draft_of, plan_of
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""
@@ -18,13 +18,17 @@ ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
 
+CHECKED, ROUGH = 2, 1.05
+"""So many of the best plans of a search, and plans of others whose steps are at most so many times
+as long, are played to their ends."""
+
 FEW_DEVICES = 16
 """On twice as many devices a played action counts half: steps have more of them there, and searches
 may take longer."""
 
 
 class DraftJudge:
-    """Looks at drafts, and keeps what it saw.
+    """Evaluates drafts, and keeps the results.
 
     Args:
         tables: of the units.
@@ -32,6 +36,7 @@ class DraftJudge:
         budget: looks that may be taken; see :attr:`is_spent`.
         least_devices: plans on fewer devices are left out.
         is_chain: whether every stage waits for the one before it.
+        beside: a judge with the same tables, which have found bounds for it.
 
     Attributes:
         name: of the planner.
@@ -46,6 +51,7 @@ class DraftJudge:
         *,
         least_devices: int = 1,
         is_chain: bool = False,
+        beside: DraftJudge | None = None,
     ) -> None:
         self.tables = tables
         self._is_chain = is_chain
@@ -53,11 +59,13 @@ class DraftJudge:
         self.best: PlanEvaluation | None = None
         self.name = name
         self._budget: float = budget
-        self._bounds = DraftBounds(tables, is_chain=is_chain)
+        bounds = DraftBounds(tables) if beside is None else beside._bounds
+        self._bounds: DraftBounds = bounds
         self._least_s: dict[Draft, float] = {}
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
         self._spent = 0
+        self._is_rough = True
         times = max(1, tables.request.num_devices // FEW_DEVICES)
         self._actions_per_look = ACTIONS_PER_LOOK * times
 
@@ -122,7 +130,8 @@ class DraftJudge:
         found = self._least_s.get(draft)
         if found is None:
             self._spent += LOOKS_PER_BOUND
-            found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
+            least_s = self._bounds.least_s(draft, is_chain=self._is_chain)
+            found = self._least_s[draft] = least_s * (1 - ROUNDING)
         return found
 
     def step_s(self, draft: Draft, below_s: float) -> float:
@@ -141,7 +150,7 @@ class DraftJudge:
             return math.inf
         self._spent += LOOKS_PER_BOUND + draft.num_actions // self._actions_per_look
         plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
-        evaluation = evaluate_below(plan, self.tables.request, below_s)
+        evaluation = evaluate_below(plan, self.tables.request, below_s, is_rough=self._is_rough)
         if evaluation is None:
             self._least_s[draft] = below_s
             return math.inf
@@ -156,6 +165,26 @@ class DraftJudge:
             self._found.setdefault(found.plan, found)
             if self.best is None or found.rank < self.best.rank:
                 self.best = found
+
+    def check(self, others: Iterable[PlanEvaluation]) -> float:
+        """Plays the best plans, and others, to their ends, as from now on all that are looked at.
+
+        Args:
+            others: plans of other planners.
+
+        Returns:
+            The shortest step of the others that fit into memory.
+        """
+        best, near_s = self.found[:CHECKED], ROUGH * self.best_s
+        self._is_rough, self._step_s, self._found, self.best = False, {}, {}, None
+        others_s = math.inf
+        for number, one in enumerate((*best, *others)):
+            if one.step_s <= near_s:
+                found = evaluate_plan(one.plan, self.tables.request)
+                self.show(found)
+                if number >= len(best) and found.is_feasible:
+                    others_s = min(others_s, found.step_s)
+        return others_s
 
     def settle(self, at_most_s: float) -> None:
         """Makes the plan with the fewest stages the best one, of those that are as good.

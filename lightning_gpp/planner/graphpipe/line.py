@@ -30,7 +30,7 @@ NEAR = 1.02
 
 
 class Cut(NamedTuple):
-    """A stage, and all that follow it; without devices it is the end of the model.
+    """A stage and all that follow it; without devices it is the end of the model.
 
     Attributes:
         start: the first place of its units.
@@ -63,7 +63,7 @@ class Cut(NamedTuple):
 
 
 class RunningSums(NamedTuple):
-    """Running sums over the places: of a replica's share of a micro-batch."""
+    """Running sums over the places, for a replica's share of a micro-batch."""
 
     seconds: list[float]
     forward_s: list[float]
@@ -114,12 +114,12 @@ class UnitLine:
         In the order of the stages, so that neighbours are in one host; and with the first choice
         for those with most replicas, so that their groups do not lie across hosts.
         """
-        kinds = [device.kind for device in self._request.cluster.devices]
+        devices_of = self._tables.devices_of
         for cuts in (tuple(first.stages()) for first in self.divisions()):
             parts = max(-(-one.num_replicas // one.multiple) for one in cuts)
             by_size = sorted(range(len(cuts)), key=lambda number: -cuts[number].num_replicas)
             wanted = [(one.kind, one.num_replicas) for one in cuts]
-            ways = given_out(wanted, kinds), given_out(wanted, kinds, by_size)
+            ways = given_out(wanted, devices_of), given_out(wanted, devices_of, by_size)
             for groups in dict.fromkeys(way for way in ways if way is not None):
                 stages = []
                 for one, devices in zip(cuts, groups):

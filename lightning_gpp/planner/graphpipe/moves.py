@@ -1,4 +1,4 @@
-"""The drafts next to one: a few changes each, of everything that a draft says.
+"""The neighbours of a draft: single changes of everything that it contains.
 
 What the busiest devices have comes first, as whoever looks may not look at all.
 
@@ -17,13 +17,9 @@ from lightning_gpp.planner.graphpipe.draft import (
     DraftStage,
     Units,
     UnitTables,
-    draft_of,
     places,
-    plan_of,
 )
 from lightning_gpp.planner.graphpipe.homes import Homes
-from lightning_gpp.planner.levelled import levelled as shares_by_speed
-from lightning_gpp.planner.levelled import mixed_homes
 
 Family = Callable[[Draft, Homes], Iterator[Draft]]
 """A kind of move; the homes are those of the draft."""
@@ -163,26 +159,6 @@ def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:
         yield fine._replace(stages=tuple(smaller)).reduced()
 
 
-def levelled(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """Where replicas take shares by speed: those of what the stages hold now, of all, of a home."""
-    tables = homes.tables
-    if not any(stage.shares for stage in draft.stages):
-        return
-    plan = plan_of(draft, tables, name="")
-    for home in (None, *mixed_homes(plan, tables.request)):
-        found = shares_by_speed(plan, tables.request, home)
-        by_speed = None if found is None else draft_of(found, tables)
-        if by_speed is not None:
-            yield by_speed
-
-
-def recomputed(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """A stage with and without recomputation."""
-    if homes.tables.request.may_recompute:
-        for number, stage in enumerate(draft.stages):
-            yield draft.with_stage(number, stage._replace(recompute=not stage.recompute))
-
-
 def reordered(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """Two stages that follow one another in the numbering the other way round.
 
@@ -194,18 +170,6 @@ def reordered(draft: Draft, homes: Homes) -> Iterator[Draft]:
             yield draft.with_stage(first + 1).with_stage(first, other, stage)
 
 
-ORDER_PACES = (None, 0.0, 0.25, 1.0)
-"""Those that plans try: between these hardly any is better than all of them."""
-
-
-def paced(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """The same stages in another order on the devices that they share."""
-    if homes.tables.request.order.forwards_first:
-        for pace in ORDER_PACES:
-            if pace != draft.order_pace:
-                yield draft._replace(order_pace=pace)
-
-
 FAMILIES: tuple[Family, ...] = (
     redealt,
     dealt,
@@ -214,8 +178,6 @@ FAMILIES: tuple[Family, ...] = (
     regrouped,
     shifted,
     merged,
-    levelled,
-    recomputed,
     swapped,
     branched,
     reordered,

@@ -19,9 +19,9 @@ from lightning_gpp.planner.base import DoesNotFitError, PlanRequest, does_not_fi
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.climb import (
     BUDGET,
+    NEAR,
     best_deals,
     climb_by_exchange,
-    climb_by_pace,
     climb_from,
     climb_from_chains,
     climb_in_turn,
@@ -61,12 +61,12 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     """
     if not request.order.flushes:
         return replace(graphpipe_exclusive(request), planner=request.named("graphpipe"))
-    judge, chains, others_s = climbed(request, budget)
+    judge, chains, others = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
-    climb_by_pace(judge)
     climb_past_sums(judge)
     climb_from_chains(judge, chains, BUDGET // 2 * _patience(request))
     judge.allow(BUDGET // 4)
+    others_s = judge.check(others)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return _best(judge)
 
@@ -83,6 +83,7 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
     name = request.named("graphpipe_exclusive")
     judge = exclusive_plans(request, name, _chains(request, name))
     share_by_speed(judge, judge.found, OwnHomes)
+    judge.check(())
     return _best(judge)
 
 
@@ -95,6 +96,7 @@ def sequential(request: PlanRequest) -> Plan:
     judge = _chains(request, request.named("sequential"))
     show_lines(judge)
     _climb_exclusively(judge, BUDGET)
+    judge.check(())
     return _best(judge)
 
 
@@ -154,14 +156,16 @@ def exclusive_plans(
         chains: a judge of chains, to see what :func:`sequential` does: its plan is among those
             found, as stages that wait for more than they need are faster now and then.
     """
-    judge = DraftJudge(UnitTables(request) if chains is None else chains.tables, name, BUDGET)
+    tables = UnitTables(request) if chains is None else chains.tables
+    judge = DraftJudge(tables, name, BUDGET, beside=chains)
     show_lines(judge, *([] if chains is None else [chains]))
     shared = shared_by_all(request, name)
     for found in (*_as_if_equal(request, name), *([] if shared is None else [shared])):
         judge.show(found)
     _climb_exclusively(judge, BUDGET * _patience(request))
     if chains is not None:
-        _climb_exclusively(chains, BUDGET)
+        if chains.best_s <= NEAR * judge.best_s or request.num_devices <= FEW_DEVICES:
+            _climb_exclusively(chains, BUDGET)
         if chains.best is not None:
             judge.show(chains.best)
     return judge
@@ -201,8 +205,10 @@ def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
         yield found
 
 
-def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, DraftJudge, float]:
-    """Judges that have seen what the climbs find, and chains; the shortest step of another planner.
+def climbed(
+    request: PlanRequest, budget: int
+) -> tuple[DraftJudge, DraftJudge, list[PlanEvaluation]]:
+    """Judges that have seen what the climbs find, and chains; the plans of other planners.
 
     Args:
         request: the question.
@@ -222,10 +228,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, DraftJudge, 
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
-    if exclusive and request.num_devices > FEW_DEVICES:
-        climb_on_fewer(judge, exclusive[0])
-    others_s = min((one.step_s for one in others if one.is_feasible), default=math.inf)
-    return judge, chains, others_s
+    return judge, chains, [*others, *([] if chains.best is None else [chains.best])]
 
 
 def climb_past_sums(judge: DraftJudge) -> None:
@@ -252,31 +255,6 @@ def climb_past_sums(judge: DraftJudge) -> None:
         judge.show(one)
     judge.allow(BUDGET)
     climb_from(judge, judge.drafts(found))
-
-
-def climb_on_fewer(judge: DraftJudge, exclusive: PlanEvaluation) -> None:
-    """Climbs on a half, a quarter, … of many devices, as long as that is as good.
-
-    On many devices few drafts can be played, and a climb hardly finds the way to fewer, as it moves
-    one stage at a time. Where stages that own their devices do as well on half of them, others may,
-    too. These are searches of their own, with their own budgets, so that no plan is lost for them.
-
-    Args:
-        judge: takes note of the best plans.
-        exclusive: the best plan on all devices whose stages own theirs.
-    """
-    request = judge.tables.request
-    work_s = sum(device.busy_s for device in exclusive.devices)
-    count, best_s = request.num_devices // 2, exclusive.step_s
-    while count and work_s < count * best_s:
-        fewer = replace(request, cluster=request.cluster.first(count))
-        own = exclusive_plans(fewer, judge.name)
-        if own.best is None or own.best_s > AS_GOOD * best_s:
-            break
-        count, best_s = count // 2, min(best_s, own.best_s)
-        own.allow(2 * BUDGET)
-        climb_from(own, own.drafts([own.best]))
-        judge.show(evaluate_plan(own.best.plan, request))
 
 
 def search_on_all(request: PlanRequest, num_devices: int) -> Plan | None:

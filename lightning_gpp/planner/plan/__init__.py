@@ -1,1 +1,1 @@
-"""Plans as data: what stands in one, its stage graph, its JSON form, how people write one."""
+"""Plans as data: content, stage graph, JSON, and plans by hand."""

@@ -1,4 +1,4 @@
-"""Which rank is which device of a plan, and plans whose devices are the ranks."""
+"""Maps devices of a plan to ranks, and renumbers plans by rank."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _in_order(stage: Stage, places: Sequence[int]) -> Stage:
 
 
 def note_of_ranks(plan: Plan, num_ranks: int) -> tuple[str, ...]:
-    """What to say of a plan made by hand whose devices are other ranks."""
+    """A note for plans by hand whose devices have other numbers than the ranks."""
     ranks = rank_of_device(plan, num_ranks)
     if ranks == tuple(range(num_ranks)):
         return ()

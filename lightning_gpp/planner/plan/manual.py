@@ -1,4 +1,4 @@
-"""Plans made by hand: a plan, its JSON form, or just the names of the modules of every stage."""
+"""Plans by hand: a plan, its JSON, or the module names of every stage."""
 
 from __future__ import annotations
 

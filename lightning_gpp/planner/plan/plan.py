@@ -24,14 +24,14 @@ class Stage:
         operators: operator names, in topological order.
         devices: indices into the cluster's devices; more than one means data-parallel replicas:
             each of them takes a consecutive share of the samples of every micro-batch.
-        microbatch_multiple: how many of the plan's smallest micro-batches the stage, with all of
-            its replicas, processes at a time (GraphPipe's per-stage micro-batch size, arXiv
-            2406.17145 section 5.3).
+        microbatch_multiple: how many of the plan's smallest micro-batches the stage, all replicas
+            together, processes at a time (GraphPipe's micro-batch size per stage, arXiv 2406.17145,
+            section 5.3).
         recompute: whether the stage keeps only its inputs between forward and backward, and runs
             its forward again before the backward.
-        shares: smallest micro-batches in the share of each replica, in the order of ``devices``,
-            together ``microbatch_multiple``; none: equal shares, so that the number of devices
-            divides it.
+        shares: smallest micro-batches that each replica takes, in the order of ``devices``; they
+            sum to ``microbatch_multiple``. Empty: equal shares, and the number of devices must
+            divide ``microbatch_multiple``.
     """
 
     id: int
@@ -87,16 +87,15 @@ class Plan:
     Attributes:
         stages: the stages; ``stages[i].id == i``.
         planner: name of the planner that made it (``"manual"`` for one made by hand).
-        num_microbatches: smallest micro-batches of a mini-batch, which the stages' multiples
-            count; None leaves the number to whoever runs the plan.
-        is_chain: whether every stage also waits for the one before it, as in pipelines that know
-            no branches; an empty message orders stages that share no data.
-        order_pace: what a device with several stages does first, where all forwards come before
-            all backwards: what is due first if micro-batches follow one another at this part of
-            what the busiest device needs for one, so with 0 what has the longest path to go. None
-            takes a pace that ends early if all forwards take alike.
-        loss_device: where outputs come together for the loss, if that is not the device of the
-            last stage's first replica.
+        num_microbatches: smallest micro-batches in a mini-batch, the unit of
+            ``microbatch_multiple``; None leaves the number to the caller.
+        is_chain: whether every stage also waits for the stage before it, as in pipelines without
+            branches. Stages that share no data are then ordered by empty messages.
+        order_pace: which micro-batch a device with several stages runs first, where all forwards
+            come before all backwards: 0 prefers the stage with the longest path to the end, 1
+            finishes a micro-batch before the next. None chooses by the plan.
+        loss_device: device on which the outputs are gathered for the loss; None: the first device
+            of the last stage.
 
     Raises:
         ValueError: stage ids are not 0, 1, 2, …
@@ -138,7 +137,7 @@ class Plan:
 
     @property
     def device_of_loss(self) -> int:
-        """Where the loss is computed."""
+        """Device on which the loss is computed."""
         last = self.stages[-1].devices[0]
         return last if self.loss_device is None else self.loss_device
 

@@ -9,17 +9,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units import output_makers, state_holders
 from lightning_gpp.schedule import FORWARD_ONLY, Program, build_program, find_schedule
+from lightning_gpp.schedule.schedules import Schedule
 
 
 @dataclass(frozen=True)
 class PlanGraph:
-    """The stages of a plan as the pipeline runs them.
+    """The stages of a plan, as the pipeline runs them.
 
     Where the last stage is not on the device of the loss alone, a stage without operators follows
     it there: outputs come together there.
@@ -94,18 +96,17 @@ class PlanGraph:
         Raises:
             ValueError: the number of micro-batches or the schedule does not fit the plan.
         """
-        found, stages = find_schedule(schedule), self.stages
+        found, placed = find_schedule(schedule), self
         if not found.flushes:
             self.check_updates()
-            stages = self.with_needs(frozenset()).stages
+            placed = self.with_needs(frozenset())
+        return placed._built(num_microbatches, found, shares=self.shares, check=check)
+
+    def _built(self, num_microbatches: int, schedule: str | Schedule, **others: Any) -> Program:
+        """A program of the stages, on their devices if no others are given."""
+        how = {"devices": self.devices, "order_pace": self.order_pace} | others
         return build_program(
-            stages,
-            devices=self.devices,
-            num_microbatches=num_microbatches,
-            schedule=found,
-            shares=self.shares,
-            order_pace=self.order_pace,
-            check=check,
+            self.stages, num_microbatches=num_microbatches, schedule=schedule, **how
         )
 
     def check_updates(self) -> None:
@@ -127,14 +128,8 @@ class PlanGraph:
             num_microbatches: smallest micro-batches of the mini-batch.
             schedule: name of the schedule.
         """
-        return build_program(
-            self.stages,
-            devices=[home[0] for home in self.devices],
-            num_microbatches=num_microbatches,
-            schedule=schedule,
-            holders=self.devices,
-            order_pace=self.order_pace,
-        )
+        first = [home[0] for home in self.devices]
+        return self._built(num_microbatches, schedule, devices=first, holders=self.devices)
 
     def forward_program(self, num_microbatches: int) -> Program:
         """The program of a batch that is only evaluated.
@@ -147,13 +142,7 @@ class PlanGraph:
             return self.trial_program(num_microbatches)
         goes_round = not self.is_uneven and num_microbatches % self.replicas_at_a_time == 0
         homes = self.devices if goes_round else [home[:1] for home in self.devices]
-        return build_program(
-            self.stages,
-            devices=homes,
-            num_microbatches=num_microbatches,
-            schedule=FORWARD_ONLY,
-            order_pace=self.order_pace,
-        )
+        return self._built(num_microbatches, FORWARD_ONLY, devices=homes)
 
     def trial_program(self, num_microbatches: int) -> Program:
         """The forwards alone of a mini-batch that trains, cut as :meth:`program` cuts it.
@@ -161,14 +150,7 @@ class PlanGraph:
         Args:
             num_microbatches: smallest micro-batches of the mini-batch.
         """
-        return build_program(
-            self.stages,
-            devices=self.devices,
-            num_microbatches=num_microbatches,
-            schedule=FORWARD_ONLY,
-            shares=self.shares,
-            order_pace=self.order_pace,
-        )
+        return self._built(num_microbatches, FORWARD_ONLY, shares=self.shares)
 
 
 def plan_graph(plan: Plan, graph: ModelGraph, loss_device: int | None = None) -> PlanGraph:
@@ -212,7 +194,9 @@ def chained(stages: StageGraph) -> StageGraph:
     return replace(stages, edges=tuple(edges[pair] for pair in sorted(edges)))
 
 
-def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:
+def validate_plan(
+    plan: Plan, graph: ModelGraph, num_devices: int, *, cuts: bool = True
+) -> PlanGraph:
     """Checks that a plan can run.
 
     - Every operator is in exactly one stage, and stages are convex and in topological order.
@@ -227,6 +211,7 @@ def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:
         plan: the plan.
         graph: the model.
         num_devices: how many devices there are.
+        cuts: whether batches are cut; one in one piece takes the first replica of every stage.
 
     Returns:
         The stages as they run.
@@ -240,7 +225,8 @@ def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:
     _check_last_stage(plan, graph)
     for edge in placed.stages.edges:
         _check_multiples(placed, edge)
-    check_cuts(placed, graph)
+    if cuts:
+        check_cuts(placed, graph)
     return placed
 
 
@@ -316,8 +302,8 @@ def _check_multiples(placed: PlanGraph, edge: StageEdge) -> None:
     source, target = placed.multiples[edge.source], placed.multiples[edge.target]
     if max(source, target) % min(source, target):
         raise ValueError(
-            f"{_between(placed, edge)}: one microbatch_multiple must divide the other where values "
-            "are handed on"
+            f"{_between(placed, edge)}: the microbatch_multiple of one of them must divide that of "
+            "the other"
         )
 
 

@@ -1,1 +1,1 @@
-"""How long a step of a plan takes: played, predicted, or at least; and what each device does."""
+"""The step time of a plan: played, estimated, or bounded from below."""

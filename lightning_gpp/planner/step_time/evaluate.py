@@ -1,4 +1,4 @@
-"""What a plan would do: seconds, samples per second, what bounds it, and bytes on every device.
+"""Evaluates a plan: step time, bottleneck, and memory of every device.
 
 All planners are compared by this one function, so that a better number is a better plan and not
 another cost model.
@@ -22,12 +22,13 @@ from lightning_gpp.planner.step_time.stage_costs import (
     stage_memory,
     users_step_bytes,
 )
+from lightning_gpp.schedule.schedules import in_flight_units
 
 Bound = Literal["compute", "communication"]
 
 
 class ReplicaEvaluation(NamedTuple):
-    """What one replica of a stage does with its share of the micro-batches.
+    """Costs of one replica, for its share of a micro-batch.
 
     Attributes:
         forward_s: seconds of a forward.
@@ -51,7 +52,7 @@ EQUAL_PACE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
-    """What one stage does.
+    """Costs of one stage.
 
     Attributes:
         stage: the stage.
@@ -104,13 +105,13 @@ class StageEvaluation:
 
     @property
     def bound(self) -> Bound:
-        """What takes longer."""
+        """What limits the stage: compute or communication."""
         return "communication" if self.communication_s > self.compute_s else "compute"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvaluation:
-    """What one device does in a step.
+    """Work and memory of one device in a step.
 
     Attributes:
         device: its index in the cluster.
@@ -134,7 +135,7 @@ class DeviceEvaluation:
 
 @dataclass(frozen=True)
 class PlanEvaluation:
-    """What a plan would do.
+    """Predicted time and memory of a plan.
 
     Attributes:
         plan: the plan.
@@ -208,7 +209,7 @@ class PlanEvaluation:
 
 
 def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
-    """What a plan would do.
+    """Evaluates a plan.
 
     The step is what the orders of its devices take when played, with messages on their channels and
     sums of gradients beside the backward: what :func:`lightning_gpp.simulate.simulate_plan` finds.
@@ -227,7 +228,7 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
 
 
 def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ...]:
-    """What every device of a plan computes and holds; the step is not played.
+    """Compute and memory of every device of a plan, without playing the step.
 
     Args:
         plan: as of :func:`evaluate_plan`.
@@ -240,8 +241,35 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
     return _devices(run, _stages(run))
 
 
-def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
-    """What a plan would do; None where its step is longer than so many seconds.
+FIRST = 16
+"""So many micro-batches of the slowest stage, or those in flight if they are more, are played, and
+then twice as many: the difference tells the pace of a full pipeline."""
+
+
+def _about_s(run: PipelineRun, at_most_s: float) -> float:
+    """Seconds of a step, extrapolated from its first micro-batches where there are many.
+
+    With contention for channels the pace may still change later, so then all are played.
+    """
+    units, multiples = run.graph.units_at_a_time, run.graph.multiples
+    times = run.num_microbatches // units
+    few = max(FIRST, max(in_flight_units(run.stages, multiples).values()) // units)
+    if times < 4 * few or not run.messages_are_alone:
+        return run.step_s(at_most_s)
+    found = []
+    for count in (few, 2 * few):
+        rest_s = (1 - count / times) * run.busiest_s()
+        found.append(PipelineRun(run.plan, run.request, count * units).step_s(at_most_s - rest_s))
+        if found[-1] == math.inf:
+            return math.inf
+    few_s, twice_s = found
+    return twice_s + (times / few - 2) * (twice_s - few_s)
+
+
+def evaluate_below(
+    plan: Plan, request: PlanRequest, at_most_s: float, *, is_rough: bool = False
+) -> PlanEvaluation | None:
+    """Evaluates a plan; None if its step takes longer than a limit.
 
     As :func:`evaluate_plan`, but most of the plans that are too slow are not played to their end.
 
@@ -249,14 +277,20 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         plan: the plan.
         request: the model, the cluster, the costs, the mini-batch.
         at_most_s: the longest step that is of interest.
+        is_rough: whether the first of many micro-batches tell how long all take.
 
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = PipelineRun(plan, request)
-    step_s = run.step_s(at_most_s)
+    known, order = request.tables.steps, (run.num_microbatches, plan.order_pace, is_rough)
+    key = plan.stages, run.stages.edges, run.devices, order
+    step_s = known.get(key)
+    if step_s is None:
+        step_s = _about_s(run, at_most_s) if is_rough else run.step_s(at_most_s)
     if step_s > at_most_s:
         return None
+    known[key] = step_s
     stages = _stages(run)
     return PlanEvaluation(
         plan=plan,
@@ -345,7 +379,7 @@ def border_bytes(plan: Plan, request: PlanRequest) -> float:
 
 
 def message_bytes(plan: Plan, request: PlanRequest) -> float:
-    """What goes from stage to stage, and the replicas' sums of gradients, in rings.
+    """Bytes of the messages between stages, and of the all-reduces of replicas.
 
     Where stages share some devices and not all, what stays on one of them counts as well.
     """

@@ -1,4 +1,4 @@
-"""When the gradients of a stage come, and how long the sums over its replicas go on after them.
+"""When a stage's gradients are ready, and how long their all-reduces go on afterwards.
 
 The gradients of an operator are final when the last backward of its stage has passed it. They are
 summed in buckets as they come, beside the rest of that backward (PyTorch's DDP, Li et al., arXiv
@@ -22,7 +22,7 @@ SumSeconds = Callable[[float], float]
 
 
 class GradientPiece(NamedTuple):
-    """Gradients that are summed together, at first those of one layer.
+    """Gradients that are all-reduced together.
 
     Attributes:
         size_bytes: of the gradients.
@@ -39,7 +39,7 @@ class GradientPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a backward makes.
+    """The gradients of a backward.
 
     Attributes:
         pieces: in the order in which they come.
@@ -84,7 +84,7 @@ def in_buckets(gradients: Gradients) -> list[GradientPiece]:
 def stage_gradients(
     request: PlanRequest, stage: Stage, unit_size: float, parameters: Collection[str]
 ) -> Gradients:
-    """What a backward of a stage makes, on the slowest of its replicas.
+    """The gradients of a stage's backward, on its slowest replica.
 
     A stage that recomputes runs its forward first. A parameter that several operators read belongs
     to the first of them, whose backward is last.
@@ -120,7 +120,7 @@ def stage_gradients(
 
 
 class StageSums(NamedTuple):
-    """The sums of the gradients of a stage over its replicas.
+    """The all-reduces of a stage's gradients over its replicas.
 
     Attributes:
         buckets: of every sum, the part of the last backward after which its gradients are final,

@@ -1,4 +1,4 @@
-"""How long a step takes at least: a lower bound of playing it, without playing it.
+"""A lower bound of a step's time, without playing it.
 
 Every stage waits until its first input has come all the way, works on all of its micro-batches
 without a gap, and then its last gradient has to go all the way back to the inputs of the model:

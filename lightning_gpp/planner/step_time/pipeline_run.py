@@ -9,7 +9,7 @@ first of them, which takes turns between both.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
@@ -17,15 +17,16 @@ from typing import NamedTuple
 from lightning_gpp.cluster import all_reduce_channels, channels
 from lightning_gpp.engine.play import play
 from lightning_gpp.engine.work import How, Send, Sum, Work
-from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.request_tables import StageCompute
 from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
+from lightning_gpp.planner.step_time.lanes import Flow, stand_ins
 from lightning_gpp.planner.step_time.stage_costs import replica_computes
 from lightning_gpp.schedule.lower import reduce_groups
-from lightning_gpp.schedule.numbering import EdgeMessages, Numbering
+from lightning_gpp.schedule.numbering import Exchange, Numbering
 
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: the part of the last backward before it, and its seconds."""
@@ -34,36 +35,18 @@ MANY_ITEMS = 300_000
 """So many items of frames are kept about: some dozens of megabytes."""
 
 
-class Flow(NamedTuple):
-    """The messages of an edge in one direction.
-
-    Attributes:
-        edge: the edge.
-        messages: its messages.
-        senders: their devices.
-        receivers: likewise.
-        source: the number of the first item that sends.
-        target: the number of the first item that receives.
-        is_gradient: whether they go back.
-    """
-
-    edge: StageEdge
-    messages: EdgeMessages
-    senders: tuple[int, ...]
-    receivers: tuple[int, ...]
-    source: int
-    target: int
-    is_gradient: bool = False
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether they are inputs of the model."""
-        return self.edge.source == FEED and not self.is_gradient
+FEW_ITEMS = 1000
+"""So few items are played sooner than it is found which of them need not be."""
 
 
 class Frame(NamedTuple):
-    """Of a :class:`~lightning_gpp.engine.work.Work` what does not depend on costs."""
+    """The part of a step's work that does not depend on costs.
 
+    And the replicas of every stage that are played; see :mod:`.lanes`. The last item is what others
+    receive.
+    """
+
+    kept: Sequence[Sequence[int]]
     missing: list[int]
     sends: list[tuple[Send, ...]]
     lines: list[list[int]]
@@ -75,6 +58,7 @@ class PipelineRun(Numbering):
     Args:
         plan: the plan.
         request: what it is a plan of.
+        count: smallest micro-batches that are played; all of the plan if not given.
 
     Attributes:
         graph: its stages, that of the loss included.
@@ -84,14 +68,14 @@ class PipelineRun(Numbering):
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
 
-    def __init__(self, plan: Plan, request: PlanRequest) -> None:
-        count, graph = num_microbatches(plan, request), plan_graph(plan, request.graph)
+    def __init__(self, plan: Plan, request: PlanRequest, count: int | None = None) -> None:
+        full, graph = num_microbatches(plan, request), plan_graph(plan, request.graph)
         if request.num_minibatches > 1:
             graph = graph.with_needs(frozenset())
-        how = count, request.order, plan.order_pace
+        how = count or full, request.order, plan.order_pace
         super().__init__(graph.stages, graph.devices, graph.shares, *how)
         self.plan, self.request, self.graph = plan, request, graph
-        self.unit_size = request.minibatch_size / count
+        self.unit_size = request.minibatch_size / full
         self._channels: dict[str, int] = {}
         self.messages_are_alone = request.cluster.has_private_channels
         self.sums_are_alone = False
@@ -117,7 +101,7 @@ class PipelineRun(Numbering):
 
     @cached_property
     def computes(self) -> Sequence[Sequence[StageCompute]]:
-        """Of every stage of the plan, what every replica computes."""
+        """Compute of every replica of every stage of the plan."""
         return [replica_computes(self.request, stage, self.unit_size) for stage in self.plan.stages]
 
     def busiest_s(self) -> float:
@@ -147,12 +131,13 @@ class PipelineRun(Numbering):
     def _work(self) -> Work:
         """All that is played."""
         frame, durations = self._frame(), list[float]()
-        for share, replicas in zip(self.shares, self.computes):
+        for share, replicas, kept in zip(self.shares, self.computes, self.kept):
             count = share.num_microbatches
-            for forward_s, backward_s, _ in replicas:
+            for replica in kept:
+                forward_s, backward_s, _ = replicas[replica]
                 durations += [forward_s] * count + [backward_s] * count
         durations += [0.0] * (len(frame.missing) - len(durations))  # the loss, and the feed
-        hows = [how for flow in self._flows for how in self._hows(flow)]
+        hows = [how for flow, some in self._sent for how in self._hows(flow, some)]
         work = Work(durations, frame.missing, frame.sends, hows, frame.lines)
         buckets = [self.sums(stage).buckets for stage in self.plan.stages]
         work.num_ports = self.feed_port + 1 + len(buckets)
@@ -182,40 +167,81 @@ class PipelineRun(Numbering):
             if len(known) * len(found.missing) > MANY_ITEMS:
                 known.clear()
             known[form] = found
+        self.keep(known[form].kept)
         return known[form]
 
     def _new_frame(self) -> Frame:
+        stands_for = self._stand_ins()
+        self.keep([sorted({*own}) for own in stands_for])
         num_items = self.first_feed + (1 if self.order.flushes else self.num_microbatches)
-        missing = [0] * num_items
-        sends: list[tuple[Send, ...]] = [()] * num_items
-        ways, first_how = self._ways, 0
-        fed: list[tuple[int, float, Send]] = []
-        for flow in self._flows:
-            senders, receivers, kinds = flow.senders, flow.receivers, flow.messages.kinds
-            is_sent = [senders[i] != receivers[j] for (i, j), _ in kinds]
-            source, target, is_fed = flow.source, flow.target, flow.is_fed
-            for own, other, kind in flow.messages.each if any(is_sent) else ():
-                if is_sent[kind]:
-                    other += target
-                    missing[other] += 1
-                    if is_fed:
-                        fed.append((own, -ways[other], (other, first_how + kind)))
-                    else:
-                        sends[source + own] += ((other, first_how + kind),)
-            first_how += len(is_sent)
-        if self.has_halves:  # the longest way first
-            for item, several in enumerate(sends):
-                if len(several) > 1:
-                    sends[item] = tuple(sorted(several, key=lambda send: -ways[send[0]]))
-        fed.sort(key=itemgetter(0, 1))
+        missing = [0] * (num_items + 1)
+        sends: list[tuple[Send, ...]] = [()] * len(missing)
+        fed: list[tuple[int, Send]] = []
+        for flow, one, hows in self._in_turn(stands_for):
+            sender, receiver = self._start(flow, flow.source, one.sender), -1
+            if (flow.target, one.receiver) in self.begin:
+                receiver = self._start(flow, flow.target, one.receiver)
+            for own, other, units in one.each:
+                other = receiver + other if receiver >= 0 else num_items
+                missing[other] += 1
+                if flow.is_fed:
+                    fed.append((own, (other, hows[units])))
+                else:
+                    sends[sender + own] += ((other, hows[units]),)
+        fed.sort(key=itemgetter(0))
         lines = self.lines()
         if not self.order.flushes:
-            for microbatch, _, send in fed:
+            for microbatch, send in fed:
                 sends[self.first_feed + microbatch] += (send,)
         else:
-            sends[self.first_feed] = tuple([send for *_, send in fed])
+            sends[self.first_feed] = tuple([send for _, send in fed])
             lines[self.devices[FEED][0]].insert(0, self.first_feed)
-        return Frame(missing, sends, lines)
+        return Frame(self.kept, missing, sends, lines)
+
+    def _stand_ins(self) -> list[list[int]]:
+        """The replica that stands for each replica of every stage, itself where channels count."""
+        kinds, link = self.request.cluster.devices, self.request.tables.links
+        is_worth_it = self.first_feed > FEW_ITEMS and max(map(len, self.devices)) > 2
+        if not (is_worth_it and self.messages_are_alone) or self.stages.shared_parameters:
+            return [[*range(len(home))] for home in self.devices]
+        work = [
+            [(units, kinds[device].kind) for units, device in zip(share.units, home)]
+            for share, home in zip(self.shares, self.devices)
+        ]
+        return stand_ins(self.devices, work, self._flows, lambda a, b: link((a,), (b,)))
+
+    def _in_turn(
+        self, stands_for: Sequence[Sequence[int]]
+    ) -> list[tuple[Flow, Exchange, dict[int, int]]]:
+        """All that is sent, with the numbers of how; the longest way first where halves have one.
+
+        Where all forwards come first, messages with the longest way to go are sent first.
+        """
+        found, count = [], 0
+        for flow, some in self._sent:
+            senders, receivers = self.devices[flow.source], self.devices[flow.target]
+            for one in some:
+                numbers = {units: number for number, units in enumerate(one.counts, count)}
+                count += len(numbers)
+                if senders[one.sender] != receivers[one.receiver]:
+                    found.append((flow, one, numbers))
+        if self.has_halves:
+            paths, places = self.replica_paths, {one: n for n, one in enumerate(self.begin)}
+
+            def way(flow: Flow, one: Exchange) -> float:
+                """How far it is to the end of the half; the feed is there."""
+                if flow.target == FEED:
+                    return 0.0
+                half = paths.backward if flow.is_gradient else paths.forward
+                return half[places[flow.target, stands_for[flow.target][one.receiver]]]
+
+            found.sort(key=lambda each: -way(*each[:2]))
+        return found
+
+    def _start(self, flow: Flow, stage: int, replica: int) -> int:
+        """The number of a replica's first work that sends or receives."""
+        is_second = flow.is_gradient and stage != FEED
+        return self.begin[stage, replica] + is_second * self.shares[stage].num_microbatches
 
     def _summed(self, stage: int, buckets: Buckets, work: Work) -> Sum:
         """The sums of a stage's gradients.
@@ -224,11 +250,12 @@ class PipelineRun(Numbering):
         :meth:`.Program.last_backward`).
         """
         share, home = self.shares[stage], self.devices[stage]
-        own, count = self.first[stage], 2 * share.num_microbatches
-        last = [own + count * number - 1 for number in range(1, share.num_replicas + 1)]
+        kept, count = self.kept[stage], 2 * share.num_microbatches
+        played = tuple([home[replica] for replica in kept])
+        last = [self.begin[stage, replica] + count - 1 for replica in kept]
         loss_device = self.devices[FEED][0]
-        if self.num_feed_backwards and loss_device in home:
-            replica = home.index(loss_device)
+        if self.num_feed_backwards and loss_device in played:
+            replica = played.index(loss_device)
             end = self.first_feed - 1
             line = work.lines[loss_device]
             if line.index(end) > line.index(last[replica]):
@@ -236,7 +263,8 @@ class PipelineRun(Numbering):
         shared: tuple[int, ...] = ()
         if not self.sums_are_alone:
             shared = self._numbered(all_reduce_channels(self.request.cluster, tuple(sorted(home))))
-        return Sum(home, tuple(last), tuple(buckets), self.feed_port + 1 + stage, shared)
+        port = self.feed_port + 1 + stage
+        return Sum(played, tuple(last), tuple(buckets), port, shared, place=min(home))
 
     @cached_property
     def _flows(self) -> list[Flow]:
@@ -244,29 +272,19 @@ class PipelineRun(Numbering):
         found = []
         for edge in self.stages.edges:
             there, back = self.edge_messages(edge)
-            senders, receivers = self.devices[edge.source], self.devices[edge.target]
-            source, target = self.first[edge.source], self.first[edge.target]
-            found.append(Flow(edge, there, senders, receivers, source, target))
+            found.append(Flow(edge, there, edge.source, edge.target))
             if edge.has_backward:
-                own, other = target + self.shares[edge.target].num_microbatches, source
-                if edge.source != FEED:
-                    other += self.shares[edge.source].num_microbatches
-                found.append(Flow(edge, back, receivers, senders, own, other, is_gradient=True))
+                found.append(Flow(edge, back, edge.target, edge.source, is_gradient=True))
         return found
 
     @cached_property
-    def _ways(self) -> list[float]:
-        """How far it is from every work to the end of its half; the feed is at the end.
-
-        Where all forwards come first, messages with the longest way to go are sent first.
-        """
-        found: list[float] = []
-        if self.has_halves:
-            counts = [s.num_microbatches for s in self.shares for _ in range(s.num_replicas)]
-            paths = self.replica_paths
-            for count, forward, backward in zip(counts, paths.forward, paths.backward):
-                found += [forward] * count + [backward] * count
-        return found + [0.0] * (self.first_feed + self.num_microbatches - len(found))
+    def _sent(self) -> list[tuple[Flow, list[Exchange]]]:
+        """What is sent by what is played."""
+        begin = self.begin
+        return [
+            (flow, [one for one in flow.exchanges if (flow.source, one.sender) in begin])
+            for flow in self._flows
+        ]
 
     def _shared(self, work: Work) -> None:
         """Adds the sums of gradients of parameters that different stages share.
@@ -305,23 +323,25 @@ class PipelineRun(Numbering):
 
     def sent_s(self) -> list[float]:
         """Of every stage, seconds that the replica that sends most sends per micro-batch."""
-        found = [[0.0] * share.num_replicas for share in self.shares]
-        for flow in self._flows:
+        once = PipelineRun(self.plan, self.request, self.graph.units_at_a_time)
+        found = [[0.0] * share.num_replicas for share in once.shares]
+        for flow, some in once._sent:
             if not flow.is_fed:
-                own = found[flow.edge.target if flow.is_gradient else flow.edge.source]
-                kinds, counts, _ = flow.messages
-                for kind, count, how in zip(kinds, counts, self._hows(flow)):
-                    own[kind.pair[0]] += count * how[0]
-        return [max(own) / share.num_microbatches for own, share in zip(found, self.shares)]
+                counts = [(one.sender, count) for one in some for count in one.counts.values()]
+                for (sender, count), how in zip(counts, once._hows(flow, some)):
+                    found[flow.source][sender] += count * how[0]
+        return [max(own) / share.num_microbatches for own, share in zip(found, once.shares)]
 
-    def _hows(self, flow: Flow) -> list[How]:
-        """How every kind of messages goes."""
-        edge, senders, receivers, size = flow.edge, flow.senders, flow.receivers, self.unit_size
+    def _hows(self, flow: Flow, some: Iterable[Exchange]) -> list[How]:
+        """How messages of every size go from replica to replica."""
+        edge, size, is_fed = flow.edge, self.unit_size, flow.is_fed
+        senders, receivers = self.devices[flow.source], self.devices[flow.target]
         sizes = self.request.tables.edge_bytes(edge.values, has_backward=edge.has_backward)
         bytes_of = sizes.backward if flow.is_gradient else sizes.forward
         return [
-            self._message(senders[i], receivers[j], bytes_of(units * size), is_feed=flow.is_fed)
-            for (i, j), units in flow.messages.kinds
+            self._message(senders[i], receivers[j], bytes_of(units * size), is_feed=is_fed)
+            for i, j, _, counts in some
+            for units in counts
         ]
 
     def _message(self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool) -> How:

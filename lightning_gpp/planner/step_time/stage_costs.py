@@ -1,4 +1,4 @@
-"""What the stages of a plan cost: seconds of compute, bytes of memory, the sum of gradients.
+"""Costs of the stages of a plan: seconds of compute and all-reduces, bytes of memory.
 
 Every replica computes its own share of a micro-batch on its own device; where one number stands for
 a stage, it is that of its slowest replica.
@@ -23,7 +23,7 @@ from lightning_gpp.schedule import find_schedule
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes that a stage keeps on each of its devices at the peak.
+    """Peak bytes of a stage on each of its devices.
 
     Attributes:
         fixed_bytes: what is there all the time: parameters in all versions of them, gradients of

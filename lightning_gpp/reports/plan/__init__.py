@@ -1,1 +1,1 @@
-"""A plan as a person reads it: a table of its stages, why it is as fast as it is, pictures."""
+"""A plan for people: a table of its stages, explanations, a picture."""

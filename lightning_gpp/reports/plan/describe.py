@@ -1,4 +1,4 @@
-"""A plan as text: what is where, what it takes, and what bounds a step.
+"""A plan as text: its stages, their times, and the bottleneck.
 
 Every number is of :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan`, by which plans
 are compared too.
@@ -54,7 +54,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """What the plan is, and how fast."""
+    """The first lines about a plan: what it is, and how fast."""
     in_a_row = request.num_minibatches
     step = (
         f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
@@ -175,7 +175,7 @@ LARGE_OUTPUTS = 0.05
 
 
 def describe_outputs(evaluation: PlanEvaluation, request: PlanRequest) -> list[str]:
-    """What it costs that the user's step gets large outputs, and the remedy; else nothing."""
+    """The cost of sending large outputs to the user's step, with a remedy; empty if it is small."""
     graph, step_s = request.graph, evaluation.step_s
     if not request.holds_all or evaluation.plan.num_stages == 1:
         return []

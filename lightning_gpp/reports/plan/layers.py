@@ -26,13 +26,13 @@ GAP_IN, LAYER_GAP_IN = 0.3, 0.5
 
 
 class Layout(NamedTuple):
-    """Places.
+    """Positions of boxes and edges, in inches.
 
     Attributes:
         boxes: left, top, width and height of each stage.
         ways: points of each edge; where two follow each other at different x it may bend.
-        width_in: of all.
-        height_in: of all.
+        width_in: width of the picture.
+        height_in: height of the picture.
     """
 
     boxes: Mapping[int, Box]

@@ -1,4 +1,4 @@
-"""What a plan gains over one device, in a sentence that a person can act on."""
+"""The gain of a plan over one device, in one sentence."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ AS_FAST = 1.05
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """What batches really took.
+    """Measured times of batches.
 
     Attributes:
         batch_s: their median, from the beginning of one to that of the next.
-        num_batches: how many they were.
+        num_batches: number of measured batches.
         own_s: median seconds of it that are the user's: the step, the data, the optimizer and the
             loop; None where they cannot be told from the pipeline.
     """
@@ -108,11 +108,11 @@ class PlanVerdict:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as one device."""
+        """Speed relative to one device."""
         return self.one_device_s / self.step_s
 
     def text(self, max_width: int = 100) -> str:
-        """What is predicted, in lines of so many columns."""
+        """The prediction as text."""
         return wrapped([f"Verdict: {self._predicted()}."], max_width)
 
     def _predicted(self) -> str:
@@ -155,21 +155,23 @@ class PlanVerdict:
         who = count_text(self.num_devices, "process")
         if self.num_cores and self.num_devices > 1:
             who += f" that share {count_text(self.num_cores, 'core')}"
+        one_s = self.one_device_s + (took.own_s or 0.0)
+        gain, pieces = one_s / took.batch_s, self.one_device_pieces
+        was_busy = gain > AS_FAST * self.num_devices and pieces == 1  # when costs were measured
         if self.num_devices > 1 and not self.one_device_fits:
             text = f"{who} {self._no_room}, {batch}"
-        elif self.num_devices == 1 or took.own_s is None:
+        elif self.num_devices == 1 or took.own_s is None or was_busy:
             text = f"{who}: {batch}"
         else:
-            one_s = took.own_s + self.one_device_s
             text = (
-                f"{who} are {_beside_one(one_s / took.batch_s)}: {batch}, one process about "
+                f"{who} are {_beside_one(gain)}: {batch}, one process about "
                 f"{seconds_text(one_s)}{self._in_pieces}; each needs at most {self._memory}"
             )
         return wrapped([f"Verdict: {text}."], max_width)
 
     @property
     def sharing(self) -> str:
-        """What processes that share cores may expect; empty where none do."""
+        """A note for processes that share cores; empty if none do."""
         if not self.num_cores:
             return ""
         return (
@@ -205,7 +207,7 @@ def _beside_one(gain: float) -> str:
 
 
 def best_alone(request: PlanRequest) -> PlanEvaluation:
-    """What the whole model would do on the one device of the cluster that is fastest for it.
+    """Evaluates the whole model on the one device of the cluster that is fastest for it.
 
     It has the mini-batch whole, or where that does not fit in as few micro-batches as do, with
     their gradients accumulated. Of one graph in chunks it has the chunks, which are what was

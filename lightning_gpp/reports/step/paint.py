@@ -1,4 +1,4 @@
-"""What all pictures of a step have in common: colours, rows, the critical path, and texts.
+"""What all pictures of a step share: colours, rows, the critical path, texts.
 
 The colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with any
 colour vision can tell apart.
@@ -69,10 +69,10 @@ PATH_COLOUR = "#000000"
 
 
 class PathPiece(NamedTuple):
-    """A piece of the critical path along the row of a rank.
+    """A piece of the critical path, on the row of a rank.
 
     Attributes:
-        span: along which span; None along a sum of gradients.
+        span: the span that it follows; None along an all-reduce.
     """
 
     start_s: float
@@ -104,7 +104,7 @@ def path_pieces(timeline: Timeline) -> Iterator[PathPiece]:
 
 
 def title(timeline: Timeline, measured: Timeline | None = None) -> str:
-    """What was measured or predicted, how long it takes, and how much of it is bubble.
+    """The title of a picture: measured or predicted, step time, bubble.
 
     Args:
         timeline: the step.
@@ -154,7 +154,7 @@ def num_microbatches(timeline: Timeline) -> int:
 
 
 def path_text(timeline: Timeline) -> str:
-    """What the critical path consists of; empty where it is not known."""
+    """The parts of the critical path as text; empty where the path is not known."""
     if not timeline.critical_path:
         return ""
     found = path_shares(timeline)
@@ -183,7 +183,7 @@ def peak_text(curve: MemoryCurve) -> str:
 
 
 def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]]:
-    """What the stages are, in lines of some columns."""
+    """A line of text for every stage."""
     most = 130 // columns
     replicas: dict[tuple[str, str], list[str]] = {}
     for stage in stages:

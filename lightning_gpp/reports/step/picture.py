@@ -1,4 +1,4 @@
-"""A step as a picture, or several of them (predicted and measured) one above the other.
+"""One or several steps (predicted and measured) as a picture.
 
 Each timeline has a row per rank, in it a lane per stage; what is not of a stage (messages, waiting,
 the optimizer) takes the whole row. The critical path is a black line along what it goes through,
@@ -90,7 +90,7 @@ def timeline_figure(shown: Sequence[Timeline]) -> Figure:
 
 
 class Rows:
-    """Where the rows of ranks and the lanes of stages are: (top, height) in inches."""
+    """Positions of the rows of ranks and the lanes of stages: (top, height) in inches."""
 
     def __init__(self, timeline: Timeline, lane_in: float) -> None:
         self.lane_in = lane_in

@@ -1,4 +1,4 @@
-"""Writes all that shows a step: a picture and a page."""
+"""Writes the picture and the page of a step."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The processes of a run: which of them live, which device each has, how they find another."""
+"""The processes of a run: their devices, groups and heartbeats."""

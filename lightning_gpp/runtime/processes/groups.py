@@ -1,4 +1,4 @@
-"""A process group for the tensors of a device: the host waits for neither of them.
+"""Process groups for tensors on any device, without waits of the host.
 
 The backend of the device itself (NCCL) queues an operation on a stream of its own, behind what
 makes its tensor; who needs the result makes the stream wait that computes. gloo moves memory of
@@ -45,7 +45,7 @@ class RankDevice:
 
     Attributes:
         type: as torch has it (``"cpu"``, ``"cuda"``, ``"xpu"``).
-        identity: tells it from every other device of the job; of a CPU it names the host.
+        identity: tells it from all other devices of the job; the CPUs of a host have one.
     """
 
     type: str
@@ -53,11 +53,8 @@ class RankDevice:
 
     @classmethod
     def of(cls, device: torch.device) -> RankDevice:
-        """What this rank has; a GPU is known by its UUID, since every process may count its own."""
-        host = host_identity()
-        if not is_accelerator(device):
-            return cls(device.type, host)
-        return cls(device.type, device_uuid(device) or f"{host} {device}")
+        """The device of this rank. Processes may number GPUs differently, so these go by UUID."""
+        return cls(device.type, device_uuid(device) or f"{host_identity()} {device}")
 
 
 def of_every_rank(obj: Any) -> list[Any]:
@@ -68,7 +65,7 @@ def of_every_rank(obj: Any) -> list[Any]:
 
 
 def device_backend(device: torch.device) -> str:
-    """What ``torch.distributed`` moves tensors of a device with; gloo is for those of the CPU."""
+    """The backend of ``torch.distributed`` for tensors of a device; gloo is for CPUs."""
     return dist.get_default_backend_for_device(device) if is_accelerator(device) else "gloo"
 
 
@@ -90,7 +87,7 @@ def common_backend(devices: Sequence[RankDevice]) -> str:
 
 @cache
 def host_identity() -> str:
-    """What tells this host, and its network and process numbers, from others."""
+    """Identifies this host, its network namespace and its process namespace."""
     parts = [socket.gethostname()]
     for path in ("sys/kernel/random/boot_id", "self/ns/net", "self/ns/pid"):
         with contextlib.suppress(OSError):
@@ -137,7 +134,9 @@ _CLOSE_S = 30.0
 
 
 class DeviceGroup:
-    """What a rank has of a process group; all of its ranks make it, and begin operations, alike.
+    """A process group of one type of device.
+
+    All of its ranks create it, and start operations, in one order.
 
     Args:
         group: of ``torch.distributed``, whose backend is gloo or the device's own.
@@ -245,14 +244,10 @@ class DeviceGroup:
         return wait
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory that the group can write; :meth:`on_device` brings it to the device."""
+        """Memory that the group can write, pinned where it is of the host."""
         if self._copies is not None:
             return self._copies.buffer((size,), dtype)
         return torch.empty(size, dtype=dtype, device=self._device)
-
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """What the group has moved, on the device."""
-        return tensor.to(self._device, non_blocking=True)  # from pinned memory, or as it is
 
 
 def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:

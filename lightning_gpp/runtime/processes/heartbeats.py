@@ -1,4 +1,4 @@
-"""Ranks hear at once who has gone, and within seconds who is frozen or cut off.
+"""Heartbeats: ranks notice at once who has ended, and within seconds who is frozen or cut off.
 
 Between rank 0 and every other rank messages go over a transport of their own, served by threads, so
 that they tell of a rank whatever its main thread waits for and whatever else is on its way.
@@ -75,7 +75,7 @@ class _Process:
 
 
 class Heartbeats:
-    """Lines between ranks: rank 0 has one to every other rank, the others one to rank 0.
+    """Connections for heartbeats and errors: rank 0 has one to every other rank.
 
     All ranks make theirs at the same time. The callbacks run in threads of this object.
 

@@ -1,4 +1,4 @@
-"""The same rank of every pipeline, where several pipelines train side by side.
+"""Communication between pipelines that train side by side.
 
 Nothing inside of a pipeline knows of the others. What they share, they share between *peers*: the
 first ranks of all pipelines, the second ones, and so on, which hold the same stages. Peers average
@@ -37,15 +37,17 @@ _CPU = torch.device("cpu")
 
 
 class Peers:
-    """What this rank shares with its peers. All of them call the same methods in the same order.
+    """What this rank shares with the same rank of the other pipelines.
+
+    All peers call the same methods in the same order.
 
     Args:
-        num_pipelines: how many there are.
+        num_pipelines: number of pipelines.
         timeout_s: limit of every wait.
         device: of this rank.
 
     Attributes:
-        pipeline: number of this rank's.
+        pipeline: number of this rank's pipeline.
         num_pipelines: likewise.
         timeout_s: likewise.
         waits: of this rank.

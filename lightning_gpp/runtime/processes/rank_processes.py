@@ -1,4 +1,4 @@
-"""Processes of ranks end after an error, after Ctrl-C, and with the process that started them.
+"""Ends the processes of all ranks after an error, after Ctrl-C, and with their parent.
 
 Python waits at its exit for every process that it has started, and a signal to the starting
 process alone (the stop button of a notebook, ``kill -INT``) does not reach the ranks. A rank that

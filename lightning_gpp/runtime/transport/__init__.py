@@ -1,1 +1,1 @@
-"""Messages between stages: one contract, over shared memory and process groups."""
+"""Messages between ranks: the interface, and its implementation by process groups."""

@@ -6,16 +6,18 @@ compute. The first part of a message (:mod:`.transport`), on a gloo group, says 
 small data; large tensors follow. Tensors on the CPU stay on gloo and on the CPU; those on GPUs take
 the *payload* way:
 
-- NCCL matches messages by order alone. Each direction between two ranks has a communicator of its
-  own, and the listener issues the receive when the sender announces that its send is queued. So all
-  that a message waits for on any GPU was queued before its receive, and the GPUs' queues, in
-  whichever order they share hardware, cannot wait for each other in a circle.
+- NCCL matches messages by order alone, and knows no complex numbers and short integers: tensors
+  are bytes for it. Each direction between two ranks has a communicator of its own, and with it a
+  stream, and the listener issues the receive when the sender announces that its send is queued. So
+  all that a receive waits for, on any GPU, was queued before it. (torch has 32 streams per GPU: of
+  more than about ten neighbours, some share one.)
 - Otherwise tensors are staged through pinned host memory: a thread sends them once their copy is
   complete.
 
 Neither way makes the host wait for the device, nor the stream that computes: what comes is written
 on streams of their own, and who uses it waits for its
-:class:`~lightning_gpp.runtime.device_copies.Arrival`.
+:class:`~lightning_gpp.runtime.device_copies.Arrival`. Only where much has been sent does the stream
+wait for sends before the last ones, whose memory it needs.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gpp.common.tensor_places import bits_of
 from lightning_gpp.common.torch_device import is_accelerator, set_current, synchronize
 from lightning_gpp.runtime.device_copies import Arrival, DeviceCopies, SideStream
 from lightning_gpp.runtime.payload import Payload
@@ -79,8 +82,11 @@ _AHEAD = 4
 """Receives posted per peer for messages to come. While a message waits for its receive, gloo's
 thread spins, and takes the processor from the thread that would post it."""
 
-_MOST_POSTED = 64
+_MOST_POSTED, _MOST_POSTED_BYTES = 64, 1 << 24
 """Sends whose end nobody has looked at; what they hold is released when somebody does."""
+
+_LAST_POSTED = 4
+"""The newest of them, which are likely to be under way and are not waited for."""
 
 
 class _Posted(NamedTuple):
@@ -143,6 +149,8 @@ class ProcessTransport:
         self._copied: Any = None
         self._mailbox = mailbox or Mailbox(self.waits)
         self._posted: list[_Posted] = []
+        self._posted_bytes = 0  # since the last release or flush
+        self._sending: list[Future[None]] = []
         self._held_for: set[int] = set()
         self._closing = False
         others = {*range(self.num_ranks)} - {self.rank} if peers is None else peers
@@ -183,8 +191,12 @@ class ProcessTransport:
             self._held_for.add(target)
         if self._copies is None:
             self._posted += self._post(parts, target)
-            if len(self._posted) > _MOST_POSTED:
-                self._wait_in_background()
+            for part in parts:
+                self._posted_bytes += part.nbytes
+            if len(self._posted) > _MOST_POSTED or self._posted_bytes > _MOST_POSTED_BYTES:
+                old, self._posted = self._posted[:-_LAST_POSTED], self._posted[-_LAST_POSTED:]
+                self._posted_bytes = 0
+                self._let_go(old)
             return
         far = [place for place, tensor in enumerate(parts) if tensor.device.type != "cpu"]
         if far:
@@ -204,11 +216,14 @@ class ProcessTransport:
         Of tensors on a device this thread's stream waits for that, not the host.
         """
         self._let_change()
+        self._posted_bytes = 0
         if not self._held_for:
             return
         who, self._held_for = ", ".join(map(str, sorted(self._held_for))), set()
         late = too_late("sending", f"rank {who} took no messages", self._timeout_s)
-        for sent in self._wait_in_background():
+        self._let_go(self._posted)
+        sending, self._posted, self._sending = self._sending, [], []
+        for sent in sending:
             self.waits.done(sent, self._timeout_s, late)
             try:
                 sent.result()
@@ -221,31 +236,29 @@ class ProcessTransport:
             self._copied.wait()
             self._copied = None
         if self._payload:
-            for send in self._posted:
-                if send.is_far:
-                    send.work.wait()
+            self._let_go([send for send in self._posted if send.is_far])
             self._posted = [send for send in self._posted if not send.is_far]
 
-    def _wait_in_background(self) -> list[Future[None]]:
-        """What ends when each peer has taken what is posted to it of tensors on the CPU."""
-        posted: dict[int, list[_Posted]] = {peer: [] for peer in self._senders}
-        for send in self._posted:
-            if not send.is_far:
-                posted[send.target].append(send)
-        self._posted = [send for send in self._posted if send.is_far]
+    def _let_go(self, posted: Iterable[_Posted]) -> None:
+        """The stream waits for sends from devices; a thread per peer waits for those from CPUs."""
+        waiting: dict[int, list[_Posted]] = {}
+        for send in posted:
+            if send.is_far:
+                send.work.wait()
+            else:
+                waiting.setdefault(send.target, []).append(send)
         limit_s = self._timeout_s + _LATER_S
-        return [
-            self._senders[peer].submit(partial(_wait, sends, limit_s))
-            for peer, sends in posted.items()
-            if sends
-        ]
+        self._sending = [each for each in self._sending if not each.done() or each.exception()]
+        for peer, sends in waiting.items():
+            self._sending.append(self._senders[peer].submit(partial(_wait, sends, limit_s)))
 
     def close(self) -> None:
         """Says goodbye to all peers and waits for theirs."""
         self._let_change()
         for peer in self._leave(_CLOSE_TIMEOUT_S):
             raise TransportError(
-                f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
+                f"closing connections: rank {peer} did not close its own within "
+                f"{_CLOSE_TIMEOUT_S:g} s"
             )
         for group in (self._control, *self._payload):
             dist.destroy_process_group(group)
@@ -272,7 +285,7 @@ class ProcessTransport:
         """Says goodbye; the peers that did not in time."""
         self._closing = True
         deadline = time.monotonic() + timeout_s
-        self._wait_in_background()
+        self._let_go([send for send in self._posted if not send.is_far])
         for sender in self._senders.values():
             sender.close(max(0.1, deadline - timeout_s / 2 - time.monotonic()))
         self._posted = []  # of a communicator that may be aborted
@@ -301,8 +314,9 @@ class ProcessTransport:
             is_far = tensor.device.type != "cpu"
             group = self._payload[target < self.rank] if is_far else self._control
             # All ranks are in the group: their numbers are the same.
-            work = group.send([tensor], target, _DATA_TAG if place else _FIRST_TAG)
-            posted.append(_Posted(work, tensor, target, is_far))
+            sent = bits_of(tensor) if is_far else tensor
+            work = group.send([sent], target, _DATA_TAG if place else _FIRST_TAG)
+            posted.append(_Posted(work, sent, target, is_far))
         return posted
 
     # What comes ------------------------------------------------------------------------------
@@ -327,7 +341,7 @@ class ProcessTransport:
                     return
                 if body is None:
                     apart = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-                    self._receive_into(apart, peer, _DATA_TAG)
+                    self._control.recv([apart], peer, _DATA_TAG).wait()
                     body = memoryview(apart.numpy())  # type: ignore[arg-type]
                 self._receive_message(decode(body, head_bytes), peer, far)
                 ahead.append((first, self._receive_first(first, peer)))
@@ -356,7 +370,7 @@ class ProcessTransport:
             payload.arrival = self._copies.to_device([*moving.values()])
         elif moving:
             assert far is not None, "ranks on devices have one or the other"
-            payload.arrival = Arrival(self._device, far.mark(), [*moving.values()])
+            payload.arrival = Arrival(far.mark(), [*moving.values()])
         if payload.arrival is not None:
             for place, tensor in zip(moving, payload.arrival.tensors, strict=True):
                 tensors[place] = tensor
@@ -367,7 +381,7 @@ class ProcessTransport:
             with far.current():
                 tensor = head.empty(self._device)
                 if head.follows:  # the stream waits
-                    self._payload[self.rank < peer].recv([tensor], peer, _DATA_TAG).wait()
+                    self._payload[self.rank < peer].recv([bits_of(tensor)], peer, _DATA_TAG).wait()
             return tensor
         if not head.follows:
             return head.empty(_CPU)
@@ -375,11 +389,8 @@ class ProcessTransport:
             tensor = self._copies.buffer(head.shape, head.dtype)
         else:
             tensor = head.empty(_CPU)
-        self._receive_into(tensor, peer, _DATA_TAG)
+        self._control.recv([tensor], peer, _DATA_TAG).wait()
         return tensor
-
-    def _receive_into(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._control.recv([tensor], peer, tag).wait()
 
 
 def _wait(posted: list[_Posted], timeout_s: float) -> None:

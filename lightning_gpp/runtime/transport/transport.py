@@ -1,4 +1,4 @@
-"""Moving messages between ranks: the interface, and the mailbox where they wait to be asked for.
+"""The interface for messages between ranks, and the mailbox of received ones.
 
 As bytes a message is a *body*, which is a pickled head that says what it is and the bytes of small
 tensors; larger tensors follow one by one. gloo ends the process of a receiver whose buffer is too
@@ -70,7 +70,7 @@ class Transport(Protocol):
 
 
 class Mailbox:
-    """Messages that have arrived and were not yet asked for; safe between threads.
+    """Received messages that nobody has asked for yet; thread-safe.
 
     Args:
         waits: of the rank.
@@ -110,7 +110,7 @@ class Mailbox:
                         del self._messages[key]
                     return payload
             if source in self._lost:
-                raise TransportError(f"{purpose}: rank {source} has gone ({self._lost[source]})")
+                raise TransportError(f"{purpose}: rank {source} has ended ({self._lost[source]})")
             return None
 
         if (payload := self.waits.until(find, timeout_s)) is None:
@@ -127,7 +127,7 @@ _SIZES = struct.Struct("qq")
 
 
 class TensorHead(NamedTuple):
-    """Of a tensor in a message.
+    """Description of one tensor of a message.
 
     Attributes:
         is_on_device: whether it belongs on the device of the receiver, and not on its CPU.
@@ -153,7 +153,7 @@ class TensorHead(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a message is.
+    """Description of a message.
 
     Attributes:
         tag: of the message.
@@ -215,7 +215,7 @@ def body_in(first: bytearray) -> tuple[int, int, memoryview | None]:
 
 
 def decode(body: memoryview, head_bytes: int) -> Head:
-    """What a message is, from its body, of which it keeps nothing."""
+    """Parses the body of a message; keeps no reference to it."""
     tag, structure, requires_grad, heads, is_held = pickle.loads(body[:head_bytes])
     tensors: list[TensorHead | None] = []
     start = head_bytes

@@ -1,4 +1,4 @@
-"""What only the spans of a measured step tell: what was on its way, and the critical path.
+"""Derives messages on their way, and the critical path, from measured spans.
 
 The critical path is walked from the end of the step to its beginning: from a span to the one before
 it on its rank; where a rank waited, to what it waited for, that is to the send of the message, to

@@ -1,4 +1,4 @@
-"""A simulated step as a timeline, so that it can be shown and laid beside a measured one.
+"""Turns a simulated step into a timeline, comparable with a measured one.
 
 What a device does is a span; what is on its way is a transfer. Sends, receives and sums that cost
 the device itself nothing are no tasks of the simulation; here they are spans by the rules of
@@ -29,12 +29,12 @@ def predicted_timeline(
     stages: Sequence[TimelineStage] | None = None,
     rank_of_device: Sequence[int] | None = None,
 ) -> Timeline:
-    """The timeline of a simulation.
+    """The timeline of a simulated step.
 
     Args:
-        simulation: what was simulated.
-        stages: what is shown of the stages of the program; their numbers by default.
-        rank_of_device: rank of every device; each device is the rank of its number by default.
+        simulation: the simulated step.
+        stages: how to show the stages of the program; by default by their numbers.
+        rank_of_device: rank of every device; by default equal to the device.
     """
     program = simulation.program
     ranks = tuple(rank_of_device or range(len(program.actions)))

@@ -1,4 +1,4 @@
-"""Where the time of a step went.
+"""The shares of a step's time: compute, communication, waiting, and so on.
 
 Definitions, for one rank and a step of ``step_s`` seconds (from the first thing that any rank does
 for the step to the last; the same for all ranks):
@@ -29,7 +29,7 @@ IDLE = "idle"
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """Where the time of one rank in one step went.
+    """How one rank spent a step.
 
     Attributes:
         step_s: seconds of the step, the same for all ranks.
@@ -57,7 +57,7 @@ class RankShares:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Where the time of a step went, rank by rank."""
+    """How every rank spent a step."""
 
     ranks: tuple[RankShares, ...]
 
@@ -80,7 +80,7 @@ class Shares:
 
 
 def shares(timeline: Timeline) -> Shares:
-    """Adds up the spans of every rank."""
+    """The share of each category in every rank's time."""
     return Shares(tuple(_of_rank(timeline, rank) for rank in range(timeline.num_ranks)))
 
 

@@ -1,4 +1,4 @@
-"""What one rank does in one stretch of time, and what is on its way meanwhile."""
+"""Spans of a rank's time, and transfers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_gpp.schedule import Action
 
 
 class Category(Enum):
-    """What a rank's time went into; the value is its name in tables and loggers."""
+    """What a rank's time goes into; the value is its name in tables and loggers."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -72,7 +72,7 @@ class SpanKind(Enum):
 
     @property
     def category(self) -> Category:
-        """Where its time is counted."""
+        """Category under which its time is counted."""
         return _CATEGORIES.get(self, Category.OTHER)
 
 
@@ -156,7 +156,7 @@ def _parsed(text: str) -> Action:
 
 
 class TransferKind(Enum):
-    """What is on its way.
+    """What is transferred.
 
     Attributes:
         MESSAGE: what one stage sends to another.
@@ -169,7 +169,7 @@ class TransferKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Something that occupies channels and no rank.
+    """Something that occupies channels, and no rank.
 
     Of a measured step it is known when a message was handed over and when its receiver had it: the
     transfer lasts from the one to the other, although it may have arrived before it was asked for.

@@ -1,4 +1,4 @@
-"""What every rank did in one optimizer step, and when: measured or predicted."""
+"""A timeline: what every rank did in one optimizer step, measured or predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_gpp.simulate.timeline.span import Span, SpanKind, Transfer
 
 @dataclass(frozen=True, slots=True)
 class TimelineStage:
-    """A stage, as far as a timeline shows it.
+    """A stage, as timelines show it.
 
     Attributes:
         id: of the stage in the program, which counts replicas.
@@ -30,7 +30,7 @@ class TimelineStage:
 
     @property
     def title(self) -> str:
-        """What it is called wherever a person reads.
+        """The stage's name for people.
 
         >>> TimelineStage(5, 0, name="3.1").title, TimelineStage(5, 0).title
         ('stage 3.1', 'stage 5')
@@ -44,7 +44,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class MemoryCurve:
-    """Memory in use on a rank over the step.
+    """Memory in use on a rank during the step.
 
     Attributes:
         rank: whose.
@@ -66,7 +66,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class PathSegment:
-    """The time for which a part of the critical path held the step up.
+    """A part of the critical path, and when it held up the step.
 
     Attributes:
         item: the span or the transfer.

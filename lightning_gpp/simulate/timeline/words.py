@@ -1,4 +1,4 @@
-"""What timelines call things: actions, stages as the plan calls them, weights by updates."""
+"""Texts of timelines: names of actions, stages and weight versions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def words_of(item: Span | Transfer, timeline: Timeline) -> str:
 
 
 def stage_title(stage: int, stages: Sequence[TimelineStage]) -> str:
-    """What a stage of a program is called; the feed is the user's step."""
+    """The name of a program's stage for people; that of the feed is "the user's step"."""
     return "your step" if stage == FEED else stages[stage].title
 
 

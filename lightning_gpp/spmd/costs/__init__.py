@@ -1,1 +1,1 @@
-"""What an SPMD program takes: seconds of computations and collectives, bytes on every device."""
+"""Costs of an SPMD program: seconds of compute and collectives, bytes on every device."""

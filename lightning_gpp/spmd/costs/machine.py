@@ -1,4 +1,4 @@
-"""What devices can do: seconds of computing and of collectives.
+"""Speeds of devices and their collectives.
 
 Collectives are alpha-beta each, by bytes. They are estimated from the cluster's links, or measured
 where the devices are at hand: then the numbers are given instead. Rings, as in
@@ -23,7 +23,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSpeeds:
-    """Sustained speeds of all devices; every array has shape ``(num_devices,)``.
+    """Sustained speeds of all devices; arrays of shape ``(num_devices,)``.
 
     Attributes:
         flops_per_s: of products of matrices.
@@ -106,7 +106,7 @@ class AlphaBeta:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """Collectives over all devices.
+    """Seconds of collectives over all devices.
 
     Attributes:
         all_reduce: by the bytes of the tensor.
@@ -184,7 +184,7 @@ def _line(seconds: Callable[[float], float]) -> AlphaBeta:
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """The devices that a program is for.
+    """The devices of a program.
 
     Attributes:
         speeds: how fast each computes.

@@ -1,4 +1,4 @@
-"""The room's one price list, and its one judge of whole programs.
+"""Prices of instructions, and predictions of whole programs.
 
 Computing goes by the roofline, as in :mod:`lightning_gpp.cost.roofline`, over the part that a
 device has: its floating-point operations at its sustained speed or its bytes at its memory
@@ -91,7 +91,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Price:
-    """What something comes to with given shares.
+    """Seconds and bytes of something, with given shares.
 
     Attributes:
         seconds: forwards and backwards, each on its slowest device.
@@ -300,7 +300,7 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
 
 
 class PricedProgram:
-    """The prices of all that a program does.
+    """The prices of everything that a program does.
 
     Args:
         program: for as many devices as there are prices for.

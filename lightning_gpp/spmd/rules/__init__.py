@@ -1,1 +1,1 @@
-"""The theory: which placements of an operator's inputs give which placements of its outputs."""
+"""Rules: which placements of inputs give which placements of outputs."""

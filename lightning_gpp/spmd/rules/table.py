@@ -1,4 +1,4 @@
-"""The theory: what every ATen operator does to its dimensions, kind by kind.
+"""The dimensions of every ATen operator, kind by kind.
 
 A function per family, a line per family in :data:`SPECS`. A kind that is not here, or whose
 arguments a function does not know (it returns None), is replicated, which is always sound. Kinds
@@ -242,6 +242,14 @@ def cat(call: ShapedCall) -> Spec:
     return call.spec(text, linear=together, whole={*_numbered(len(lefts)), "all"})
 
 
+def scattered(call: ShapedCall) -> Spec:
+    """One tensor in the place of a part of another one, along a dimension of that."""
+    names, dim = call.names, call.dim(default=0)
+    part = [] if call.operator.kind == "select_scatter" else ["part"]
+    text = f"{' '.join(names)}, {' '.join(_put(names, dim, *part))} -> {' '.join(names)}"
+    return call.spec(text, linear=[{0, 1}], whole={names[dim], *part})
+
+
 def embedding(call: ShapedCall) -> Spec:
     """``v e, … -> … e``: along the indices, the width, and the vocabulary (a sum)."""
     if call.get("sparse", False) or call.get("scale_grad_by_freq", False):
@@ -292,6 +300,7 @@ _TABLE: dict[str, Callable[[ShapedCall], Spec]] = {
     "transpose t swapaxes": transpose,
     "select unbind slice narrow topk split split_with_sizes chunk tensor_split": parts,
     "cat stack": cat,
+    "slice_scatter select_scatter": scattered,
     "embedding": embedding,
     "one_hot": one_hot,
 }

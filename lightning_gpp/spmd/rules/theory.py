@@ -1,4 +1,4 @@
-"""Rules: placements of an operator's inputs that give placements of its outputs; all of a graph."""
+"""All rules of a graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_gpp.spmd.rules.table import SPECS
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One sound way to run an operator on all devices.
+    """One valid way to run an operator on all devices.
 
     Attributes:
         inputs: placement of every input.
@@ -105,7 +105,7 @@ def _divided(
 
 
 class Theory:
-    """What may be done with every operator and tensor of a graph.
+    """All valid ways to divide the operators and tensors of a graph.
 
     Args:
         graph: the model.

@@ -10,15 +10,13 @@ without values, which tells sizes, gradients and work.
 
 Operators in place become such that make new tensors: on several devices a value may be there in
 several placements, of which a change would change one. ``x.relu_()`` becomes ``x' = x.relu()`` and
-later readers of ``x`` read ``x'``. Buffers alone are changed in place: they are what the change is
-for.
+later readers of ``x`` read ``x'``. Buffers alone are changed in place.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -34,19 +32,21 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_gpp.common.tensor_places import exchange_tensors, tensor_places
+from lightning_gpp.common.tensor_places import exchange_tensors, memory_of, tensor_places
+from lightning_gpp.common.transformer_layers import step_by_step, zero_padding
 from lightning_gpp.graph.tensor_spec import TensorSpec
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.run.operator_calls import Operand, call, tensors_of
+from lightning_gpp.spmd.run.changes import PresentNames
+from lightning_gpp.spmd.run.operator_calls import Name, call, tensors_of, with_operands
 
 
 class ExportError(RuntimeError):
-    """A forward cannot be captured at the level of operators; the text says why, and a remedy."""
+    """The forward cannot be exported; the text says why, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """What of a forward's arguments and results are tensors; only rank 0 has it.
+    """Which arguments and results of a forward are tensors; on rank 0 only.
 
     Attributes:
         arguments: names of the tensor arguments among the flat arguments, None where a constant is.
@@ -64,7 +64,7 @@ class CallForm:
         return {name: leaf for name, leaf in zip(self.arguments, leaves, strict=True) if name}
 
     def result(self, outputs: Sequence[Tensor]) -> Any:
-        """What the forward returns, from its tensors in order."""
+        """Builds the forward's result from its tensors in order."""
         found = iter(outputs)
         leaves = [constant if name is None else next(found) for name, constant in self.results]
         return pytree.tree_unflatten(leaves, self.structure)
@@ -97,13 +97,18 @@ def export_forward(
     Raises:
         ExportError: it cannot be captured.
     """
-    given = (tuple(args), dict(kwargs or {}))
+    given, has_grad = (tuple(args), dict(kwargs or {})), torch.is_grad_enabled()
+
+    def fill(output: Tensor, padding: Tensor, training: bool) -> Tensor:
+        is_left = training or (has_grad and output.requires_grad)
+        return output if is_left else zero_padding(output, padding)
+
     stand_ins: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(_stand_in, given)
     # Where it fails, torch prints all operators up to there, twice.
     with _standing_in(module), warnings.catch_warnings(), redirect_stderr(StringIO()) as said:
         warnings.simplefilter("ignore")
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), step_by_step(fill):
                 program = torch.export.export(module, *stand_ins, strict=False)
         except Exception as error:
             raise _error(module, error) from error
@@ -111,9 +116,9 @@ def export_forward(
     reader = _NodeReader(module)
     reader.read_inputs(program, pytree.tree_leaves(stand_ins))
     results = reader.read(program.graph_module)
-    graph = reader.graph([result for result in results if isinstance(result, _Name)])
+    graph = reader.graph([result for result in results if isinstance(result, Name)])
     arguments = tuple(name if name in graph.value_of else None for name in reader.arguments)
-    leaves = tuple((str(r), None) if isinstance(r, _Name) else (None, r) for r in results)
+    leaves = tuple((str(r), None) if isinstance(r, Name) else (None, r) for r in results)
     form = CallForm(arguments, program.call_spec.out_spec, leaves)
     return ExportedForward(graph, reader.constants, form)
 
@@ -139,13 +144,6 @@ def _standing_in(module: nn.Module) -> Iterator[None]:
 
 
 def _error(module: nn.Module, error: Exception) -> ExportError:
-    frames = traceback.extract_tb(error.__traceback__)
-    if any(frame.name == "_detect_is_causal_mask" for frame in frames):
-        return ExportError(
-            f"the forward of {type(module).__name__} has torch look at the numbers of a mask, to "
-            "see whether it is a causal one: say so, with is_causal=True or is_causal=False beside "
-            "the mask of nn.TransformerEncoder or nn.TransformerDecoder (tgt_is_causal)"
-        )
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return ExportError(
         f"the forward of {type(module).__name__} cannot be captured at the level of operators "
@@ -154,12 +152,6 @@ def _error(module: nn.Module, error: Exception) -> ExportError:
         "is not torch. Name the part that can be captured with HAPStrategy(module=...), or use "
         'strategy="graphpipe".'
     )
-
-
-class _Name(str):
-    """The name of a value, told from texts that are arguments."""
-
-    __slots__ = ()
 
 
 class _NodeReader:
@@ -185,10 +177,7 @@ class _NodeReader:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._tensors: dict[str, Tensor] = {}
         self._known: dict[Node, Any] = {}
-        self._renamed: dict[str, _Name] = {}
-        """Value -> the one that has its place after a change."""
-        self._viewed: set[str] = set()
-        """Values that share their memory with others."""
+        self._names = PresentNames(self._added)
 
     def graph(self, outputs: Sequence[str]) -> SpmdGraph:
         """What was read, without what is given and nobody reads."""
@@ -198,21 +187,21 @@ class _NodeReader:
 
     # Values ----------------------------------------------------------------------------------
 
-    def _add(self, name: str, tensor: Tensor, source: ValueSource) -> _Name:
+    def _add(self, name: str, tensor: Tensor, source: ValueSource) -> Name:
         """A value, of which the tensor has the sizes."""
         spec = TensorSpec(tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
         self._values[name] = SpmdValue(name, spec, source, tensor.requires_grad)
         self._tensors[name] = tensor
-        return _Name(name)
+        return Name(name)
 
     def _begin(
         self, name: str, like: Tensor, source: ValueSource, *, is_trained: bool = False
-    ) -> _Name:
+    ) -> Name:
         with self._fake:
             tensor = torch.empty(like.shape, dtype=like.dtype)
         return self._add(name, tensor.requires_grad_(is_trained), source)
 
-    def _constant(self, name: str, tensor: Tensor) -> _Name:
+    def _constant(self, name: str, tensor: Tensor) -> Name:
         self.constants[name] = tensor.detach().cpu()
         return self._begin(name, tensor, ValueSource.BUFFER)
 
@@ -248,9 +237,7 @@ class _NodeReader:
             return self._resolved(self._known[argument])
         if isinstance(argument, tuple | list):
             return [self._resolved(each) for each in argument]
-        while isinstance(argument, _Name) and argument in self._renamed:
-            argument = self._renamed[argument]
-        return argument
+        return self._names.present(argument) if isinstance(argument, Name) else argument
 
     # Calls -----------------------------------------------------------------------------------
 
@@ -286,8 +273,8 @@ class _NodeReader:
         """``with torch.no_grad()``: its calls are not recorded."""
         if str(node.target) != "wrap_with_set_grad_enabled":
             raise ExportError(
-                f"{self._where(node)} runs in {node.target}, which no device can run a part of; "
-                "take the context (autocast, cond, checkpoint) out of the forward: precision is "
+                f"{self._where(node)} runs in {node.target}, which cannot be divided over devices. "
+                "Move the context (autocast, cond, checkpoint) out of the forward; precision is "
                 "an option of the Trainer"
             )
         is_enabled, inner, *given = node.args
@@ -307,28 +294,55 @@ class _NodeReader:
             return None  # a check, which holds for the sizes of the export
         if not list(tensors_of(node.meta.get("val"))):
             raise ExportError(
-                f"{self._where(node)} takes a number out of a tensor ({target}), so what follows "
-                "depends on data; keep it a tensor"
+                f"{self._where(node)} reads a number out of a tensor ({target}), so the graph "
+                "would depend on the data; keep it a tensor"
             )
         names = [argument.name for argument in schema.arguments]
         nodes = {**dict(zip(names, node.args)), **node.kwargs}
         given = {name: self._resolved(argument) for name, argument in nodes.items()}
         target, changed = self._out_of_place(node, target, given)
+        name = f"{self._prefix}{node.name}"
+        if changed is not None and schema.name == "aten::copy_":
+            new = self._copied(name, given["src"], changed)
+        else:
+            returned, made = self._call(name, target, given)
+            if changed is None:
+                memory = {memory_of(self._tensors[each]) for each in made}
+                for role, value in given.items():
+                    if isinstance(value, Name) and memory_of(self._tensors[value]) in memory:
+                        self._names.note_view(target, given, role, made)
+                return returned
+            new = made[0]
+        self._names.change(changed, new)
+        return new
+
+    def _copied(self, name: str, source: Name, target: Name) -> Name:
+        """One value in the form of another one."""
+        like = self._tensors[target]
+        sizes = {"self": source, "size": [*like.shape]}
+        _, (wide,) = self._call(name, torch.ops.aten.expand.default, sizes)
+        if self._tensors[wide].dtype is like.dtype:
+            return wide
+        return self._added(torch.ops.aten.to.dtype, {"self": wide, "dtype": like.dtype})
+
+    def _added(self, target: torch._ops.OpOverload, given: Mapping[str, Any]) -> Name:
+        """Adds a call that is not in the program; the name of the one value that it makes."""
+        name = f"{self._prefix}{target._schema.name.split('::')[1]}.{len(self._operators)}"
+        return self._call(name, target, given)[1][0]
+
+    def _call(
+        self, name: str, target: torch._ops.OpOverload, given: Mapping[str, Any]
+    ) -> tuple[Any, list[Name]]:
+        """Adds the call of an operator; what it returns, and the names of the tensors in that."""
         roles: list[tuple[str, str]] = []
-        arguments = {name: _with_operands(value, name, roles) for name, value in given.items()}
+        arguments = {role: with_operands(value, role, roles) for role, value in given.items()}
         reads, tensors = [read for read, _ in roles], [self._tensors[read] for read, _ in roles]
         with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
             returned = call(target, arguments, tensors, is_recorded=self._is_recorded)
-        made, name = list(tensors_of(returned)), f"{self._prefix}{node.name}"
+        made = list(tensors_of(returned))
         is_one = isinstance(returned, Tensor)
         outputs = [name] if is_one else [f"{name}.{i}" for i in range(len(made))]
         values = [self._add(n, t, ValueSource.OPERATOR) for n, t in zip(outputs, made, strict=True)]
-        if changed is not None:
-            self._renamed[changed] = values[0]
-        for argument in target._schema.arguments if changed is None else ():
-            operand = arguments.get(argument.name)
-            if argument.alias_info is not None and isinstance(operand, Operand):  # a view
-                self._viewed |= {*outputs, reads[operand.index]}
         namespace, kind, _ = str(target).split(".")
         self._operators.append(
             SpmdOperator(
@@ -344,36 +358,39 @@ class _NodeReader:
             )
         )
         own = iter(values)
-        return pytree.tree_map(
-            lambda each: next(own) if isinstance(each, Tensor) else None, node.meta["val"]
-        )
+        is_tensor = lambda each: next(own) if isinstance(each, Tensor) else None  # noqa: E731
+        return pytree.tree_map(is_tensor, returned), values
 
     def _out_of_place(
         self, node: Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any]
-    ) -> tuple[torch._ops.OpOverload, str | None]:
+    ) -> tuple[torch._ops.OpOverload, Name | None]:
         """The operator that makes a new tensor, and the name of the one it stands for.
 
         Raises:
-            ExportError: it changes a parameter, an argument, or memory that a view shares.
+            ExportError: it changes a parameter, an argument, or memory shared in other ways.
         """
         schema = target._schema
         written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if not written or schema.name.startswith("aten::batch_norm"):
             return target, None
         changed = arguments[written[0]]
-        source = self._values[changed].source
-        if source is ValueSource.BUFFER:
+        if self._values[changed].source is ValueSource.BUFFER:
             return target, None
         namespace, name = schema.name.split("::")
         overloads = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
         found: torch._ops.OpOverload | None = getattr(overloads, target._overloadname, None)
-        if source is ValueSource.OPERATOR and changed not in self._viewed and found is not None:
+        roots, why = self._names.roots(changed), ""
+        if roots is None:
+            why = ", whose memory other tensors view"
+        elif (source := self._values[roots[-1]].source) is not ValueSource.OPERATOR:
+            why = f", which is or views the {source.value} {roots[-1]!r}"
+        elif not self._is_recorded and any(self._tensors[each].requires_grad for each in roots):
+            why = " in torch.no_grad(), which its gradient would not know of"
+        elif found is not None:
             return found, changed
-        shared = ", whose memory other tensors view" if changed in self._viewed else ""
-        what = "" if source is ValueSource.OPERATOR else f"the {source.value} "
         raise ExportError(
-            f"{self._where(node)} changes {what}{changed!r} in place ({target}){shared}; write "
-            "what it becomes to a new name"
+            f"{self._where(node)} changes {changed!r} in place ({target}){why}; assign "
+            "the result to a new name"
         )
 
     def _where(self, node: Node) -> str:
@@ -381,13 +398,3 @@ class _NodeReader:
         line = next((x.strip() for x in reversed(trace) if x.strip().startswith("File")), "")
         place = f" ({line})" if line else ""
         return f"the forward of {type(self._module).__name__}, at {node.name!r}{place},"
-
-
-def _with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> Any:
-    """An argument with operands in the place of names, which are added with what they are."""
-    if isinstance(argument, _Name):
-        roles.append((str(argument), role))
-        return Operand(len(roles) - 1)
-    if isinstance(argument, list):
-        return [_with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
-    return argument

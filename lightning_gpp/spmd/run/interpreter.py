@@ -1,4 +1,4 @@
-"""Runs an SPMD program on one device: instruction by instruction, each on the device's parts.
+"""Runs an SPMD program on one device, instruction by instruction.
 
 The whole forward is one graph of autograd, in which moves between devices are nodes whose backward
 moves the gradient back. All devices record the same nodes, and autograd runs what is ready in the
@@ -206,7 +206,7 @@ class _GradientSums:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """A forward that backwards may follow.
+    """A forward, and its backwards.
 
     Attributes:
         stored: this device's parts of parameters and buffers.

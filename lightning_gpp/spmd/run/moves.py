@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 class Collectives(Protocol):
-    """Collectives of one rank with the others."""
+    """The collectives that an interpreter needs."""
 
     rank: int
     num_ranks: int
@@ -88,7 +88,7 @@ class Shards:
         return [self.shape(whole, placement, device) for device in range(self.num_devices)]
 
     def cut(self, tensor: Tensor, placement: Placement, device: int) -> Tensor:
-        """What a device has of a whole tensor; a view of it where that is possible.
+        """A device's part of a whole tensor; a view where possible.
 
         >>> import torch
         >>> from lightning_gpp.spmd.placement import shard
@@ -101,7 +101,7 @@ class Shards:
         return parts.narrow(dim + 1, start, count).flatten(dim, dim + 1)
 
     def cut_all(self, tensor: Tensor, placement: Placement) -> list[Tensor]:
-        """What every device has of a whole tensor."""
+        """Every device's part of a whole tensor."""
         return [self.cut(tensor, placement, device) for device in range(self.num_devices)]
 
     def join(self, parts: Sequence[Tensor], placement: Placement) -> Tensor:

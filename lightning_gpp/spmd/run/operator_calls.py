@@ -1,4 +1,4 @@
-"""Calls of ATen operators, which a graph has as data: what all ranks need to take part.
+"""ATen operator calls as data, which all ranks can run.
 
 Rank 0 alone exports the model; the graph goes to the others as it is, so that all ranks run the
 same operators by construction.
@@ -25,9 +25,25 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Stands for one of the tensors that an operator reads, by its place among the inputs."""
+    """Stands for a tensor argument, by its index among the inputs."""
 
     index: int
+
+
+class Name(str):
+    """The name of a value, as opposed to a text argument."""
+
+    __slots__ = ()
+
+
+def with_operands(argument: Any, role: str, roles: list[tuple[str, str]]) -> Any:
+    """An argument with operands in the place of names, which are added with what they are."""
+    if isinstance(argument, Name):
+        roles.append((str(argument), role))
+        return Operand(len(roles) - 1)
+    if isinstance(argument, list):
+        return [with_operands(each, f"{role}[{i}]", roles) for i, each in enumerate(argument)]
+    return argument
 
 
 def overload(target: str) -> torch._ops.OpOverload:

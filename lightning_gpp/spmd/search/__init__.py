@@ -1,1 +1,1 @@
-"""The cheapest program of a theory: operators eliminated one by one."""
+"""Finds the cheapest program of a theory."""

@@ -1,4 +1,4 @@
-"""What a search is limited to, and what it takes to have a tensor in another placement.
+"""The limits of a search, and the conversions between placements.
 
 Baselines are searches that may choose less, so they are compared by the same theory and prices.
 
@@ -99,7 +99,7 @@ class ShardedDataParallel(DataParallel):
 
 
 def sample_shards(graph: SpmdGraph, theory: Theory) -> Mapping[str, set[Placement]]:
-    """Of every value the shards that hold samples: what an input's first dimension becomes.
+    """For every value, the shards that divide its samples.
 
     Samples are followed through the rules from the inputs on: a rule divides one factor, so where
     one of its tensors is divided by samples, all that it divides are.
@@ -129,7 +129,7 @@ the one is taken whose sums of gradients go on beside the backward."""
 
 @dataclass(frozen=True, slots=True)
 class Obtained:
-    """A way to have a value in a placement.
+    """A way to get a value in a placement.
 
     Attributes:
         seconds: that it takes.
@@ -154,7 +154,7 @@ class Obtained:
 
 
 class ValueTable:
-    """Conversions of values of a kind.
+    """Conversions of one kind of values.
 
     Args:
         value: one of them.

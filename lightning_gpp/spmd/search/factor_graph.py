@@ -1,4 +1,4 @@
-"""The choice of a program as variables and costs of some of them together.
+"""The choice of a program as variables, and costs that depend on some of them.
 
 A variable is the rule of an operator (or the placement in which an output is returned), or, of a
 value that several operators read, in which placements it is there after one of them. Every read is
@@ -47,7 +47,7 @@ class SearchStep:
 
 @dataclass(frozen=True, eq=False)
 class FactorCosts:
-    """Costs by the values of some variables; equal layers share one.
+    """Costs that depend on some variables; shared by equal layers.
 
     Attributes:
         shape: numbers of values of the variables.
@@ -71,7 +71,7 @@ class FactorCosts:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Costs of variables.
+    """Costs, and the variables that they depend on.
 
     Attributes:
         variables: whose values they are by.
@@ -87,7 +87,7 @@ class Factor:
 
 
 class FactorGraph:
-    """Which program is cheapest.
+    """The question which program is cheapest.
 
     Args:
         theory: what may be done.

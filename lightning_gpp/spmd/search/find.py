@@ -1,4 +1,4 @@
-"""The cheapest program for given shares: the cheapest values of the variables of a factor graph.
+"""Finds the cheapest program for given shares, by eliminating variables.
 
 *Elimination.* The costs that a variable is in are added up to a table over its neighbours, of which
 only the best value of the variable is kept (non-serial dynamic programming, Bertele and Brioschi
@@ -44,7 +44,7 @@ HIGHEST = 8**8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpmdPlan:
-    """A program with its prediction.
+    """A program and its predicted costs.
 
     Attributes:
         program: with its shares.
@@ -229,9 +229,9 @@ def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> list[Sco
             continue  # it went, or waits in the heap with another number as well
         if known > MOST_ENTRIES:
             raise ValueError(
-                "too many operators of the model read what many before them have made (as in a "
-                f"DenseNet): a table of the search would have {known} entries, more than "
-                f"{MOST_ENTRIES}; name a part of the model with module=, or use "
+                f"the search would need a table of {known} entries, more than {MOST_ENTRIES}, "
+                "because many operators read the results of many earlier ones (as in a DenseNet). "
+                "Name a part of the model with module=, or use "
                 'planner="data_parallel" or strategy="graphpipe"'
             )
         others = neighbours[variable] - {variable}

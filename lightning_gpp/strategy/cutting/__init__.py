@@ -1,1 +1,1 @@
-"""A batch cut into micro-batches, and what comes of them joined again."""
+"""Cuts a batch into micro-batches, and joins their results."""

@@ -1,4 +1,4 @@
-"""Cutting the arguments of a call of the pipelined forward, and joining outputs and results.
+"""Cuts the arguments of the pipelined forward, and joins outputs and results.
 
 Arguments are cut into micro-batches along the dimensions that capture found to grow with the
 samples, and the outputs of the micro-batches are joined again along theirs.
@@ -32,7 +32,7 @@ Values = Mapping[str, Any]
 
 
 class CannotJoinError(ValueError):
-    """The outputs of micro-batches do not make up the output of the whole batch."""
+    """The outputs of micro-batches cannot be joined to the output of the batch."""
 
 
 def call_size(captured: CapturedModel, inputs: Mapping[str, Tensor]) -> int | None:
@@ -131,7 +131,7 @@ def at_rows(values: Values, dims: Dims, rows: Tensor, num_samples: int) -> Value
             return leaf
         entries = leaf.shape[dim] // num_samples
         index = rows[:, None] * entries + torch.arange(entries, device=rows.device)
-        return leaf.index_select(dim, index.flatten().to(leaf.device))
+        return leaf.index_select(dim, to_device(index.flatten(), leaf.device))
 
     return {
         name: structure.unflatten([selected(leaf, dim) for (leaf,), dim in columns])
@@ -262,7 +262,7 @@ _EQUAL_ANYWAY = (str, bytes, numbers.Number, type(None))
 
 
 def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
-    """What the step would return for the whole mini-batch, gradients cut off.
+    """Joins the results of micro-batches to that of the whole mini-batch, detached.
 
     Tensors with one row per sample are concatenated; numbers and other tensors of floating point
     are averaged by samples; dicts are joined entry by entry; everything else must be equal.

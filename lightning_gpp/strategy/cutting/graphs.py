@@ -1,4 +1,4 @@
-"""Batches of graphs of torch_geometric, whose samples are graphs.
+"""Cuts batches of torch_geometric, whose samples are graphs.
 
 The graphs of a batch lie side by side: those of a micro-batch are consecutive nodes, edges and rows
 of every tensor, and what counts nodes or graphs counts from the first of them. The same holds for
@@ -51,8 +51,7 @@ def some_graphs(item: Any, chosen: slice | Sequence[int], place: str) -> Any:
     if not hasattr(item, "_slice_dict"):
         raise TypeError(
             f"{place} is a {type(item).__name__} that was not made from a list of graphs, so it "
-            "does not know which entries belong to which graph and cannot be cut into "
-            "micro-batches; make it with Batch.from_data_list or torch_geometric's DataLoader"
+            "cannot be cut. Make it with Batch.from_data_list or torch_geometric's DataLoader"
         )
     followed = [
         key.removesuffix("_batch")

@@ -1,4 +1,4 @@
-"""Cutting a mini-batch, as the data loader gives it, into micro-batches."""
+"""Cuts a mini-batch of the data loader into micro-batches."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ def batch_size(batch: Any) -> int:
         found = next(_first_sizes(item), size)
         if found != size:
             raise ValueError(
-                "the tensors of a batch must agree in their first dimension to be cut into "
-                f"micro-batches: {place} has {found}, the first tensor has {size}. Let "
-                "the collate function put samples first, and keep what is not per sample out of "
-                "the batch. Bags of different lengths (indices and offsets of an EmbeddingBag) can "
-                "be cut when padded to (samples, length); its padding_idx leaves the padding out."
+                f"the batch cannot be cut into micro-batches: {place} has {found} rows, the first "
+                f"tensor {size}. Let the collate function return tensors with a row per sample. "
+                "Pad bags of different lengths (EmbeddingBag with offsets) to (samples, length), "
+                "with a padding_idx."
             )
         return item
 
@@ -194,9 +193,8 @@ def _walk(
     is_list = isinstance(item, list | tuple) and len(item) == num_samples != 1
     if is_list and next(_first_sizes(item), None) is None:
         raise TypeError(
-            f"{place} is a {type(item).__name__} as long as the batch; lists with an item per "
-            "sample cannot be cut into micro-batches. Let the collate function make tensors of "
-            "them, or use schedule='gpipe', which does not cut batches."
+            f"{place} is a {type(item).__name__} with an item per sample, which cannot be cut into "
+            "micro-batches. Let the collate function return a tensor, or use schedule='gpipe'."
         )
     return rebuild(
         {

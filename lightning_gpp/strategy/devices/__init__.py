@@ -1,1 +1,1 @@
-"""The accelerators and the devices that a run has."""
+"""Accelerators, and the devices of a run."""

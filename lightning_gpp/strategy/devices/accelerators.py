@@ -1,4 +1,4 @@
-"""The accelerators ``emulated`` (devices of a cluster description) and ``pool`` (a mixed list).
+"""The accelerators ``emulated`` (devices of a described cluster) and ``pool`` (a mixed list).
 
 ``Trainer(accelerator="emulated", devices=4, strategy=GraphPipeStrategy(cluster="summit"))`` runs
 the real strategy, its messages and its sums on CPU processes of this machine, while everything in
@@ -37,11 +37,11 @@ _LIST = (
 
 
 class OurStrategy:
-    """A strategy that trains on our accelerators."""
+    """What our accelerators ask of a strategy."""
 
 
 class OurAccelerator(CPUAccelerator):
-    """An accelerator for the graphpipe strategies only; what it does not say is that of a CPU."""
+    """Base of the accelerators that only our strategies can use; defaults are those of a CPU."""
 
     kind: ClassVar[str]
     """Its name in Lightning's registry."""
@@ -78,7 +78,7 @@ class OurAccelerator(CPUAccelerator):
 
 
 class EmulatedAccelerator(OurAccelerator):
-    """Devices that exist on paper; for the graphpipe strategies only.
+    """Emulates the devices and links of a cluster on CPUs; for ``strategy="graphpipe"`` only.
 
     Args:
         cluster: the devices and links, as ``GraphPipeStrategy(cluster=...)`` takes them; by default
@@ -194,7 +194,7 @@ def _device(entry: Any) -> torch.device:
 
 
 class PoolAccelerator(OurAccelerator):
-    """Real devices of several types in one job; for the graphpipe strategies only."""
+    """Devices of several types in one job; for ``strategy="graphpipe"`` and ``"hap"``."""
 
     kind, expected = "pool", _LIST
     _own: Accelerator | None = None
@@ -205,7 +205,7 @@ class PoolAccelerator(OurAccelerator):
         self._own.setup_device(device)
 
     def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
-        """What Lightning knows to tell of such a device."""
+        """Lightning's statistics of the device."""
         own: Accelerator = AcceleratorRegistry.get(torch.device(device).type)
         return own.get_device_stats(device)
 

@@ -1,4 +1,4 @@
-"""The devices that a run has, as planners see them."""
+"""The devices of a run, as planners see them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DeviceAtHand:
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceAtHand:
-        """What this rank has."""
+        """The device of this rank."""
         own_bytes = memory_bytes(device)
         identity = "" if own_bytes is None else RankDevice.of(device).identity
         memory = host_memory_bytes() if own_bytes is None else own_bytes

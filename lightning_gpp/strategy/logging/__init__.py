@@ -1,1 +1,1 @@
-"""What user code logs, and how the other ranks log the same."""
+"""``self.log`` of user code, repeated on the other ranks."""

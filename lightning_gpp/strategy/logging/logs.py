@@ -1,4 +1,4 @@
-"""``self.log`` where the loss is, and on every other rank.
+"""``self.log`` on rank 0, repeated on all other ranks.
 
 User code runs on rank 0. Its calls of ``self.log`` are made there as they come, noted, and made on
 the other ranks inside the same hook, so that progress bars, loggers, checkpoints and early stopping
@@ -32,7 +32,7 @@ from lightning_gpp.strategy.state.held_elsewhere import LACKS_VALUES, lifted
 
 @dataclass(slots=True)
 class LogCall:
-    """A call of ``self.log`` as it travels.
+    """A call of ``self.log``, as it is sent to other ranks.
 
     Attributes:
         name: of what is logged.
@@ -68,7 +68,7 @@ def noted(
 
 
 class LedLog:
-    """Stands in for ``LightningModule.log`` on rank 0: makes the call, and notes it for the others.
+    """Replaces ``LightningModule.log`` on rank 0: makes the call and records it for other ranks.
 
     Args:
         module: whose; it names the metrics that are logged.

@@ -1,1 +1,1 @@
-"""From a captured model and the devices at hand to a plan; measured, cached, written."""
+"""From a captured model and the devices found to a plan: measured, cached, written."""

@@ -1,4 +1,4 @@
-"""The micro-batch or the graph with which a model is captured, from a call of its forward."""
+"""The example that a model is captured with: a micro-batch, or a graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_gpp.strategy.settings import FullGraph
 
 @dataclass(frozen=True, slots=True)
 class GraphCall:
-    """A call of a forward with one graph.
+    """A call of the forward with one graph.
 
     Attributes:
         args: to capture the forward with.

@@ -1,4 +1,4 @@
-"""A callback that writes the plan to a file as soon as there is one."""
+"""A callback that writes the plan to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a captured model, its costs and the devices at hand to a plan: ask the planner, check."""
+"""Asks the planner for a captured model and the devices found, and checks the plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.planner import (
     Plan,
     PlanRequest,
-    answer,
     num_devices_used,
     plan_request,
     resolve_plan,
@@ -27,6 +26,7 @@ from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.ways import first_way, plan_in_ways
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import resolve_cluster
+from lightning_gpp.strategy.planning.plan_cache import kept_answer
 from lightning_gpp.strategy.settings import PlanLike, Settings, refuse_async_plan
 
 Measured = tuple[Costs, tuple[str, ...]]
@@ -35,7 +35,7 @@ Measured = tuple[Costs, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What capture and measurement see of a mini-batch.
+    """The part of a mini-batch that capture and measurement run on.
 
     Attributes:
         args: arguments of the pipelined forward for the first micro-batch.
@@ -96,9 +96,9 @@ def plan_pipeline(
 
     def search(asked: PlanRequest, planner: str) -> Plan:
         if ways is None:
-            return answer(asked, planner)
+            return kept_answer(settings.cache, asked, planner)
         part = first_way(asked, ways)
-        plan = answer(part, planner)
+        plan = kept_answer(settings.cache, part, planner)
         return plan_in_ways(on_all_devices(plan, part) if fills else plan, ways)
 
     compares = settings.report == "full"
@@ -122,9 +122,9 @@ def _given_plan(
     at_a_time = validate_plan(plan, captured.graph, num_devices).units_at_a_time
     if (settings.num_microbatches or 0) % at_a_time:
         raise ValueError(
-            f"num_microbatches={settings.num_microbatches} does not fit the plan, of whose "
-            f"micro-batches stages take up to {at_a_time} at a time; use a multiple of "
-            f"{at_a_time}, or leave num_microbatches to the plan"
+            f"num_microbatches={settings.num_microbatches} does not fit the plan, whose stages "
+            f"take up to {at_a_time} micro-batches at a time; use a multiple of {at_a_time}, or "
+            "leave it out"
         )
     return plan
 
@@ -134,7 +134,7 @@ def _tell_of_few_samples(wanted: int, example: Example) -> None:
     samples, count = example.minibatch_size, example.num_microbatches
     if samples and count < wanted:
         rank_zero_info(
-            f"num_microbatches={wanted} is more than {samples} samples allow; they are cut into "
+            f"num_microbatches={wanted} is too many for {samples} samples, which are cut into "
             f"{count} micro-batches."
         )
 

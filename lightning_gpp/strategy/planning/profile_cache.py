@@ -1,4 +1,4 @@
-"""Profiles of earlier runs, found again by content.
+"""Caches profiles by everything that they depend on.
 
 A profile belongs to a model (graph, code and settings of its modules, shapes and types of a
 micro-batch, mode), a device, and the versions of what measured it. Whatever of these differs makes
@@ -12,14 +12,13 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightning_gpp import _version
 from lightning_gpp.capture import CapturedModel, module_content
-from lightning_gpp.common.document_cache import DocumentCache, content_hash, default_folder
+from lightning_gpp.common.document_cache import DocumentCache, content_hash, folder_of
 from lightning_gpp.common.torch_device import device_name
 from lightning_gpp.common.units_of_measure import number_text
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
@@ -47,7 +46,7 @@ def profiled(
         device: where it was captured.
         measure: makes a profile.
     """
-    folder = default_folder() if given is True else Path(given) if given else None
+    folder = folder_of(given)
     documents, key = DocumentCache(folder), {} if folder is None else profile_key(captured, device)
     if (found := documents.read("profile", key, costs_from_json)) is not None:
         note = (
@@ -72,7 +71,7 @@ def profiled(
 
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
-    """What a profile depends on."""
+    """The cache key of a profile: everything that it depends on."""
     kind = device.type
     return {
         "graph": content_hash(graph_to_json(captured.graph)),

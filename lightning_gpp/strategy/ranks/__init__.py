@@ -1,1 +1,1 @@
-"""What ranks tell each other beside tensors: control, messages, failures, the end."""
+"""Communication between ranks besides tensors: control, messages, failures, the end."""

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others beside the program: steps, results, batches that exist or not."""
+"""Control messages from rank 0 to the others: steps, results, and whether there is a batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _GATHER_ASIDE: Tag = (-4, 1, 0, 0)
 
 @dataclass(frozen=True)
 class Aside:
-    """User code outside of steps needs the others; what follows belongs to it.
+    """User code outside of a step calls the model; the messages that follow belong to it.
 
     Attributes:
-        place: of that code.
+        place: where that code is.
     """
 
     place: str
@@ -45,9 +45,9 @@ class Control:
     Attributes:
         transport: likewise.
         rank: this rank.
-        num_ranks: how many there are.
+        num_ranks: number of ranks.
         is_leader: whether this is rank 0, which reads data and computes the loss.
-        alone_in: name of the user code that runs on rank 0 and nowhere else; None for none.
+        alone_in: name of the user code that runs on rank 0 only at the moment; None otherwise.
         on_aside: what other ranks do in an aside.
     """
 

@@ -1,4 +1,4 @@
-"""The first real error ends all ranks.
+"""The first error of any rank ends all ranks.
 
 A rank that fails tells rank 0, which tells the others of the first failure: of one that was told,
 or of a rank that is gone, frozen or cut off. Threads beside the main one hear of it within moments
@@ -50,7 +50,7 @@ _FAILED = 1
 
 
 class PeerError(RuntimeError):
-    """Another rank failed first; the text holds its error and traceback."""
+    """Another rank failed first; the text has its error and traceback."""
 
 
 _MOST_PICKLED_BYTES = 1 << 20
@@ -127,7 +127,7 @@ def of_other_rank(error: BaseException) -> str | None:
 
 
 class FailureWatch:
-    """Reports this rank's error to the others and hears of theirs.
+    """Reports this rank's error to the other ranks, and receives theirs.
 
     Args:
         on_peer_failure: called from another thread with the error that ends the run, unless it is

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others while it runs the user's code: they follow calls, not steps.
+"""The messages by which rank 0 leads: followers follow calls, not steps.
 
 A message is told together with :class:`News` (as :class:`Told`), so that what user code changed
 before a call holds on all ranks when the call runs there. Several messages go out in every step, so
@@ -21,7 +21,7 @@ from lightning_gpp.strategy.logging.logs import LogCall
 
 @dataclass(frozen=True)
 class News:
-    """What happened on rank 0 since its last message.
+    """What changed on rank 0 since its last message.
 
     Attributes:
         changes: of learning rates, plain attributes and the like, by user code.
@@ -37,7 +37,7 @@ class News:
 
 @dataclass(frozen=True)
 class Told:
-    """A message, one of the classes below, and what happened before it."""
+    """A message, one of the classes below, with the changes before it."""
 
     message: Any
     news: News
@@ -45,27 +45,29 @@ class Told:
 
 @dataclass(frozen=True)
 class BatchRead:
-    """A batch of the data loader, which rank 0 has.
+    """Rank 0 has read a batch.
 
     Attributes:
-        num_samples: of it, where rank 0 could tell.
+        num_samples: samples in it, if rank 0 can tell.
+        is_none: whether the loader returned None, for which Lightning makes no step.
     """
 
     num_samples: int | None
+    is_none: bool = False
 
 
 @dataclass(frozen=True)
 class DataEnd:
-    """The data loader has no more."""
+    """The data loader is exhausted."""
 
 
 @dataclass(frozen=True)
 class Autocast:
-    """The autocast in which user code calls the pipelined forward.
+    """The autocast around a call of the pipelined forward.
 
     Attributes:
         is_on: whether there is one.
-        dtype: of its computations.
+        dtype: type of its computations.
         keeps_casts: whether a weight is cast once for all that use it.
     """
 
@@ -85,7 +87,7 @@ class Autocast:
 
     @property
     def dtype_in_use(self) -> torch.dtype | None:
-        """Of its computations; None where there is none."""
+        """Type of its computations; None if autocast is off."""
         return self.dtype if self.is_on else None
 
     def on(self, device: torch.device) -> torch.autocast:
@@ -106,14 +108,14 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Build:
-    """The pipeline of a form of call is built now."""
+    """Build the pipeline of a new form of call."""
 
     autocast: Autocast
 
 
 @dataclass(frozen=True)
 class UseForm:
-    """The forward is called in another form than the last time.
+    """Use the pipeline of another form of call.
 
     Attributes:
         number: of its pipeline.
@@ -124,7 +126,7 @@ class UseForm:
 
 @dataclass(frozen=True)
 class Trial:
-    """The forward alone runs on a few samples, to see whether cutting changes its outputs.
+    """Run the forward on a few samples, to see whether cutting changes its outputs.
 
     Attributes:
         passes: samples of each of the smallest micro-batches of each pass.
@@ -141,10 +143,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Forward:
-    """A call of the pipelined forward.
+    """Run a call of the pipelined forward.
 
     Attributes:
-        call: its number; None where no backward can follow.
+        call: its number; None if no backward can follow.
         units: samples of each of the smallest micro-batches.
         training: whether modules are in training mode.
         needs: arguments that need a gradient.
@@ -164,12 +166,12 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward of a call.
+    """Run the backward of a call.
 
     Attributes:
         call: its number.
         retain: whether it can be run again.
-        hands_out: whether parameters get gradients.
+        hands_out: whether parameters get their gradients.
     """
 
     call: int
@@ -179,12 +181,12 @@ class Backward:
 
 @dataclass(frozen=True)
 class BackwardEnd:
-    """The backward of a loss is over."""
+    """The backward of the loss has ended."""
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step has returned.
+    """The user's step has returned.
 
     Attributes:
         logs: calls of ``self.log``.
@@ -199,7 +201,7 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class HookEnd:
-    """A hook has returned.
+    """A hook of the user has returned.
 
     Attributes:
         answer: what it returned.
@@ -212,7 +214,7 @@ class HookEnd:
 
 @dataclass(frozen=True)
 class AsideEnd:
-    """It needs them no more.
+    """The code outside of a step has ended.
 
     Attributes:
         value: its result.
@@ -223,7 +225,7 @@ class AsideEnd:
 
 @dataclass(frozen=True)
 class ReadAll:
-    """All weights are read.
+    """Gather all weights: somebody reads them.
 
     Attributes:
         is_everywhere: whether on all ranks.
@@ -234,24 +236,24 @@ class ReadAll:
 
 @dataclass(frozen=True)
 class ReadEnd:
-    """Ranks have what they hold again."""
+    """Nobody reads all weights any more: every rank keeps its own again."""
 
 
 @dataclass(frozen=True)
 class ManualBackward:
-    """``self.manual_backward`` was called."""
+    """The user called ``self.manual_backward``."""
 
     loss: Tensor
 
 
 @dataclass(frozen=True)
 class RelayedCall:
-    """Manual optimization: a method that works on parameters of all ranks.
+    """Manual optimization: call a method that changes parameters on all ranks.
 
     Attributes:
         owner: qualified name of a module, or the index of an optimizer.
         method: its name.
-        args: with :class:`OptimizerRef` in the place of optimizers.
+        args: arguments, with :class:`OptimizerRef` in place of optimizers.
         kwargs: likewise.
     """
 
@@ -263,14 +265,14 @@ class RelayedCall:
 
 @dataclass(frozen=True)
 class OptimizerRef:
-    """Stands for an optimizer."""
+    """Stands for an optimizer, by its index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """A mini-batch whose step runs for every micro-batch goes forward and backward.
+    """Run a mini-batch whose step runs once per micro-batch.
 
     Attributes:
         units: samples of each of the smallest micro-batches.
@@ -286,7 +288,7 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class AsyncMinibatch:
-    """A window of a pipeline that does not drain.
+    """Run one window of a pipeline that does not drain.
 
     Attributes:
         since: mini-batches of the epoch that went backward; before it the pipeline is empty.

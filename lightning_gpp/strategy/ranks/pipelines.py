@@ -1,4 +1,4 @@
-"""Joins the ranks of one or several pipelines side by side, which agree through this.
+"""Connects the ranks of one pipeline, or of several side by side.
 
 Lightning's strategies take ranks for replicas of the model. The ranks of a pipeline are its parts:
 together they are one replica, so nothing is split or averaged over them, but over the pipelines.
@@ -34,6 +34,7 @@ from lightning_gpp.strategy.devices.accelerators import (
 )
 from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
+    choose_port,
     distributed_is_initialized,
     init_dist_connection,
 )
@@ -52,7 +53,7 @@ StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
 class PipelinesStrategy(OurStrategy, ParallelStrategy):
-    """What Lightning asks of the ranks of a strategy, for ranks that make replicas together.
+    """Answers Lightning's questions about ranks where several ranks form one replica.
 
     Attributes:
         num_pipelines: replicas, of as many ranks each.
@@ -77,6 +78,7 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
             self.settings = self.accelerator.apply(
                 self.settings, num_devices=self.num_processes, num_nodes=self.num_nodes
             )
+        choose_port(self.cluster_environment)
         start_method = self._start_method
         is_started = self.cluster_environment.creates_processes_externally
         if start_method == "popen" and self.settings.is_emulated and not is_started:

@@ -1,4 +1,4 @@
-"""Lightning's launcher of processes, without its ways to wait for ever; SIGTERM to any rank.
+"""Lightning's process launcher, with limits on all waits, and SIGTERM passed to the ranks.
 
 Lightning's launchers hand back weights, ``callback_metrics`` and the path of the best checkpoint.
 Here the starter's Trainer also knows how far training came and what it logged and kept, as after a

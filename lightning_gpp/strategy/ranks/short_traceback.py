@@ -1,4 +1,4 @@
-"""Tracebacks without frames that tell a user nothing."""
+"""Removes frames that tell a user nothing from tracebacks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ _LIGHTNING = tuple(
     str(Path(lightning.__file__).parent.with_name(name)) + os.sep
     for name in ("lightning", "lightning_fabric", "pytorch_lightning")
 )
-_INNER = (
-    *_LIGHTNING,
-    *(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])),
-    contextlib.__file__,
-)
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_INNER = (*_LIGHTNING, str(Path(torch.__file__).parent) + os.sep, _OURS, contextlib.__file__)
 
 
 def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
     """A traceback without frames that tell a user nothing, and how many these are.
 
-    What is between the user's frames goes, and Lightning's loops; what follows the last of the
-    user's frames leads to the error and stays.
+    What is between the user's frames goes, and Lightning's loops. Of what follows the last of the
+    user's frames only the end stays, where this package has called that frame (it looks into torch
+    by ways of its own) or raises the error itself. Otherwise all of it leads to the error.
     """
     frames: list[TracebackType] = []
     while trace is not None:
@@ -37,9 +35,10 @@ def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
         trace = trace.tb_next
     files = [frame.tb_frame.f_code.co_filename for frame in frames]
     last_own = max((i for i, file in enumerate(files) if not file.startswith(_INNER)), default=-1)
+    is_ours = any(file.startswith(_OURS) for file in [*files[: max(last_own, 0)], *files[-1:]])
     made, count = None, 0
     for i in reversed(range(len(frames))):
-        hidden = _INNER if i < last_own else _LIGHTNING
+        hidden = _INNER if i < last_own or is_ours else _LIGHTNING
         if i < len(frames) - 1 and files[i].startswith(hidden):
             count += 1
         else:

@@ -1,4 +1,4 @@
-"""How an error looks that nobody catches: one traceback of all ranks, the short one, and last.
+"""Prints an uncaught error of a job once: the shortened traceback of the rank that failed.
 
 Every rank of a script would print one of 100 lines, most of them of Lightning's loops. Here the
 rank that failed prints its own, and the others a line each.

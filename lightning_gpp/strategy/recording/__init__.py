@@ -1,1 +1,1 @@
-"""Recorded steps beside what was predicted of them: the callback for timelines."""
+"""Records steps and compares them with their predictions."""

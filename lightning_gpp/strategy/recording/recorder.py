@@ -1,4 +1,4 @@
-"""Records on this rank what one optimizer step consists of, while it is asked to."""
+"""Records one optimizer step on this rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_gpp.simulate import SpanKind
 
 
 class StepRecorder:
-    """Collects the records of one step at a time; costs next to nothing while it is off.
+    """Records one step at a time; costs next to nothing while it is off.
 
     Args:
         device: of this rank.
@@ -49,7 +49,7 @@ class StepRecorder:
 
     @property
     def programs(self) -> list[Program]:
-        """Of every mini-batch that was recorded; one too small for all replicas has another."""
+        """Program of every recorded mini-batch; one too small for all replicas has another."""
         return [run.program for run, _ in self._runs.values()]
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
@@ -66,7 +66,7 @@ class StepRecorder:
         self._last_read = None
 
     def end_batch(self) -> None:
-        """What was begun is over, and what was read so far does not belong to the next step."""
+        """Ends the current mark; data read so far do not belong to the next step."""
         self.end()
         self._last_read = None
 

@@ -1,10 +1,10 @@
-"""Plans anew with the seconds of recorded steps, every so many epochs."""
+"""Makes a new plan from recorded steps every n epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import lightning.pytorch as pl
 
@@ -15,13 +15,11 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_r
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.simulate import Timeline, program_costs, simulate
 from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.strategy.new_plan import use_plan
-from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.forms import use_plan
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.step_recording import StepRecording
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.report import show, waiting_for
-from lightning_gpp.strategy.settings import Settings
 
 WORTH_IT = 0.05
 """Of a step: a plan that is predicted to gain less does not come; predictions are not closer."""
@@ -30,21 +28,8 @@ RECORDED = (2, 4, 6, 8)
 """Steps of every epoch: few, not the first ones, and with others between."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewPlan:
-    """What rank 0 has found.
-
-    Attributes:
-        planned: the plan; None where the present one stays.
-        text: what to say of it.
-    """
-
-    planned: PlanToRun | None
-    text: str
-
-
 class Replanning(StepRecording):
-    """Records steps of every epoch, and plans anew at the end of every n-th one.
+    """Records steps of every epoch, and makes a new plan after every n-th.
 
     The strategy adds it to the callbacks of a Trainer; see its ``replan_every_n_epochs``.
 
@@ -82,23 +67,20 @@ class Replanning(StepRecording):
         self._why_not = why_not
         if timeline is None:
             return
-        known = run.settings.costs
-        known = known if isinstance(known, Refit) else None
-        report = self._reports.report(run.built, timeline, known)
+        report = self._reports.report(run, timeline)
         if isinstance(report, StepReport):
             self._refit = report.refit or self._refit
         else:
-            self._why_not = report
+            self._why_not = report.partition(": ")[2].rstrip(".")
 
     def _replan(self, run: PipelinedRun, epoch: int) -> None:
         """All ranks: take a better plan if rank 0 has found one."""
-        control, peers, found = run.control, run.peers, None
+        control, peers, planned = run.control, run.peers, None
         if control.is_leader and (peers is None or peers.pipeline == 0):
             with waiting_for("Planning with recorded steps", run.module):
-                found = self._found(run.forms[0], run.settings)
-            show(f"After {epoch} epochs: {found.text}")
+                planned, text = self._found(run)
+            show(f"After epoch {epoch}: {text}")
         purpose = "waiting for rank 0 to plan with recorded steps"
-        planned = None if found is None else found.planned
         plan = None if planned is None else planned.plan
         if peers is not None and control.is_leader:
             plan = peers.share(plan, purpose)
@@ -107,11 +89,13 @@ class Replanning(StepRecording):
             self._forget()
             use_plan(run, plan, planned)
 
-    def _found(self, pipeline: Pipeline, settings: Settings) -> NewPlan:
-        refit, planned = self._refit, pipeline.planned
-        if refit is None or planned is None:
-            return NewPlan(None, f"the plan stays: {self._why_not}.")
-        request = replace(planned.request, cluster=in_plan_order(planned.request.cluster))
+    def _found(self, run: PipelinedRun) -> tuple[PlanToRun | None, str]:
+        """Rank 0: a better plan, if there is one, and what to say of it."""
+        pipeline, settings, refit = run.forms[0], run.settings, self._refit
+        if refit is None or pipeline.planned is None:
+            return None, f"the plan stays: {self._why_not}."
+        request = pipeline.planned.request
+        request = replace(request, cluster=in_plan_order(request.cluster))
         if any(operator.state for operator in request.graph):  # statistics of micro-batches
             request = replace(request, num_microbatches=pipeline.plan.num_microbatches)
         question = PlanQuestion(
@@ -123,13 +107,11 @@ class Replanning(StepRecording):
         gain = percent_text(now_s - then_s, now_s)
         slow = "".join(f" {each.describe()}." for each in refit.slow)
         if then_s > (1 - WORTH_IT) * now_s:
-            text = f"the plan stays: the best that was found would gain {gain}.{slow}"
-            return NewPlan(None, text)
-        text = (
+            return None, f"the plan stays: the best that was found would gain {gain}.{slow}"
+        return found, (
             f"a new plan, predicted to take {seconds_text(then_s)} per step instead of "
             f"{seconds_text(now_s)} ({gain} less; recorded: {seconds_text(refit.step_s)}).{slow}"
         )
-        return NewPlan(found, text)
 
 
 @contextmanager

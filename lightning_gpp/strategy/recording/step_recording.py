@@ -1,4 +1,4 @@
-"""Callbacks that record some optimizer steps on every rank, one at a time."""
+"""Base of callbacks that record optimizer steps on all ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepRecording(pl.Callback):
         return self._step is not None
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What was read before belongs to no step."""
+        """Data read before belong to no step."""
         self._recorder.end_batch()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:

@@ -1,9 +1,10 @@
-"""Recorded steps beside what was predicted of them: from the plan's costs, and from a refit."""
+"""Compares recorded steps with predictions from the plan's costs and from a refit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from lightning_gpp.common.units_of_measure import seconds_text
 from lightning_gpp.planner import Plan, PlanRequest
@@ -20,29 +21,63 @@ from lightning_gpp.simulate.recorded import WARM_UP_STEPS, check_program, refit
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 
 MOST_KEPT = 24
 """Steps before this one that a refit looks at: devices are as they are now."""
 
 
-def _question(pipeline: Pipeline, timeline: Timeline) -> tuple[Program, Plan, PlanRequest]:
-    """The step that a pipeline trained last, and what its plan answers.
+class Question(NamedTuple):
+    """The last trained step of a pipeline, and the question that its plan answers.
 
-    Plan and request have as many micro-batches and samples as the step had.
-
-    Raises:
-        ValueError: it cannot be compared; the text says why.
+    Attributes:
+        pipeline: that trained it.
+        program: of it.
+        plan: with as many micro-batches as the step had.
+        request: with as many samples.
     """
-    planned, program, sizes = pipeline.planned, pipeline.last_trained, pipeline.last_sizes
-    if planned is None:
-        raise ValueError("its forward was called in another form than the one that was planned")
-    if program is None or any(span.minibatch for span in timeline.spans):
-        raise ValueError("it ran several mini-batches or calls")
-    if len(sizes) % pipeline.placed.units_at_a_time:
-        raise ValueError("its mini-batch was too small for the plan")
-    check_program(timeline, program)
-    request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
-    return program, replace(pipeline.plan, num_microbatches=len(sizes)), request
+
+    pipeline: Pipeline
+    program: Program
+    plan: Plan
+    request: PlanRequest
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, timeline: Timeline) -> Question:
+        """The question of a recorded step.
+
+        Raises:
+            ValueError: it cannot be compared; the text says why.
+        """
+        planned, program, sizes = pipeline.planned, pipeline.last_trained, pipeline.last_sizes
+        if planned is None:
+            raise ValueError(
+                "the step called forward in another form than the first call, for which the plan "
+                "was made (num_sanity_val_steps=0 lets training call it first)"
+            )
+        if program is None or any(span.minibatch for span in timeline.spans):
+            raise ValueError("the step ran several mini-batches or calls")
+        if len(sizes) % pipeline.placed.units_at_a_time:
+            raise ValueError("the step's mini-batch was too small for the plan")
+        check_program(timeline, program)
+        request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
+        plan = replace(pipeline.plan, num_microbatches=len(sizes))
+        return cls(pipeline, program, plan, request)
+
+    def predicted(self, found: Refit | None = None, known: Refit | None = None) -> Timeline:
+        """The program as it is simulated.
+
+        Args:
+            found: what costs are refitted to.
+            known: the refit whose costs the plan was made with, if it was.
+        """
+        _, program, plan, asked = self
+        ranks, costs = self.pipeline.rank_of_device, found or known
+        asked = asked if found is None else found.request(asked, ranks)
+        step = StepCosts() if costs is None else costs.step_costs(plan)
+        simulation = simulate(program, program_costs(plan, asked, step=step))
+        stages = timeline_stages(self.pipeline, program)
+        return predicted_timeline(simulation, stages=stages, rank_of_device=ranks)
 
 
 def _source(known: Refit | None, request: PlanRequest) -> tuple[str, str]:
@@ -57,13 +92,13 @@ def _source(known: Refit | None, request: PlanRequest) -> tuple[str, str]:
 
 
 def timeline_stages(pipeline: Pipeline, program: Program) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of a program."""
+    """The stages of a program, as timelines show them."""
     return plan_stages(program, pipeline.plan, pipeline.captured.graph, pipeline.rank_of_device)
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """A recorded step beside its predictions.
+    """A recorded step and its predictions.
 
     Attributes:
         measured: the step.
@@ -86,7 +121,7 @@ class StepReport:
 
     @property
     def slow(self) -> list[str]:
-        """What to say of devices that are slower than others of their kind."""
+        """A note on devices that are slower than others of their kind."""
         return [] if self.refit is None else [f"{each.describe()}." for each in self.refit.slow]
 
     def error(self, name: str) -> float:
@@ -102,7 +137,7 @@ class StepReport:
         return named
 
     def describe(self) -> str:
-        """How far the predictions are off, and where they are from."""
+        """Errors of the predictions, and where the predictions come from."""
         found = (
             f"Predicted by the {name}: {seconds_text(timeline.step_s)} "
             f"({100 * self.error(name):+.0f} %)."
@@ -112,37 +147,22 @@ class StepReport:
 
 
 class StepReports:
-    """Reports on the steps of a run, one after the other; on rank 0."""
+    """Reports on the steps of a run, one after another; on rank 0."""
 
     def __init__(self) -> None:
         self._recorded: list[tuple[Program, int, Timeline]] = []
 
-    def report(
-        self, pipeline: Pipeline, timeline: Timeline, known: Refit | None
-    ) -> StepReport | str:
-        """The report on what was run last, or why there is none.
-
-        Args:
-            pipeline: that ran it.
-            timeline: what was recorded of it.
-            known: the refit whose costs the plan was made with, if it was.
-        """
+    def report(self, run: PipelinedRun, timeline: Timeline) -> StepReport | str:
+        """The report on what was run last, of which this was recorded, or why there is none."""
+        pipeline, costs_of_plan = run.built, run.settings.costs
+        known = costs_of_plan if isinstance(costs_of_plan, Refit) else None
         try:
-            program, plan, request = _question(pipeline, timeline)
+            question = Question.of(pipeline, timeline)
         except ValueError as error:
             return f"Not compared with a prediction: {error}."
-
-        def predicted(found: Refit | None = None) -> Timeline:
-            """The program as it is simulated: with the costs of the plan, or refitted."""
-            ranks, costs = pipeline.rank_of_device, found or known
-            asked = request if found is None else found.request(request, ranks)
-            step = StepCosts() if costs is None else costs.step_costs(plan)
-            simulation = simulate(program, program_costs(plan, asked, step=step))
-            stages = timeline_stages(pipeline, program)
-            return predicted_timeline(simulation, stages=stages, rank_of_device=ranks)
-
+        _, program, plan, request = question
         name, note = _source(known, request)
-        predictions, notes, last = {name: predicted()}, [note], None
+        predictions, notes, last = {name: question.predicted(known=known)}, [note], None
         assert timeline.step is not None
         # The costs of emulated devices are known: they are those of the cluster.
         is_refitted = timeline.source != "emulated"
@@ -154,11 +174,11 @@ class StepReports:
             self._recorded = [*self._recorded[-MOST_KEPT:], (*key, timeline)]
             last = refit([*earlier, timeline], program, plan, request)
             if earlier:
-                predictions["refit"] = predicted(refit(earlier, program, plan, request))
+                predictions["refit"] = question.predicted(refit(earlier, program, plan, request))
                 steps = ", ".join(str(each.step) for each in earlier)
                 notes.append(f"refit: of the steps recorded before ({steps}).")
             else:
-                predictions["fit"] = predicted(last)
+                predictions["fit"] = question.predicted(last)
                 notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
         shown = "refit" if "refit" in predictions else name
         return StepReport(timeline, predictions, shown, tuple(notes), last)

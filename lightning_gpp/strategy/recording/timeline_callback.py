@@ -1,4 +1,4 @@
-"""The callback that records chosen steps and shows where their time went."""
+"""A callback that records steps and shows where their time went."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_gpp.common.text_table import wrapped
 from lightning_gpp.common.units_of_measure import percent_text, seconds_text
 from lightning_gpp.reports.step.write_step import write_step
 from lightning_gpp.simulate import Timeline, shares
-from lightning_gpp.simulate.refit import FORMAT, Refit
+from lightning_gpp.simulate.refit import FORMAT
 from lightning_gpp.strategy.base import BaseStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.step_recording import StepRecording
@@ -25,34 +25,32 @@ behind a recorded one is longer."""
 
 
 class TimelineCallback(StepRecording):
-    """Records some optimizer steps on every rank and writes one as picture and page.
+    """Records optimizer steps on every rank, and writes a typical one as a picture and a page.
 
-    It is the one of median length, of those with whole mini-batches: single steps of a machine that
-    does other things as well are anything but typical. An accumulated step is recorded with all its
-    mini-batches. Rank 0 writes ``timeline.png`` and ``timeline.html`` (one page, to zoom and pan in
-    any browser), and gives the shares of :class:`~lightning_gpp.simulate.Shares` to the loggers as
-    ``timeline/...``.
+    The typical step is the one of median length among those with whole mini-batches: single steps
+    on a machine that does other work vary too much. An accumulated step includes all of its
+    mini-batches. Rank 0 writes ``timeline.png`` and ``timeline.html``, and gives
+    :class:`~lightning_gpp.simulate.Shares` to the loggers as ``timeline/...``.
 
-    It also says how far the step is from its prediction, and by how much a refit of the costs to
-    the steps recorded before it does better: on the console, in the loggers (``prediction/...``),
-    in what is written. The refit to all steps recorded so far is written to ``refit.json``, with
-    which ``GraphPipeStrategy(costs="refit.json")`` plans.
+    Each recorded step is compared with its prediction, and with that of a refit to the steps before
+    it: on the console, in the loggers (``prediction/...``) and in the files. The refit to all
+    recorded steps is written to ``refit.json``; plan with it by
+    ``GraphPipeStrategy(costs="refit.json")``.
 
-    Steps that are not recorded cost a comparison per batch. A recorded one took 1.07 times the time
-    of its unrecorded neighbour in the median of 100 pairs (quartiles 0.90 to 1.21: within the noise
-    of the machine, two busy CPU cores; two ranks, eight micro-batches, steps of 21 ms;
-    ``benchmarks/overhead.py recorded``). After it the clocks are compared.
+    Steps that are not recorded cost one comparison per batch. A recorded step took 1.07 times as
+    long as its neighbour (median of 100 pairs, quartiles 0.90 to 1.21; two ranks on two busy cores,
+    eight micro-batches, 21 ms; ``benchmarks/overhead.py recorded``).
 
     Args:
-        steps: which optimizer steps, by the steps done before them (``trainer.global_step``); None
-            for :data:`TYPICAL_OF`, counted from where the first run begins.
-        dirpath: where to write; by default the folder of the logger, or of the Trainer.
-        picture: whether to write the picture.
-        page: whether to write the page.
+        steps: optimizer steps to record, by ``trainer.global_step`` before the step; None records
+            :data:`TYPICAL_OF`, counted from the beginning of the first run.
+        dirpath: folder for the files; by default that of the logger, or of the Trainer.
+        picture: whether to write ``timeline.png``.
+        page: whether to write ``timeline.html``.
 
     Attributes:
         timelines: step -> its timeline, on rank 0.
-        reports: step -> how it compares with its predictions, on rank 0.
+        reports: step -> its comparison with the predictions, on rank 0.
 
     Raises:
         ValueError: no step is chosen, or a negative one.
@@ -112,9 +110,7 @@ class TimelineCallback(StepRecording):
         if timeline is None:
             return
         self.timelines[step] = timeline
-        known = run.settings.costs
-        known = known if isinstance(known, Refit) else None
-        report = self._reports.report(run.built, timeline, known)
+        report = self._reports.report(run, timeline)
         if isinstance(report, StepReport):
             self.reports[step] = report
         self._recorded.append((timeline, report, sum(run.built.last_sizes)))

@@ -1,1 +1,1 @@
-"""One model on all ranks at once: each runs every operator on its part of the tensors (HAP)."""
+"""One model on all ranks: each runs every operator on its part of the tensors (HAP)."""

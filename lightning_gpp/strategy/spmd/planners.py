@@ -1,4 +1,4 @@
-"""What makes the SPMD program of a run, for the devices that it has.
+"""Makes the SPMD program of a run for its devices.
 
 Devices and collectives are timed on the machine at hand, when a run begins. An accelerator is given
 as much as fills it, many times in a row, and is waited for once: a wait after each would time
@@ -72,8 +72,8 @@ class HapPlanner:
 
     Attributes:
         machine: the devices.
-        has_shares: whether the user gave the shares; otherwise they are found with the program.
-        is_data_parallel: whether samples are divided by the given shares, and nothing else.
+        has_shares: whether the user gave shares; otherwise they are found with the program.
+        is_data_parallel: whether only samples are divided, by the given shares.
     """
 
     machine: Machine

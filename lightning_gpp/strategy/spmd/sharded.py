@@ -1,4 +1,4 @@
-"""Which rank holds which part of which parameter, the module made partial or whole, and optimizers.
+"""Divides a module and its optimizers over ranks by an SPMD program, and makes them whole again.
 
 What an SPMD program stores whole lies on every rank in the module itself. What it stores in parts
 is taken out of the module, as what other ranks hold is in a pipeline: its place has a ``meta``
@@ -31,7 +31,7 @@ ELEMENTWISE = (
 
 
 class ShardedPartition(Partition):
-    """The module of this rank, of which it has all or parts.
+    """The module on this rank, which holds all or parts of each parameter.
 
     Args:
         module: the whole LightningModule.
@@ -72,7 +72,7 @@ class ShardedPartition(Partition):
         self._agreed[name] = whole.requires_grad
 
     def stored(self, name: str) -> Tensor:
-        """What this rank has of a parameter or buffer."""
+        """This rank's part of a parameter or buffer."""
         return self._parts[name] if name in self._parts else self._tensor(name)
 
     def agree_on_gradients(self) -> None:
@@ -189,7 +189,7 @@ class ShardedPartition(Partition):
 
 
 class ShardedOptimizer(PartialOptimizer):
-    """An optimizer of parameters that are whole, in parts, or on rank 0 alone."""
+    """An optimizer of parameters that are whole, divided, or on rank 0 only."""
 
     partition: ShardedPartition
 
@@ -204,10 +204,9 @@ class ShardedOptimizer(PartialOptimizer):
         if sharded and kind not in ELEMENTWISE:
             known = ", ".join(each.__name__ for each in ELEMENTWISE)
             raise TypeError(
-                f"{kind.__name__} is not known to treat every element of a parameter by itself, "
-                f"and the program divides {sharded[0]!r} and {len(sharded) - 1} others over the "
-                f"devices. Use one of {known}, or HAPStrategy(planner='data_parallel'), which "
-                "stores every parameter whole"
+                f"{kind.__name__} may compute with whole parameters, but strategy='hap' divides "
+                f"{sharded[0]!r} and {len(sharded) - 1} others over the devices. Use one of "
+                f"{known}, or HAPStrategy(planner='data_parallel'), which stores them whole"
             )
 
     def place_state(self) -> None:

@@ -1,4 +1,4 @@
-"""Rank 0: what stands in for the divided forward while the user's step runs.
+"""Replaces the divided forward on rank 0 while the user's step runs.
 
 A call goes to all ranks with the whole batch. A call of a new form (sizes, modes, what needs a
 gradient) is exported first, here alone, so that a forward that cannot be captured is an ordinary
@@ -22,9 +22,8 @@ from lightning_gpp.capture.checks.backwards import watched_backwards
 from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.checks.rollback import set_training
 from lightning_gpp.capture.errors import raised_location
-from lightning_gpp.capture.tracing.concrete_tracer import leaves_padding_away
 from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
-from lightning_gpp.common.instance_attribute import replaced, taken_away
+from lightning_gpp.common.instance_attribute import taken_away
 from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
 from lightning_gpp.spmd.operator_graph import SpmdGraph
@@ -43,8 +42,8 @@ from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 NO_AUTOCAST = (
-    "an SPMD program is of operators with the types that they were exported with, which autocast "
-    "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
+    "strategy='hap' exports operators with fixed dtypes, which autocast would change; use "
+    "precision='bf16-true' or '16-true', or strategy='graphpipe'"
 )
 
 
@@ -91,7 +90,7 @@ def call_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 class SpmdCalls(ForwardCalls):
-    """Divides the model of a run on all ranks, and stands in for its forward on rank 0.
+    """Divides the model of a run, and replaces its forward on rank 0.
 
     Args:
         run: of this rank.
@@ -228,26 +227,25 @@ class SpmdCalls(ForwardCalls):
         return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedForward:
-        run = self._run
+        run, has_grad = self._run, torch.is_grad_enabled()  # leaving inference mode turns it on
         with (
             waiting_for("Capturing the model", run.module),
             taken_away(run.target, "forward", self.inner),
             lifted(),
             torch.inference_mode(False),
-            torch.set_grad_enabled(torch.is_grad_enabled()),
+            torch.set_grad_enabled(has_grad),
             torch.autocast(run.device.type, enabled=False),
             watched_backwards(run.target) as backwards,
-            watched_padding(),
         ):
             try:
                 exported = export_forward(run.target, args, kwargs)
             except ExportError as error:
                 where = raised_location(error.__cause__ or error)
                 raise ExportError(f"{where}: {error}") from None  # which says what torch said
-        if torch.is_grad_enabled() and (why := backwards.described(run.target)) is not None:
+        if has_grad and (why := backwards.described(run.target)) is not None:
             raise ExportError(
-                f"{why}, which is lost in a program of single operators: their gradients are those "
-                "of torch. Use strategy='graphpipe', or write the forward with operators of torch"
+                f"{why}, which strategy='hap' would lose, as its operators have torch's own "
+                "gradients. Use strategy='graphpipe', or write the forward with operators of torch"
             )
         return exported
 
@@ -264,7 +262,8 @@ class SpmdCalls(ForwardCalls):
             self._shares = program.shares
         elif parts and program.shares != self._shares:
             raise RuntimeError(
-                f"the planner divided {program.shares} where parameters are divided {self._shares}"
+                f"the planner returned shares {program.shares}, but parameters are already divided "
+                f"by {self._shares}; give shares="
             )
         return program
 
@@ -275,34 +274,13 @@ class SpmdCalls(ForwardCalls):
         computed = [i for i in program.instructions if isinstance(i, Computation)]
         if num > 1 and not any(p.is_shard for each in computed for p in each.outputs):
             rows = min((len(each) for each in inputs.values() if each.dim()), default=num)
-            why = f"the batch has {rows} rows, fewer than devices"
+            why = f"the batch has only {rows} rows"
             if rows >= num:
-                why = "messages between devices would take longer than what dividing saves"
+                why = "messages between devices would take longer than dividing saves"
             rank_zero_warn(
                 f"the program divides nothing, so each of {num} devices computes all of it: {why}. "
                 "Use a larger batch, or one device"
             )
-
-
-@contextmanager
-def watched_padding() -> Iterator[None]:
-    """Says what a program does otherwise than the fast path of ``nn.TransformerEncoder``."""
-    encode, is_left_away = nn.TransformerEncoder.forward, False
-
-    def forward(encoder: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        nonlocal is_left_away
-        if not encoder.training and leaves_padding_away(encoder, args, kwargs):
-            is_left_away = True
-        return encode(encoder, *args, **kwargs)
-
-    with replaced([(nn.TransformerEncoder, "forward", forward)]):
-        yield
-    if is_left_away:
-        rank_zero_warn(
-            "in evaluation nn.TransformerEncoder fills padding with zeros, which a program does "
-            "not: its results differ there, and with them all that reads padding. "
-            "enable_nested_tensor=False makes both alike"
-        )
 
 
 def _out_of_inference(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The divided model as one rank has it: exports, programs, and the halves of a call."""
+"""The divided model on one rank: exports, programs, and the halves of a call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 
 @dataclass(frozen=True, slots=True)
 class ProgramPackage:
-    """What all ranks need of an export.
+    """What rank 0 sends of an export to all ranks.
 
     Attributes:
         graph: the operators, and how they are called.
@@ -42,7 +42,7 @@ class SpmdForward(Forward):
     """A call of a divided forward.
 
     Attributes:
-        export: which one.
+        export: number of the export.
         seed: of random numbers.
     """
 

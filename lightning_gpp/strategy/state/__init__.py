@@ -1,1 +1,1 @@
-"""What ranks hold of the module and its optimizers, and how it is made whole, saved and told."""
+"""The parts of module and optimizers that ranks hold: made whole, saved, loaded."""

@@ -1,4 +1,4 @@
-"""Lightning's callbacks and loops where ranks hold parts of the module, or are one replica."""
+"""Adapts Lightning's callbacks and loops to ranks that hold parts of the module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_gpp.strategy.state.partition import Partition
 
 
 class HeldAverage:
-    """A callback's copy of the module (EMA, SWA), of which this rank has what it has of the module.
+    """A callback's average of the module (EMA, SWA), of which this rank has its own part.
 
     Such a callback goes through the parameters of both, and exchanges them for validation. The rest
     is on ``meta``, where arithmetic costs nothing. The copy's state dict is that of all ranks

@@ -1,4 +1,4 @@
-"""Before the pipeline is built: what hooks and the first step use of the module, on its device.
+"""Uses of the module before the pipeline is built: moves what they need to the device.
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
 forward tells. Batches are on rank 0's device by then, and ``self.device`` says a device on all

@@ -1,4 +1,4 @@
-"""Parameters that other ranks hold tell the user's step where it runs, not that they are away.
+"""Lets the user's step ask for devices and shapes of parameters that other ranks hold.
 
 A step may ask a parameter for its device or make zeros like it (``next(self.parameters())
 .new_zeros(...)``). On rank 0 the parameters of other stages are on the ``meta`` device, and what
@@ -39,11 +39,10 @@ _LACKS_VALUES = ("meta tensor", "device meta", "'meta' backend")
 """What torch says of it."""
 
 LACKS_VALUES = (
-    "this code needs values of parameters or buffers that another rank holds: with graphpipe a "
-    "rank has those of its own stages (the others' `is_meta`). Call the whole pipelined module, "
-    "which runs through the pipeline, and not a part of it; read weights in hooks around epochs, "
-    "where parameters() and state_dict() make the module whole; average them with WeightAveraging "
-    "(EMAWeightAveraging); a network that follows another (BYOL, MoCo) trains on one device."
+    "this code needs values of parameters or buffers that another rank holds. Call the whole "
+    "pipelined module instead of a part of it. Read weights in hooks around epochs, where "
+    "parameters() and state_dict() gather them. For averages use WeightAveraging "
+    "(EMAWeightAveraging), for penalties weight_decay. BYOL and MoCo train on one device."
 )
 
 

@@ -1,4 +1,4 @@
-"""What user code on rank 0 changes beside its results, made known to the other ranks.
+"""Sends the other ranks what user code changes on rank 0.
 
 The user's steps, and hooks that look at data or results, run on rank 0 only. They may set a
 learning rate, freeze a layer, stop the training, update a metric, change a plain attribute or
@@ -78,7 +78,7 @@ class _Snapshot(NamedTuple):
 
 
 class LeaderState:
-    """Watches rank 0's changes and applies them elsewhere.
+    """Watches changes on rank 0, and applies them on the other ranks.
 
     Args:
         module: the LightningModule.

@@ -1,4 +1,4 @@
-"""Optimizers of a partial module.
+"""Optimizers of which every rank steps the parameters that it holds.
 
 The user's ``configure_optimizers`` sees the whole module. Then every rank keeps, in each parameter
 group, the parameters it holds; empty groups stay, so that groups, schedulers and checkpoints keep
@@ -24,11 +24,11 @@ from lightning_gpp.strategy.state.partition import Partition
 
 @dataclass(slots=True)
 class PartialOptimizer:
-    """An optimizer of which this rank keeps the parameters it holds.
+    """An optimizer reduced to the parameters of this rank.
 
     Attributes:
         optimizer: the user's.
-        partition: which these are, and their names.
+        partition: the parameters of this rank, and their names.
         names: for every group the names of all its parameters, as on one device.
         kept: for every group the positions of the parameters that this rank keeps.
     """
@@ -81,9 +81,9 @@ class PartialOptimizer:
         for group in self.optimizer.param_groups[len(self.names) :]:
             if any(id(parameter) not in name_of for parameter in group["params"]):
                 raise ValueError(
-                    "the optimizer holds a parameter that is no parameter of the LightningModule "
-                    "(make what it belongs to an attribute of the module), or one that an SPMD "
-                    "program divides (give it to the optimizer in configure_optimizers)"
+                    "the optimizer holds a parameter that the LightningModule does not have. Make "
+                    "its module an attribute of the LightningModule, and with strategy='hap' give "
+                    "all parameters to the optimizer in configure_optimizers"
                 )
             self.names.append([name_of[id(p)] for p in group["params"]])
             self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held])
@@ -130,7 +130,7 @@ class PartialOptimizer:
         return self.partition.control.collect(own, purpose, store)
 
     def counted_state_dict(self) -> dict[str, Any]:
-        """What one device would write, with the state that counts on this rank only."""
+        """The state dict of one device, with the state that only this rank counts."""
         return self._state_dict(self.state_by_index(counted_only=True))
 
     def _state_dict(self, state: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which rank holds which parameters and buffers, and the module made partial or whole.
+"""Which rank holds which parameters and buffers; makes the module partial or whole.
 
 While the pipeline runs, a rank holds the parameters and buffers of its own stages; the others are
 tensors on the ``meta`` device, so that names, shapes and keys stay complete. What no stage reads
@@ -21,7 +21,7 @@ from lightning_gpp.strategy.ranks.control import Control
 
 
 class Partition:
-    """The module of this rank, partial while the pipeline runs.
+    """The module on this rank; partial while the pipeline runs.
 
     Args:
         module: the whole LightningModule.
@@ -167,8 +167,8 @@ class Partition:
             is_parameter = isinstance(self._tensor(name), nn.Parameter)
             if {*reading} - {*holding} or (is_parameter and reading != holding):
                 raise ValueError(
-                    f"forward was called in another form than the first, in which ranks "
-                    f"{[*reading]} read {name!r}, which ranks {[*holding]} hold. Call it alike in "
+                    "forward was called with arguments of another form. In this form ranks "
+                    f"{[*reading]} read {name!r}, but ranks {[*holding]} hold it. Call it alike in "
                     "all steps, or pipeline a sub-module by GraphPipeStrategy(module=...)."
                 )
             self.read.add(name)
@@ -249,7 +249,7 @@ class Partition:
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def stored(self, name: str) -> Tensor:
-        """What this rank has of a parameter or buffer."""
+        """This rank's copy of a parameter or buffer."""
         return self._tensor(name)
 
     def _tensor(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Precision plug-ins that look at the gradients of all ranks: to clip them, to scale the loss."""
+"""Precision plug-ins that clip and scale by the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def place_precision(
 
 
 def loss_scale(plugin: plugins.Precision) -> float:
-    """What the loss is multiplied by before it goes backward."""
+    """The factor by which the loss is multiplied before its backward."""
     scaler = plugin.scaler if isinstance(plugin, plugins.MixedPrecision) else None
     return 1.0 if scaler is None else scaler.get_scale()
 
@@ -129,7 +129,7 @@ class HalfPrecision(_ClipsOverRanks, plugins.HalfPrecision):
 
 
 class MixedPrecision(_ClipsOverRanks, plugins.MixedPrecision):
-    """Autocast, for float16 with one loss scale."""
+    """Autocast; for float16 with one loss scale for all ranks."""
 
 
 _CLASSES: dict[type, Any] = {
@@ -182,17 +182,10 @@ class AgreedScaler(GradScaler):
         count = self.total(count)
         return {count.device: count}
 
-    def scale(self, outputs: Any) -> Any:
-        """Outputs times the scale, which a kernel takes from the host as it is."""
-        if not (self._enabled and isinstance(outputs, Tensor)):
-            return super().scale(outputs)
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(outputs.device)
-        assert self._scale is not None
-        return outputs * self._scale
-
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(torch.device("cpu"))
+        assert self._scale is not None
+        self._scale = self._pinned(self._scale)
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         """A number of which copies to the device are not waited for."""

@@ -1,4 +1,4 @@
-"""What Lightning asks of a strategy to save and load: one file of rank 0, or a folder of all ranks.
+"""Saves and loads checkpoints: one file of rank 0, or a folder of all ranks.
 
 Either form is read whatever is written. A checkpoint that is replaced goes when the one that comes
 after it is complete.
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.common.mapped_tensor import is_mapped
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
@@ -109,6 +111,9 @@ class SavingStrategy(PipelinesStrategy):
             hooks.close()
         try:
             if self.state_dict_type == "full":
+                if self.is_global_zero and isinstance(self.checkpoint_io, AsyncCheckpointIO):
+                    # It makes a copy, for which the device may have no room.
+                    checkpoint = pytree.tree_map_only(Tensor, Tensor.cpu, checkpoint)
                 super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
                 return
             path, session = Path(self.broadcast(filepath)), self._open_session()

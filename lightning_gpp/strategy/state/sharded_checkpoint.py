@@ -1,4 +1,4 @@
-"""Checkpoints that no rank has as a whole: a folder into which every rank writes what it holds.
+"""Sharded checkpoints: a folder into which every rank writes its own part.
 
 The folder is one of ``torch.distributed.checkpoint`` with the names that Lightning's FSDP strategy
 gives: ``model`` is the state dict by the names of one device, ``optimizer_0`` the state of the
@@ -56,11 +56,11 @@ def is_sharded(path: str | os.PathLike[str]) -> bool:
 
 
 def unshard_checkpoint(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
-    """Makes an ordinary checkpoint file of a folder, with the memory for all of it.
+    """Converts a sharded checkpoint to an ordinary file; needs memory for all of it.
 
     Args:
-        folder: that a Trainer with ``state_dict_type="sharded"`` wrote.
-        file: what becomes of it.
+        folder: the folder that a Trainer with ``state_dict_type="sharded"`` wrote.
+        file: the file to write.
 
     Raises:
         ValueError: the folder is none.
@@ -141,18 +141,19 @@ def write_together(
         num_pipelines: how many there are.
         timeout_s: limit of every wait for other ranks.
     """
-    pipelines = pipelines_of(num_pipelines)
-    group = own_group(pipelines, "gloo", timedelta(seconds=timeout_s))
-    if dist.get_rank() in pipelines[0]:
+    # No group of ranks that do not write: one would give it back while another still connects.
+    first = pipelines_of(num_pipelines)[0]
+    group = own_group([first], "gloo", timedelta(seconds=timeout_s))
+    if dist.get_rank() in first:
         write(checkpoint, path, group)
-    dist.destroy_process_group(group)
+        dist.destroy_process_group(group)
 
 
 class ShardedCheckpoint:
-    """A folder, of which a rank reads what it wants.
+    """A checkpoint folder, of which each rank reads what it needs.
 
     Args:
-        path: of the folder.
+        path: the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -162,7 +163,7 @@ class ShardedCheckpoint:
         self._places: Mapping[str, tuple[Any, ...]] = metadata.planner_data
 
     def rest(self, weights_only: bool | None) -> dict[str, Any]:
-        """What a checkpoint has beside the model and the state of optimizers."""
+        """Content of the checkpoint besides model and optimizer state."""
         loaded: dict[str, Any] = torch.load(
             self.path / REST, map_location="cpu", weights_only=weights_only
         )
@@ -290,7 +291,7 @@ def _remove(path: Path) -> None:
 
 
 class ReplacingCheckpointIO(TorchCheckpointIO):
-    """Lightning's files, written beside the one that they take the place of, read where needed."""
+    """Lightning's checkpoint files, written beside the file that they replace."""
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None

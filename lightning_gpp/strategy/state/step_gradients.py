@@ -1,4 +1,4 @@
-"""Gradients averaged over pipelines that train side by side, and those of the user's step.
+"""Averages gradients over pipelines, and shares gradients that the user's own code adds.
 
 The step may use a parameter beside the pipelined forward: a penalty on a weight, a tied embedding.
 Autograd then adds to its gradient on rank 0. Where other ranks hold a copy of the parameter
@@ -58,7 +58,7 @@ def average_gradients(
 
 
 class OwnGradients:
-    """Notices on rank 0 what the step adds to the gradients of parameters on several ranks.
+    """Notices, on rank 0, gradients that the step adds to parameters which other ranks hold too.
 
     Args:
         shared: the parameters that this rank and others hold, by name.

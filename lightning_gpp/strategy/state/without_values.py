@@ -1,4 +1,4 @@
-"""Modules that were made on the ``meta`` device: parameters without values get their first ones.
+"""Initializes modules that were made on the ``meta`` device.
 
 One device cannot train such a module, so there are no numbers to be equal to. The rule is that of
 FSDP: every module that has such parameters or buffers itself draws them with its
@@ -30,9 +30,9 @@ def give_values(module: nn.Module) -> None:
         if not callable(getattr(part, "reset_parameters", None)):
             name = f"{type(part).__name__} ({path!r})" if path else type(part).__name__
             raise TypeError(
-                f"{name} has parameters or buffers on the meta device and no reset_parameters() "
-                "that draws them. Write one, or make the layers in configure_model, without "
-                'torch.device("meta"): no process gets the memory of all then, either'
+                f"{name} has parameters or buffers on the meta device, but no reset_parameters() "
+                "to initialize them. Write one, or make the layers in configure_model without "
+                'torch.device("meta"); no process then holds all of them either'
             )
     exchange_tensors(
         module, lambda old: empty_mapped(tuple(old.shape), old.dtype) if old.is_meta else None
@@ -80,7 +80,7 @@ def _text(name: str, part: nn.Module, path: str) -> str:
     lost = next(place.name for place in own_places(part, path) if place.tensor.is_meta)
     why = f" ({_lost[part]})" if part in _lost else ""
     return (
-        f"{name} lacks values of parameters or buffers, {lost!r} first: an earlier run ended in an "
-        f"error of a rank that held them{why}. Build the module anew, and load the last checkpoint "
-        "(load_from_checkpoint, or a new module and ckpt_path=...)"
+        f"{name} has lost values of parameters or buffers, such as {lost!r}: an earlier run ended "
+        f"with the failure of a rank that held them{why}. Build the module anew, and load the last "
+        "checkpoint (load_from_checkpoint, or a new module and ckpt_path=...)"
     )

@@ -1,1 +1,1 @@
-"""The life of a step: who runs the user's code, who follows, and what stands in for the forward."""
+"""The life of a step: leading, following, and the replaced forward."""

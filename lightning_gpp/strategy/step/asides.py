@@ -1,4 +1,4 @@
-"""User code outside of steps that calls the model, or reads all weights of it.
+"""User code outside of steps that calls the model, or reads all of its weights.
 
 Callbacks and hooks run on every rank, or the user has them do something on rank 0 only. Either way
 rank 0 leads: it tells the others of an aside and what belongs to it, and they take part where they
@@ -36,7 +36,7 @@ _PASSED_OVER = ("torch", "lightning_gpp", "contextlib", "functools")
 
 
 class Asides:
-    """What this rank does while such code runs.
+    """Leads or follows such code on this rank.
 
     Args:
         run: of this rank.
@@ -164,8 +164,8 @@ class Asides:
 
 
 NOT_ON_RANK_0 = (
-    "{} calls the model, or reads all of its weights, on rank {} and not on rank 0, which leads "
-    "what the pipeline does. Do it on all ranks, or on rank 0 (trainer.is_global_zero)."
+    "{} calls the model, or reads all of its weights, on rank {} but not on rank 0, which leads "
+    "the pipeline. Do it on all ranks, or on rank 0 only (trainer.is_global_zero)."
 )
 
 

@@ -1,4 +1,4 @@
-"""Training steps of a pipeline that does not drain: several batches are in flight.
+"""Training steps of a pipeline that does not drain; several batches are in flight.
 
 Step ``t`` of the Trainer is on every rank a window of the asynchronous schedule
 (:mod:`lightning_gpp.schedule.windows`): the forwards of batches ahead, the backward of batch ``t``;
@@ -37,7 +37,7 @@ from lightning_gpp.weights.versions import StageWeights
 
 @dataclass(slots=True)
 class WeightVersions:
-    """What all stages of a rank need to know.
+    """What the weights of all stages of a rank depend on.
 
     Attributes:
         first: number of the mini-batch with which the pipeline began to fill.
@@ -100,7 +100,7 @@ class WeightVersions:
             weights.forget()
 
     def place(self, number: int, ahead: int, most_ahead: int) -> Place:
-        """Where a stage is when the forward of a mini-batch runs.
+        """Position of a stage when the forward of a mini-batch runs.
 
         The backward of the mini-batch that many before it is the next one: the pipeline is full,
         or filling with the weights of its first one.
@@ -112,11 +112,11 @@ class WeightVersions:
 
 
 class AsyncSteps(SuspendedSteps):
-    """How rank 0 leads the steps of an asynchronous pipeline, and how the others follow.
+    """Leads the steps of an asynchronous pipeline, or follows them.
 
     Args:
-        run: whose pipeline runs them.
-        follower: does the same on other ranks.
+        run: the run whose pipeline executes them.
+        follower: this rank's follower.
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
@@ -214,12 +214,12 @@ class AsyncSteps(SuspendedSteps):
 
 
 _CUT_SHORT = (
-    "an epoch was cut short (by on_train_batch_start, say) while {} batches that follow were in "
-    "flight; use schedule='gpipe', or skip batches in the data loader."
+    "an epoch was cut short (by on_train_batch_start, say) while {} of its batches were in the "
+    "pipeline already; use schedule='gpipe', or skip batches in the data loader."
 )
 
 _NEEDS = (
-    "the pipelined forward takes {} with a gradient: layers before it would be trained with "
-    "batches ahead, which the asynchronous schedule does not do. Put them into the pipelined "
-    "forward (GraphPipeStrategy(module=...)), or use schedule='gpipe'."
+    "the pipelined forward takes {} with a gradient, but the asynchronous schedule does not train "
+    "layers before it. Put them into the pipelined forward (GraphPipeStrategy(module=...)), or use "
+    "schedule='gpipe'."
 )

@@ -1,4 +1,4 @@
-"""Whether cutting a batch changes what the pipelined forward returns, tried on a few samples.
+"""Tries on a few samples whether cutting a batch changes what the forward returns.
 
 The forward alone runs: in one piece, with other samples beside the first, and cut; once more where
 these differ. Where layers are random in training (dropout) or compare samples on purpose (batch
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.host_copies import to_host
+from lightning_gpp.planner.plan.plan_graph import check_cuts
 from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
@@ -38,7 +39,7 @@ from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 
 class CutChecks:
-    """Rank 0: which calls of the forward can be cut, as far as is known.
+    """Knows which calls of the forward can be cut; on rank 0.
 
     Args:
         run: whose pipeline runs them.
@@ -77,7 +78,7 @@ class CutChecks:
         )
         if self._can_cut.get(key, True):
             numbers = [each for each in inputs.values() if not each.is_floating_point()]
-            is_new = bool(self._kinds[key].new_pairs(numbers, units))
+            is_new = bool(self._kinds[key].new_pairs(self._run.originals.of(numbers), units))
             if is_new or key not in self._can_cut:
                 why_not = why_not_cut(self._run, inputs, units, is_trained=is_trained)
                 self._can_cut[key] = why_not is None
@@ -113,6 +114,10 @@ def why_not_cut(
             averaged; None looks at all, and does not.
     """
     captured, at_a_time = run.built.captured, run.built.placed.units_at_a_time
+    try:
+        check_cuts(run.built.placed, captured.graph)
+    except ValueError as error:  # this form of call does not fit the replicas of the first
+        return str(error)
     is_trained = is_trained and not len(units) % at_a_time  # else all take the smallest
     whole: list[str] = []
     if is_trained:
@@ -311,6 +316,18 @@ def _entries(rows: Tensor) -> list[tuple[str, Tensor, Tensor]]:
     most = rows.max()
     found = [("zero", rows == 0, none), ("negative", rows < 0, none), ("most", rows == most, most)]
     if is_small:
-        common = rows.flatten().mode().values
+        common = _most_common(rows.flatten())
         found.append(("common", rows == common, common))
     return found
+
+
+def _most_common(numbers: Tensor) -> Tensor:
+    """The most common of some whole numbers; torch's own way waits for a GPU several times."""
+    numbers = numbers.long()
+    if numbers.device.type == "cpu":
+        low, high = numbers.aminmax()
+        if int(high) - int(low) < _SMALL:  # may exceed int64: hashed ids
+            return torch.bincount(numbers - low).argmax() + low
+    ordered = numbers.sort().values
+    ends = torch.searchsorted(ordered, ordered, right=True)
+    return ordered.take((ends - torch.searchsorted(ordered, ordered)).argmax())

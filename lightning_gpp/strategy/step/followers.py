@@ -1,4 +1,4 @@
-"""What the other ranks do while rank 0 runs the user's code: they follow its messages."""
+"""The other ranks follow rank 0's messages while it runs the user's code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Follower:
         return self.loss(value) if run.module.automatic_optimization else value
 
     def hook(self, name: str) -> Any:
-        """What a hook of the user's returned."""
+        """Waits for a hook of the user on rank 0, and returns its result."""
         end = self.until(HookEnd, doing=name)
         replay(self._run.module, end.logs)
         return self._run.on_device(end.answer)

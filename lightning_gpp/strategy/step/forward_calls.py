@@ -1,4 +1,4 @@
-"""Rank 0: the user's steps, run once per batch, and what stands in for the forward meanwhile.
+"""Replaces the forward on rank 0 while the user's step, once per batch, calls it.
 
 A call cuts its *arguments* into micro-batches, runs them through the stages of all ranks and
 returns the joined outputs; the call is one node of the user's autograd graph (:class:`LedCall`).
@@ -46,17 +46,17 @@ from lightning_gpp.strategy.step.suspended_steps import check_is_here, loss_in, 
 
 
 class BeginAnewError(BaseException):
-    """Raised through the user's step, which then runs for every micro-batch, from its beginning."""
+    """Ends the user's step, which then begins again and runs per micro-batch."""
 
 
 class ForwardCalls:
-    """Stands in for the pipelined forward on rank 0.
+    """Replaces the pipelined forward on rank 0.
 
     Args:
-        run: whose pipeline runs it.
+        run: the run whose pipeline executes it.
 
     Attributes:
-        inner: a forward that the user had put on the module itself; None where there is none.
+        inner: a forward that the user set on the module itself; None if there is none.
         before: called before each call.
     """
 
@@ -67,6 +67,10 @@ class ForwardCalls:
         self._checks = CutChecks(run)
         self._num_calls = 0
         self.before: Callable[[], None] = lambda: None
+
+    def __reduce__(self) -> Any:
+        """It belongs to a run, which has no copy either."""
+        return type(None), ()
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step of any kind once per batch, here; returns what it returns.
@@ -120,22 +124,21 @@ class ForwardCalls:
             inputs = self._inputs(args, kwargs)
             captured = self._run.built.captured
             captured.check_reads()
-            output = captured.output(self._values(captured, inputs))
+            is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            units = self._units(captured, inputs, is_trained)
+            training, chunked = captured.module.training, self._run.built.chunked
+            if chunked is not None and is_trained and training:
+                values = self._in_chunks(captured, chunked, inputs)
+            elif (only := self._run.built.only_stage(units)) is not None:
+                call = StageCall(training=training)
+                flight = run_forward(only, inputs, call, has_backward=is_trained)
+                values = flight.inputs | flight.outputs
+            else:
+                message, boundary = self._message(captured, inputs, units, is_trained=is_trained)
+                values = self._led(message, boundary, inputs)
+            output = captured.output(values)
         self._run.in_pipeline_s += time.monotonic() - start_s
         return output
-
-    def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
-        """The outputs by name."""
-        pipeline = self._run.built
-        is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        units = self._units(captured, inputs, is_trained)
-        if pipeline.chunked is not None and is_trained and captured.module.training:
-            return self._in_chunks(captured, pipeline.chunked, inputs)
-        if (only := pipeline.only_stage(units)) is not None:
-            call = StageCall(training=captured.module.training)
-            flight = run_forward(only, inputs, call, has_backward=is_trained)
-            return flight.inputs | flight.outputs
-        return self._called(captured, inputs, units, is_trained=is_trained)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The arguments by name, with the pipeline of their form in use on all ranks.
@@ -197,16 +200,18 @@ class ForwardCalls:
         assert asked is not None
         count = chunks.num_vertices
         if asked.begins_exact and not self._num_calls:
-            self._called(captured, inputs, [count], is_trained=False, fills=True)
+            filling = self._message(captured, inputs, [count], is_trained=False, fills=True)
+            self._led(*filling, inputs)
         order = chunk_order(asked, chunks, self._run.module.global_step)
         rows = chunks.order_of(order)
         dims = {n: d for n, d in graph.batch_dims.items() if n not in graph.staying}
         ordered = at_rows(inputs, dims, rows, count)
         sizes = [chunks.sizes[chunk] for chunk in order]
-        values = self._called(captured, ordered, sizes, is_trained=True, chunks=order)
+        message = self._message(captured, ordered, sizes, is_trained=True, chunks=order)
+        values = self._led(*message, ordered)
         return at_rows(values, graph.batch_dims, rows.argsort(), count)
 
-    def _called(
+    def _message(
         self,
         captured: CapturedModel,
         inputs: Mapping[str, Tensor],
@@ -215,8 +220,8 @@ class ForwardCalls:
         is_trained: bool,
         chunks: tuple[int, ...] = (),
         fills: bool = False,
-    ) -> Values:
-        """Calls the forward on all ranks; its outputs by name.
+    ) -> tuple[Forward, CallBoundary]:
+        """What tells the other ranks of a call, and where it meets the pipeline here.
 
         Args:
             captured: the forward.
@@ -240,12 +245,12 @@ class ForwardCalls:
             chunks,
             fills,
         )
-        return self._led(message, boundary, inputs)
+        return message, boundary
 
     def _led(
         self, message: Forward, boundary: CallBoundary, inputs: Mapping[str, Tensor]
     ) -> Values:
-        """Runs a call on all ranks."""
+        """Runs a call on all ranks; its outputs by name."""
         run = self._run
         run.lead(message)
         assert run.model is not None
@@ -254,7 +259,11 @@ class ForwardCalls:
             return boundary.take_outputs()
         self._num_calls += 1
         call = run.model.call(message, boundary)
-        return LedCall(run, message.call, call, boundary, tuple(inputs)).values(inputs)
+        anchor = torch.empty((), device=run.device, requires_grad=True)
+        led = LedCall(run, message.call, call, boundary, tuple(inputs), anchor)
+        found = _Node.apply(led, *inputs.values(), led.anchor)  # type: ignore[no-untyped-call]
+        values: Values = led.structure.unflatten(found)
+        return values
 
 
 def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
@@ -268,7 +277,7 @@ def chunk_order(asked: FullGraph, chunks: Chunks, step: int) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class LedCall:
-    """A differentiable call on rank 0, whose halves run on all ranks: a node of the user's graph.
+    """A differentiable call on rank 0 that runs on all ranks: a node of the user's autograd graph.
 
     So whatever the user makes of the outputs is differentiated by autograd as on one device.
 
@@ -278,10 +287,11 @@ class LedCall:
         call: this rank's part of it.
         boundary: arguments and outputs.
         names: of the arguments, in the order in which autograd has them.
+        anchor: stands for the parameters in the user's autograd graph, on their device: whoever
+            runs a backward waits for the streams of what its leaves are on.
         outputs: names of the outputs, with how many tensors each has.
         structure: of the outputs.
         is_over: whether nothing can go backward through it any more.
-        anchor: stands for the parameters in the user's autograd graph.
     """
 
     run: PipelinedRun
@@ -289,21 +299,14 @@ class LedCall:
     call: RankCall
     boundary: CallBoundary
     names: tuple[str, ...]
+    anchor: Tensor
     outputs: dict[str, int] = field(default_factory=dict)
     structure: Structure = LEAF
     is_over: bool = False
-    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def __del__(self) -> None:
         if not self.is_over:  # autograd has let go of it
             self.run.dropped.append(self.number)
-
-    def values(self, inputs: Mapping[str, Tensor]) -> Values:
-        """Runs the forward half; its outputs by name, for the arguments by name."""
-        arguments = [inputs[name] for name in self.names]
-        found = _Node.apply(self, *arguments, self.anchor)  # type: ignore[no-untyped-call]
-        values: Values = self.structure.unflatten(found)
-        return values
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the backward half; the gradients of the arguments.
@@ -365,8 +368,11 @@ def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
     """The same loss, whose backward the other ranks, if there are any, follow to its end."""
     if run.is_alone or not loss.requires_grad:
         return loss
+
+    def end() -> None:
+        run.interrupt.hold()
+        run.lead(BackwardEnd())
+
     led = loss.clone()
-    led.register_hook(  # type: ignore[no-untyped-call]
-        lambda _: when_backward_ends(lambda: run.lead(BackwardEnd()))
-    )
+    led.register_hook(lambda _: when_backward_ends(end))  # type: ignore[no-untyped-call]
     return led

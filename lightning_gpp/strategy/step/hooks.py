@@ -1,4 +1,4 @@
-"""Hooks of user code run where what they look at is.
+"""Runs hooks of user code on the rank that has what they look at.
 
 Those of the LightningModule that look at data or results run on rank 0; the others wait for the
 hook's logs and answer, and log the same. A user who collects outputs in ``validation_step`` and
@@ -39,7 +39,7 @@ _Hook = Callable[..., Any]
 
 
 class LedHooks(ExitStack):
-    """Puts relays in the place of the hooks of a module, its data module and callbacks.
+    """Replaces the hooks of a module, its data module and callbacks by relays.
 
     When this is closed, they are as the user wrote them; it may be installed again.
 

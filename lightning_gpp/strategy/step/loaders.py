@@ -1,4 +1,4 @@
-"""One rank reads the user's data loader; the others follow it batch by batch.
+"""Rank 0 reads the user's data loader; the other ranks follow batch by batch.
 
 Equal seeds on all ranks would not be enough: data sets may draw random numbers, workers are seeded
 by rank. So inputs and labels of a sample come from the same draw only if one rank reads them.
@@ -28,7 +28,7 @@ from lightning_gpp.strategy.ranks.messages import BatchRead, DataEnd
 
 
 class RemoteBatch:
-    """Stands for a batch that rank 0 holds.
+    """Placeholder for a batch that rank 0 holds.
 
     Hooks and callbacks that look at the batch should do so where ``trainer.is_global_zero``.
 
@@ -57,8 +57,8 @@ class RemoteBatch:
 _READING = "the data loader"
 
 _REMOTE = (
-    "{} of a batch was asked for on a rank that does not hold the batch: with the graphpipe "
-    "strategy rank 0 reads the data. Look at batches only where `trainer.is_global_zero`."
+    "this code reads {} of a batch on a rank that does not have it: with the graphpipe strategy "
+    "rank 0 reads the data. Look at batches only where `trainer.is_global_zero`."
 )
 
 
@@ -165,7 +165,7 @@ class PlacedBatch:
 
 
 class LeadingBatches(_Batches):
-    """Rank 0: an iteration of the user's loader that the others follow.
+    """An iteration of the user's loader on rank 0, which the other ranks follow.
 
     Args:
         batches: the user's.
@@ -182,7 +182,8 @@ class LeadingBatches(_Batches):
             batch = self._ahead.pop(0) if self._ahead else self._read()
             if not run.is_alone:
                 raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-                run.control.tell(DataEnd() if raw is _END else BatchRead(size_or_none(raw)))
+                read = BatchRead(size_or_none(raw), raw is None)
+                run.control.tell(DataEnd() if raw is _END else read)
         if batch is _END:
             raise StopIteration
         return batch
@@ -217,9 +218,9 @@ class _FollowingBatches(_Batches):
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
 
-    def __next__(self) -> RemoteBatch:
+    def __next__(self) -> RemoteBatch | None:
         with self._run.failures.guard():
             told = self._run.control.hear("waiting for rank 0 to read the next batch")
         if isinstance(told, DataEnd):
             raise StopIteration
-        return RemoteBatch(told.num_samples)
+        return None if told.is_none else RemoteBatch(told.num_samples)

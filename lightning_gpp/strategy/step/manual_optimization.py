@@ -1,4 +1,4 @@
-"""Manual optimization: what a step on rank 0 does with optimizers, all ranks do.
+"""Manual optimization: repeats on all ranks what the step does with optimizers on rank 0.
 
 Every rank holds some parameters of each optimizer. So a step of an optimizer, clearing gradients,
 toggling and clipping are told to the other ranks, which do the same with theirs.
@@ -25,7 +25,7 @@ _MODULE_METHODS = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
 
 
 class ManualOptimization:
-    """Relays what a training step on rank 0 does by hand.
+    """Relays what a training step on rank 0 does with optimizers.
 
     Args:
         run: of this rank.

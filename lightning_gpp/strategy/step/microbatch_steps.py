@@ -1,4 +1,4 @@
-"""Training steps that run once per micro-batch, in the middle of a schedule that saves memory.
+"""Training steps that run once per micro-batch, inside a schedule that saves memory.
 
 They add up to the step of one device if the loss is a mean over samples. On some mini-batches,
 those with new shapes or of a new kind (``CountedEntries``) and the 1st, 2nd, 4th, 8th and so on,
@@ -11,7 +11,8 @@ from the same arithmetic: they differ by a few roundings only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -23,7 +24,7 @@ from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_si
 from lightning_gpp.capture.checks.rollback import random_state, rollback
 from lightning_gpp.capture.values.structure import map_tensors
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.common.torch_device import widened
+from lightning_gpp.common.torch_device import widest_float
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
@@ -52,10 +53,9 @@ from lightning_gpp.strategy.step.suspended_steps import (
 )
 
 DRAWS = (
-    "training_step draws random numbers outside of the pipelined forward. With schedule='1f1b' it "
-    "runs for every micro-batch, so they are others than those that one device draws from the same "
-    "seed, and whether the loss is a mean over samples cannot be seen. It has to be one. "
-    "schedule='gpipe' runs the step once, on the whole batch, with the numbers of one device."
+    "training_step draws random numbers. With schedule='1f1b' it runs once per micro-batch, so it "
+    "draws other numbers than one device, and whether the loss is a mean over samples cannot be "
+    "checked. schedule='gpipe' runs the step once, with the numbers of one device."
 )
 
 
@@ -74,7 +74,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class OutputGradients:
-    """The gradients of two neighbouring micro-batches' losses at the outputs of the forward.
+    """Gradients of two neighbouring micro-batches' losses at the outputs of the forward.
 
     Args:
         dims: of the samples, for every output.
@@ -141,13 +141,12 @@ class OutputGradients:
                 joined[name] = value  # no loss is made of it
         loss = loss_of(joined) * (sum(self._sizes) / self._total)
         theirs = [_gradients(loss, outputs) for outputs in self._outputs]
-        tensors = [tensors_in(list(outputs.values())) for outputs in self._outputs]
-        columns = [zip(*each, strict=True) for each in (tensors, self._gradients, theirs)]
-        for (_, dim), both, *gradients in zip(self._places(), *columns, strict=True):
-            flat = [list(map(_flat, found, both)) for found in gradients]
+        tensors = tensors_in(list(self._outputs[0].values()))
+        columns = [zip(*each, strict=True) for each in (self._gradients, theirs)]
+        for tensor, (_, dim), *both in zip(tensors, self._places(), *columns, strict=True):
             # Of an output that both have whole the sum counts.
-            mine, others = (each[0] + each[1] if dim is None else torch.cat(each) for each in flat)
-            if _differ(mine, others, both[0].dtype):
+            mine, others = (each if dim is not None else [_sum(each)] for each in both)
+            if _differ(mine, others, tensor):
                 return True
         return False
 
@@ -173,26 +172,39 @@ def _gradients(loss: Tensor, outputs: Values) -> Gradients:
     return [next(left) if tensor.requires_grad else None for tensor in tensors]
 
 
-def _flat(gradient: Tensor | None, tensor: Tensor) -> Tensor:
-    """The gradient at a tensor in a row; one that is missing, as of something unused, is zero."""
-    found = torch.zeros_like(tensor) if gradient is None else gradient
-    return widened(torch.view_as_real(found) if found.is_complex() else found).flatten()
+def _sum(gradients: Gradients) -> Tensor | None:
+    there = [gradient for gradient in gradients if gradient is not None]
+    return torch.stack(there).sum(0) if there else None
 
 
-def _differ(mine: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Whether gradients that are of a type differ by more than rounding."""
+def _norm(gradients: Iterable[Tensor | None]) -> float:
+    """Of some together; one that is missing, as of something unused, is zero."""
+    norms = []
+    for each in gradients:
+        if each is not None:
+            real = torch.view_as_real(each) if each.is_complex() else each
+            norms.append(float(torch.linalg.vector_norm(real, dtype=widest_float(each.device))))
+    return math.hypot(*norms)
+
+
+def _differ(mine: Gradients, theirs: Gradients, tensor: Tensor) -> bool:
+    """Whether gradients at parts of a tensor differ by more than rounding."""
+    dtype, device = tensor.dtype, tensor.device
     if not (dtype.is_floating_point or dtype.is_complex):
         return False
     relative = min(_ROUNDINGS * torch.finfo(dtype).eps, _COARSEST)
     if is_autocast():
         relative = _COARSEST
-    elif is_tf32(mine.device):
-        relative = max(relative, of_other_sizes(mine.device))
-    return float((mine - theirs).norm()) > relative * float(theirs.norm())
+    elif torch.finfo(dtype).bits == 32 and is_tf32(device):
+        relative = max(relative, of_other_sizes(device))
+    # One after the other: they may be as large as all scores of a vocabulary.
+    pairs = zip(mine, theirs, strict=True)
+    between = (b if a is None else a if b is None else a - b for a, b in pairs)
+    return _norm(between) > relative * _norm(theirs)
 
 
 class MicrobatchSteps(SuspendedSteps):
-    """How rank 0 leads a training step.
+    """Leads a training step on rank 0.
 
     Args:
         run: whose pipeline runs them.
@@ -242,18 +254,18 @@ class MicrobatchSteps(SuspendedSteps):
         if min(sizes) > 0 and len(units) > 1:
             pairs = self._pairs(batch, units if is_once else sizes)
         dims = run.built.captured.graph.batch_dims
-        self._seen = [OutputGradients(dims, sizes, first) for first in pairs if not is_once]
+        firsts = [0] * bool(pairs) if is_once else pairs
+        self._seen = [OutputGradients(dims, sizes, first) for first in firsts]
         with run.control.alone(name), run.leader_state.watching(name), self.intercepting():
             try:
                 minibatch = Minibatch(units, steps[0].needs, self._loss_scale)
                 run.lead(minibatch)
                 stash = run.built.train(minibatch, self)
                 for seen in self._seen:
-                    if self._is_off(step, batch, [steps[each] for each in seen.pair], seen):
+                    pair = [] if is_once else [steps[each] for each in seen.pair]
+                    if pair and self._is_off(step, batch, pair, seen):
                         _refuse("its gradients at the outputs of the forward are others")
                     self._check_cut(steps, units, seen.used)
-                if pairs and is_once:
-                    self._check_cut(steps, units, None)
             finally:
                 self.abandon()
                 self._seen = ()
@@ -267,7 +279,7 @@ class MicrobatchSteps(SuspendedSteps):
             sizes: samples of each micro-batch.
         """
         self._num_batches += 1
-        pairs = self._counted.new_pairs(batch, sizes)
+        pairs = self._counted.new_pairs(self._run.originals.of(batch), sizes)
         shapes = tuple(tensor.shape for tensor in tensors_in([batch]))
         is_new = shapes not in self._shapes and len(self._shapes) < _MOST_SHAPES
         self._shapes |= {shapes} if is_new else set()
@@ -281,7 +293,8 @@ class MicrobatchSteps(SuspendedSteps):
         """Goes on with its step; returns its loss times the share of its samples, scaled."""
         if self._seen:
             outputs = each_apart(outputs)
-        loss = super().finish(microbatch, outputs) * (self.steps[microbatch].size / self._total)
+        share = self.steps[microbatch].size / self._total if self._total else 1.0
+        loss = super().finish(microbatch, outputs) * share
         for seen in self._seen:
             seen.take(microbatch, outputs, loss)
         return loss if self._loss_scale == 1 else loss * self._loss_scale
@@ -337,7 +350,7 @@ class MicrobatchSteps(SuspendedSteps):
             return None
 
     def _check_cut(
-        self, steps: Sequence[OpenStep], units: Sequence[int], used: frozenset[str] | None
+        self, steps: Sequence[OpenStep], units: Sequence[int], used: frozenset[str]
     ) -> None:
         """Refuses a forward that a few samples show to be another one where it is cut."""
         run, captured = self._run, self._run.built.captured
@@ -349,15 +362,14 @@ class MicrobatchSteps(SuspendedSteps):
 
 
 class CannotCompareError(BaseException):
-    """Raised through the step on both micro-batches: it does not call the forward as they did."""
+    """The step on two joined micro-batches calls the forward in another way than on each."""
 
 
 def _refuse(why_not: str | None) -> None:
     """Refuses a mini-batch whose micro-batches do not add up to it, if there is a reason."""
     if why_not is not None:
         raise ValueError(
-            "the loss of this mini-batch is not the mean over its samples, which it has to be with "
-            f"the schedule '1f1b', where the step runs for every micro-batch: {why_not}. Use "
-            "schedule='gpipe', which runs the step once on the whole batch and is exact for every "
-            "loss, or make the loss a mean over samples."
+            f"the loss of this mini-batch is not the mean over its samples: {why_not}. "
+            "schedule='1f1b' runs the step once per micro-batch and needs such a mean. Use "
+            "schedule='gpipe', which runs the step once on the whole batch."
         )

@@ -1,4 +1,4 @@
-"""One call of the pipelined forward: what a rank keeps of it, and where rank 0's meets the step."""
+"""One call of the pipelined forward, as a rank keeps it, and its interface to the step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Column = Sequence[Tensor | None]
 
 
 class Halves(Protocol):
-    """What runs in two halves."""
+    """Something that runs in a forward and a backward half."""
 
     def forward_half(self) -> None:
         """Everything before the loss."""
@@ -71,7 +71,7 @@ class RankCall:
 
 @dataclass(slots=True)
 class CallBoundary:
-    """Where one call of the forward meets the pipeline, on rank 0.
+    """The interface between one call of the forward and the pipeline, on rank 0.
 
     Attributes:
         pieces: the arguments of each piece of the batch by name, leaves of the stages' autograd.

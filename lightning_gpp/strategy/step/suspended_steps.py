@@ -1,4 +1,4 @@
-"""The user's step in the midst of a schedule: a call per micro-batch, suspended at its forward.
+"""Runs the user's step per micro-batch inside a schedule, suspended at its forward.
 
 Schedules that save memory (1F1B) begin the backward of a micro-batch before the forward of others,
 so the user's step has to run for every micro-batch, in the middle of the schedule. Where the
@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.common.instance_attribute import instance_attribute
-from lightning_gpp.common.torch_device import set_current
+from lightning_gpp.common.torch_device import current_stream
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import Boundary
 from lightning_gpp.runtime.suspend import StepThreads, SuspendedCall, running_call
@@ -36,7 +37,7 @@ _OR_ONCE = "or use schedule='gpipe', which runs the step once on the whole batch
 
 
 class OpenStep(SuspendedCall):
-    """The user's step on one batch or micro-batch.
+    """The user's step on one batch or micro-batch, while it runs.
 
     Args:
         run: of this rank.
@@ -59,7 +60,7 @@ class OpenStep(SuspendedCall):
 
     @cached_property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What it calls the pipelined forward with; runs it up to there.
+        """Runs the step up to its call of the pipelined forward, and returns the call's arguments.
 
         Raises:
             RuntimeError: it does not call it.
@@ -111,7 +112,7 @@ class OpenStep(SuspendedCall):
 
 
 class SuspendedSteps(Boundary):
-    """Rank 0: joins steps that run in the midst of a schedule to the pipeline.
+    """Connects suspended steps to the pipeline, on rank 0.
 
     Args:
         run: whose pipeline they run in.
@@ -128,16 +129,18 @@ class SuspendedSteps(Boundary):
     def intercepting(self) -> Iterator[None]:
         """Intercepts the forward and ``self.log`` of steps that run in the body."""
         target, device = self._run.target, self._run.device
-        forward, dtype = target.forward, Autocast.current(device).dtype_in_use
+        forward = target.forward
+        around = Autocast.current(device).dtype_in_use, current_stream(device)
 
         def pause(*args: Any, **kwargs: Any) -> Any:
             if (call := running_call()) is None:
                 return forward(*args, **kwargs)
-            if Autocast.current(device).dtype_in_use != dtype:
+            if (Autocast.current(device).dtype_in_use, current_stream(device)) != around:
                 raise NotImplementedError(
                     "the pipelined forward was called under another torch.autocast than the "
-                    "Trainer's precision has, which would not reach its stages with the schedule "
-                    f"'1f1b'; put it inside of forward, use Trainer(precision=...), {_OR_ONCE}"
+                    "Trainer's precision has, or on a stream of its own, which would not reach its "
+                    "stages with the schedule '1f1b'; put that inside of forward, use "
+                    f"Trainer(precision=...), {_OR_ONCE}"
                 )
             return call.ask((args, kwargs))
 
@@ -146,7 +149,11 @@ class SuspendedSteps(Boundary):
             assert isinstance(step, OpenStep), "user code runs in steps alone"
             step.log(*args, **kwargs)
 
-        with instance_attribute(target, "forward", pause), recording(self._run.module, log):
+        with (
+            instance_attribute(target, "forward", pause),
+            instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
+            recording(self._run.module, log),
+        ):
             yield
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
@@ -167,10 +174,11 @@ class SuspendedSteps(Boundary):
         """The user's step as a function of its batch alone."""
         run = self._run
         method = getattr(run.module, name)
-        autocast = Autocast.current(run.device)
+        autocast, stream = Autocast.current(run.device), current_stream(run.device)
 
         def step(batch: Any) -> Any:
-            set_current(run.device)  # this is another thread
+            if stream is not None:  # this is another thread
+                torch.accelerator.set_stream(stream)
             with autocast.on(run.device), run.held_elsewhere():
                 return method(batch, *args, **kwargs)
 
@@ -213,6 +221,7 @@ class SuspendedSteps(Boundary):
         calls = joined_calls([(call, step.size) for step in steps for call in step.logged], batch)
         replay(self._run.module, calls)
         value = loss_in(result)
+        self._run.interrupt.hold()
         self._run.lead_end(calls, value)
         return with_loss(result, stash.loss(value))
 
@@ -223,12 +232,12 @@ class SuspendedSteps(Boundary):
 
 
 def loss_in(result: Any) -> Any:
-    """What a step returned as its loss, if it did."""
+    """The loss in a step's result; None if there is none."""
     return result.get("loss") if isinstance(result, Mapping) else result
 
 
 def with_loss(result: Any, loss: Tensor) -> Any:
-    """What a step returned, with another loss."""
+    """A step's result with another loss."""
     return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
 

@@ -1,11 +1,13 @@
 // A backend "nccl" over gloo, with NCCL's rules: tensors of the device only, one rank on a device,
-// messages in their order without tags, streams of its own, connections when first used.
+// messages in their order without tags, streams of its own, connections when first used. What waits
+// for a rank that is gone does so until the group is aborted.
 #include <ATen/core/ivalue.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +36,93 @@ using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<Tensor>;
 
 constexpr int kGlooTag = 7;  // NCCL has none
+
+// Streams wait in it for what gloo does. An abort lets them go on, with whatever memory has by then.
+class Waiting {
+ public:
+  void abort() {
+    std::set<WorkPtr> messages;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_aborted_ = true;
+      messages = messages_;
+    }
+    changed_.notify_all();
+    for (const WorkPtr& message : messages) message->abort();
+  }
+
+  bool is_aborted() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return is_aborted_;
+  }
+
+  // Begins something, and waits for its end or the abort.
+  void run(const std::function<WorkPtr()>& begin, bool is_message) {
+    if (is_aborted()) return;
+    try {
+      WorkPtr work = begin();
+      is_message ? wait_for_message(work) : wait_for_collective(work);
+    } catch (const std::exception& error) {
+      std::string text = error.what();
+      bool has_gone = text.find("by peer") != text.npos || text.find("pipe") != text.npos;
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (!has_gone && !is_aborted_) throw;
+      changed_.wait(lock, [this] { return is_aborted_; });
+    }
+  }
+
+ private:
+  void wait_for_message(const WorkPtr& work) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (is_aborted_) return;
+      messages_.insert(work);
+    }
+    auto forget = [&] {
+      std::lock_guard<std::mutex> lock(mutex_);
+      messages_.erase(work);
+    };
+    try {
+      work->wait();
+    } catch (...) {
+      forget();
+      throw;
+    }
+    forget();
+  }
+
+  void wait_for_collective(const WorkPtr& work) {
+    auto future = work->getFuture();
+    future->addCallback([this](c10::ivalue::Future&) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      changed_.notify_all();
+    });
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return is_aborted_ || future->completed(); });
+    bool is_over = future->completed();
+    lock.unlock();
+    if (is_over) work->wait();  // raises its error
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_aborted_ = false;
+  std::set<WorkPtr> messages_;
+};
+
+// What NCCL has a type for. Of complex numbers, torch hands it the parts where it adds or broadcasts.
+bool is_known(at::ScalarType type, c10d::OpType kind) {
+  switch (type) {
+    case at::kShort:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+      return false;
+    default:
+      return !at::isComplexType(type) || kind == c10d::OpType::ALLREDUCE ||
+             kind == c10d::OpType::BROADCAST || kind == c10d::OpType::REDUCE;
+  }
+}
 
 // What a stream does; the host waits for a barrier only.
 class StreamWork final : public Work {
@@ -92,6 +181,7 @@ class Nccl final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void setTimeout(std::chrono::milliseconds) override {}
+  void abort() override { waiting_->abort(); }
 
   WorkPtr send(Tensors& tensors, int target, int) override {
     return message(c10d::OpType::SEND, tensors, target, [target](Backend& gloo, Tensors& data) {
@@ -115,15 +205,13 @@ class Nccl final : public c10d::Backend {
     c10d::AllreduceOptions on_gloo = options;
     bool is_mean = options.reduceOp == c10d::ReduceOp::AVG;  // which gloo has not for integers
     if (is_mean) on_gloo.reduceOp = c10d::ReduceOp::SUM;
-    auto run = [on_gloo, divisor = is_mean ? size_ : 1](Backend& gloo, Tensors& data) {
-      gloo.allreduce(data, on_gloo)->wait();
-      if (divisor > 1)
-        data[0].div_(divisor, at::isIntegralType(data[0].scalar_type(), true)
-                                  ? std::optional<std::string_view>("trunc")
-                                  : std::nullopt);
-      return WorkPtr();
+    auto run = [on_gloo](Backend& gloo, Tensors& data) { return gloo.allreduce(data, on_gloo); };
+    auto divide = [divisor = size_](Tensors& data) {
+      data[0].div_(divisor, at::isIntegralType(data[0].scalar_type(), true)
+                                ? std::optional<std::string_view>("trunc")
+                                : std::nullopt);
     };
-    return collective(c10d::OpType::ALLREDUCE, tensors, run);
+    return collective(c10d::OpType::ALLREDUCE, tensors, run, is_mean ? divide : AtEnd());
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
@@ -173,6 +261,7 @@ class Nccl final : public c10d::Backend {
 
  private:
   using OnGloo = std::function<WorkPtr(Backend&, Tensors&)>;
+  using AtEnd = std::function<void(Tensors&)>;
 
   WorkPtr message(c10d::OpType kind, Tensors& tensors, int peer, OnGloo run) {
     std::string key =
@@ -180,30 +269,37 @@ class Nccl final : public c10d::Backend {
     return queue(kind, key, {rank_, peer}, {tensors.at(0)}, std::move(run));
   }
 
-  WorkPtr collective(c10d::OpType kind, const Tensors& tensors, OnGloo run) {
+  WorkPtr collective(c10d::OpType kind, const Tensors& tensors, OnGloo run, AtEnd at_end = {}) {
     std::vector<int> everyone(size_);
     std::iota(everyone.begin(), everyone.end(), 0);
-    return queue(kind, "all", everyone, tensors, std::move(run));
+    return queue(kind, "all", everyone, tensors, std::move(run), std::move(at_end));
   }
 
   // Queues work behind what the current stream has to do until now.
   WorkPtr queue(c10d::OpType kind, const std::string& key, const std::vector<int>& ranks,
-                const Tensors& tensors, OnGloo run) {
+                const Tensors& tensors, OnGloo run, AtEnd at_end = {}) {
+    TORCH_CHECK(!waiting_->is_aborted(), "NCCL communicator was aborted on rank ", rank_);
     for (const Tensor& tensor : tensors) {
       TORCH_CHECK(on_device(tensor), "No backend type associated with device type ",
                   tensor.device().type());
       TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
+      TORCH_CHECK(is_known(tensor.scalar_type(), kind),
+                  "Input tensor data type is not supported for NCCL process group: ",
+                  tensor.scalar_type());
     }
     c10::Device device = tensors.at(0).device();
     c10::DeviceGuard guard(device);
     c10::Stream stream = connected(key, ranks, device.index());
     wait_in_stream(stream, record(current_stream(device.index())));
     std::vector<Alias> aliases(tensors.begin(), tensors.end());
-    enqueue(stream, "nccl", Kind::kWork, [gloo = gloo_, aliases, run = std::move(run)] {
-      Tensors data;
-      for (const Alias& alias : aliases) data.push_back(alias.on_host());
-      if (WorkPtr work = run(*gloo, data)) work->wait();
-    });
+    bool is_message = key != "all";
+    enqueue(stream, "nccl", Kind::kWork,
+            [gloo = gloo_, waiting = waiting_, aliases, is_message, run, at_end] {
+              Tensors data;
+              for (const Alias& alias : aliases) data.push_back(alias.on_host());
+              waiting->run([&] { return run(*gloo, data); }, is_message);
+              if (at_end) at_end(data);
+            });
     return c10::make_intrusive<StreamWork>(kind, stream, tensors);
   }
 
@@ -231,6 +327,7 @@ class Nccl final : public c10d::Backend {
 
   c10::intrusive_ptr<Backend> gloo_;
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<Waiting> waiting_ = std::make_shared<Waiting>();
   std::mutex mutex_;
   std::map<std::string, c10::Stream> streams_;  // by the ranks of a communicator
 };

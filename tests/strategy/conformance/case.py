@@ -206,7 +206,7 @@ def random_plans(seed: str) -> Iterator[None]:
 
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "answer", lambda request, _: any_plan(request, choose))
+        patch.setattr(planning, "kept_answer", lambda _, request, __: any_plan(request, choose))
         patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
         yield
 

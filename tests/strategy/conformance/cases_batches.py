@@ -165,6 +165,19 @@ def collate(form: str) -> Callable[[Sequence[Any]], Any]:
     return lambda samples: make(*default_collate(list(samples)))
 
 
+def none_or_batch(samples: Sequence[Any]) -> Any:
+    """Lightning takes no step for the former."""
+    return default_collate(list(samples)) if float(samples[0][0].sum()) > 0 else None
+
+
+NOT_CUT = (
+    "text only",
+    "tuple per sample",
+    "samples of several lengths",
+    "strings, None and scalars",
+)
+"""Batches without a tensor by which they could be cut, and lists with an item per sample."""
+
 CASES = [
     *(
         Case(
@@ -172,9 +185,14 @@ CASES = [
             {"max_epochs": 1},
             module=lambda form=form: FormModule(form),
             data=data(collate=collate(form), num_samples=21),
-            only_whole=form == "text only",  # by no tensor it can be cut
+            only_whole=form in NOT_CUT,
         )
         for form in FORMS
+    ),
+    Case(
+        "None for some batches",
+        {"max_epochs": 1, "limit_val_batches": 0},
+        data=data(collate=none_or_batch, num_samples=21),
     ),
     Case(
         "objects",

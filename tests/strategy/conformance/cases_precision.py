@@ -5,7 +5,7 @@ Micro-batches add gradients up in another order, so that numbers differ by round
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ ROUNDING = 8 * 2**-8
 class Float32Module(CaseModule):
     """Stays in float32, as autocast leaves float64 alone; so do its batches."""
 
-    def double(self) -> Self:
+    def double(self) -> Float32Module:
         return self
 
     def forward(self, x: Tensor) -> Tensor:

@@ -108,6 +108,19 @@ def test_as_one_spmd_program(pool: WorkerPool, name: str, case: Case, tmp_path: 
     check(pool, name, case, tmp_path, num_ranks=2, schedule=SPMD)
 
 
+FAILED_ONCE = {
+    "forwards: compiled in place": {"schedule": "1f1b", "draws_plans": True},
+    "shown: copies of callbacks": {"schedule": SPMD},
+}
+"""Not among the cases that are sampled for these modes."""
+
+
+@pytest.mark.parametrize("row", FAILED_ONCE)
+def test_in_another_mode(pool: WorkerPool, row: str, tmp_path: Path) -> None:
+    name, case = next(each.values for each in ROWS if each.id == row)
+    check(pool, name, case, tmp_path, num_ranks=2, **FAILED_ONCE[row])
+
+
 def check(
     pool: WorkerPool, name: str, case: Case, folder: Path, num_ranks: int, **options: Any
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -108,9 +107,9 @@ def test_equals_one_device(pool: WorkerPool, layer: str, num_ranks: int, schedul
 
 
 def test_a_mean_over_nodes(pool: WorkerPool) -> None:
-    fit = partial(fit_graphs, kind=NodeLoss)
-    results = pool.run(fit, {}, {"num_microbatches": 4, "timeout": 100.0}, 2, num_ranks=2)
-    assert_same_results(results, fit({}, None), 1e-8)
+    strategy = {"num_microbatches": 4, "timeout": 100.0}
+    results = pool.run(fit_graphs, {}, strategy, 2, num_ranks=2, kind=NodeLoss)
+    assert_same_results(results, fit_graphs({}, None, kind=NodeLoss), 1e-8)
 
 
 def assert_same_results(results: list[Result], expected: Result, tolerance: float) -> None:

@@ -11,13 +11,20 @@ import pytest
 from helpers.jobs import lines_of_fit, plan_of_fit
 from helpers.models import DataSpec
 from helpers.modules import ChainModel
-from helpers.planning_jobs import LAYER_S, STEP_S, plan_and_messages, said_in_fit
+from helpers.planning_jobs import (
+    LAYER_S,
+    STEP_S,
+    plan_and_messages,
+    plan_without_search,
+    said_in_fit,
+)
 from helpers.reference import assert_equal_training, assert_same_training, train_one_device
 from helpers.training import Result, Training, train
 from helpers.workers import WorkerPool
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_to_json
 from lightning_gpp.planner import Plan, Stage, num_devices_used
+from lightning_gpp.planner.plan.plan import plan_from_json
 from lightning_gpp.planner.plan_to_run import PlanToRun, plan_to_run
 from lightning_gpp.strategy import GraphPipeStrategy
 from lightning_gpp.strategy.planning import planning
@@ -79,16 +86,16 @@ def test_a_cluster_file_with_too_little_memory_is_an_error(
         pool.run(plan_of_fit, {"cluster": str(path), "timeout": 100.0}, 2, num_ranks=2)
 
 
-def test_the_second_run_finds_the_profile(pool: WorkerPool, tmp_path: Path) -> None:
+def test_the_second_run_finds_profile_and_plan(pool: WorkerPool, tmp_path: Path) -> None:
     strategy = {"cache": str(tmp_path), "timeout": 100.0}
     (plan, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert messages == other[1] == []
-    (kept,) = tmp_path.iterdir()
-    assert kept.name.startswith("profile")
-    (again, (message,)), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
+    found, kept = kept_files = sorted(tmp_path.iterdir())
+    assert kept.name.startswith("profile") and plan_from_json(found.read_text()).stages
+    (again, (message,)), other = pool.run(plan_without_search, strategy, 2, num_ranks=2)
     assert again == plan
     assert message.startswith(f"The profile is of an earlier run: {kept}")
-    assert list(tmp_path.iterdir()) == [kept]
+    assert sorted(tmp_path.iterdir()) == kept_files
     assert other[1] == []  # rank 0 alone looks
 
 

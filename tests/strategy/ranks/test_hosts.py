@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from helpers.models import ExportableModel
 from helpers.namespaces import Host, NoNamespacesError, two_hosts
 from helpers.reference import train_one_device, weight_differences
 from helpers.training import Training
+from helpers.workers import free_port
 
 LIMIT_S = 280.0
 SOON = "last_call_timeout=8,keep_alive_interval=2,keep_alive_max_attempt=3"
@@ -60,12 +60,6 @@ def assert_as_on_one_device(saved: Mapping[str, Any]) -> None:
     training = Training(ExportableModel, hosts_script.DATA, hosts_script.NUM_STEPS, validate=False)
     expected = train_one_device(training).weights
     assert not weight_differences(saved["weights"], expected, 1e-9)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def torchrun(

@@ -14,6 +14,9 @@ import torch
 from helpers import launch_script
 from helpers.processes import is_running, wait_until_ended
 from helpers.reference import relative_error, weight_differences
+from helpers.training import make_trainer
+
+from lightning_gpp.strategy.lightning_private import PORTS
 
 NUM_RANKS = launch_script.NUM_RANKS
 LIMIT_S = 280.0
@@ -178,3 +181,18 @@ def test_ranks_that_leave_without_a_result_end_the_job(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "sys.exit() was called on this rank before the run had ended" in done.stderr
     wait_until_ended(rank_pids(tmp_path), ORPHAN_LIMIT_S)
+
+
+def test_ranks_meet_at_a_port_that_no_connection_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 listens some seconds after it was chosen; the user's own is kept."""
+    for name in ("MASTER_PORT", "STANDALONE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def port() -> int:
+        trainer = make_trainer({}, 2)
+        assert trainer.strategy.cluster_environment is not None  # type: ignore[attr-defined]
+        return trainer.strategy.cluster_environment.main_port  # type: ignore[attr-defined,no-any-return]
+
+    assert port() in PORTS
+    monkeypatch.setenv("MASTER_PORT", "40123")
+    assert port() == 40123

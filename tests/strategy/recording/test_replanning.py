@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import forms_of_call as forms
 from helpers.replans import Replanned, fit_with_replans
 from helpers.workers import WorkerPool
 from torch import Tensor
@@ -43,6 +45,74 @@ def test_all_state_moves_to_every_new_plan(pool: WorkerPool, schedule: str) -> N
     assert_same(runs, expected)
 
 
+def test_pipelines_side_by_side_take_the_plan_of_the_first(pool: WorkerPool) -> None:
+    options = {"schedule": "1f1b", "pipelines": 2, "num_epochs": 3}
+    expected, *_ = pool.run(fit_with_replans, 4, num_ranks=4, **options)
+    options |= {"replan_every_n_epochs": 1, "worth_it": -100.0}
+    runs = pool.run(fit_with_replans, 4, (1,), num_ranks=4, **options)
+    assert sum("a new plan, predicted to take" in line for line in runs[0].said) == 2
+    assert [run.held for run in runs[:2]] == [run.held for run in runs[2:]]
+    assert_same(runs[:2], expected)
+    assert_same(runs[2:], expected)
+
+
+@pytest.mark.parametrize(
+    ("build", "schedule"),
+    [
+        (forms.LossInForward, "gpipe"),
+        (forms.LossInForward, "1f1b"),
+        (forms.Alternating, "gpipe"),
+    ],
+)
+def test_all_forms_of_call_move(pool: WorkerPool, build: Any, schedule: str) -> None:
+    """Validation, or every other two steps, call the forward in another form."""
+    expected = fit_with_replans(1, build=build)
+    options = {"replan_every_n_epochs": 1, "schedule": schedule, "worth_it": -100.0}
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, build=build, **options)
+    assert sum("a new plan, predicted to take" in line for line in runs[0].said) == 3
+    assert_same(runs, expected)
+
+
+def test_the_form_that_was_called_first_is_the_one_that_is_planned(pool: WorkerPool) -> None:
+    build = forms.LossInForward
+    expected = fit_with_replans(1, build=build, sanity=2)
+    options = {"replan_every_n_epochs": 1, "build": build, "sanity": 2, "worth_it": -100.0}
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
+    stays = [line for line in runs[0].said if "the plan stays" in line]
+    assert len(stays) == 3 and all("num_sanity_val_steps=0" in line for line in stays)
+    assert_same(runs, expected)
+
+
+def test_a_plan_that_another_form_does_not_fit_does_not_come(pool: WorkerPool) -> None:
+    stages = ["first_0", "first_1", "matmul"], ["matmul_1", "second_0", "second_1", "head"]
+    forced = Plan(tuple(Stage(i, tuple(names), (i,)) for i, names in enumerate(stages)))
+    expected = fit_with_replans(1, build=forms.Joined)
+    options = {"replan_every_n_epochs": 1, "build": forms.Joined, "forced": forced}
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
+    assert sum("reads left, right, which the plan" in line for line in runs[0].said) == 3
+    assert_same(runs, expected)
+
+
+@pytest.mark.parametrize("resumed_from", [0, 1])
+def test_sharded_checkpoints_of_before_and_after(
+    pool: WorkerPool, tmp_path: Path, resumed_from: int
+) -> None:
+    """Every rank writes what it holds by the plan of the moment; others read it."""
+    expected = fit_with_replans(1, folder=str(tmp_path / "one"))
+    options = {
+        "replan_every_n_epochs": 1,
+        "worth_it": -100.0,
+        "state_dict_type": "sharded",
+        "folder": str(tmp_path),
+    }
+    runs = pool.run(fit_with_replans, 3, num_ranks=3, **options)
+    assert_same(runs, expected)
+    options["checkpoint"] = str(tmp_path / f"epoch={resumed_from}.ckpt")
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
+    assert any("a new plan, predicted to take" in line for line in runs[0].said)
+    assert_same(runs, expected)
+
+
 def assert_same(runs: Sequence[Replanned], expected: Replanned) -> None:
     def on_cpu(state: Any) -> Any:
         return pytree.tree_map_only(Tensor, Tensor.cpu, state)
@@ -57,7 +127,7 @@ def test_without_a_gain_nothing_happens(pool: WorkerPool) -> None:
     options = {"num_epochs": 3, "worth_it": 1.0, "replan_every_n_epochs": 2}
     runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
     (said,) = runs[0].said
-    assert said.startswith("After 2 epochs: the plan stays: the best that was found would gain ")
+    assert said.startswith("After epoch 2: the plan stays: the best that was found would gain ")
     assert len(set(runs[1].held)) == 1
 
 

@@ -132,7 +132,7 @@ def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path:
     assert kept == first.reports[3].refit
     callback = {"steps": (2,), "dirpath": tmp_path / "again", "picture": False}
     again, _ = pool.run(fit_with_timeline, 2, callback, costs=str(path), num_steps=3, num_ranks=2)
-    assert any("refitted to 2 steps recorded on cpu" in note for note in again.notes)
+    assert any("refitted to 2 steps recorded on " in note for note in again.notes)
     assert list(again.reports[2].predictions) == ["known", "fit"]
 
 

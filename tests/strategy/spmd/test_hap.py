@@ -7,6 +7,7 @@ from functools import partial
 import lightning.pytorch as lp
 import numpy as np
 import pytest
+from helpers.families import EncoderTower, Family, FamilyData
 from helpers.models import FIXED_MODELS, DataSpec
 from helpers.random_models import BranchyModel, OptimizerSpec
 from helpers.random_programs import DrawsPrograms
@@ -49,6 +50,13 @@ def test_by_samples(pool: WorkerPool, num_ranks: int) -> None:
         planner="data_parallel",
         **HAP,
     )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # one device uses them
+def test_padding_in_validation(pool: WorkerPool) -> None:
+    data = FamilyData(num_samples=18, inputs=("sequence", "padding"))
+    training = Training(partial(Family, EncoderTower), data, num_steps=3)
+    assert_equal_training(pool, training, num_ranks=2, planner="data_parallel", **HAP)
 
 
 def slow_devices() -> Machine:

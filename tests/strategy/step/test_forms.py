@@ -27,6 +27,11 @@ REPLICAS = [
     {"modules": ["first"], "devices": [0, 1]},
     {"modules": ["second", "head"], "devices": [1]},
 ]
+OF_RECURRENT = [
+    {"modules": ["first"], "devices": [0]},
+    {"modules": ["second"], "devices": [0, 1]},
+    {"modules": ["head"], "devices": [1], "microbatch_multiple": 2},
+]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -54,6 +59,14 @@ def test_as_on_one_device(
 def test_a_state_that_is_none_at_first(pool: WorkerPool) -> None:
     training = Training(forms.Remembers, num_steps=8)
     assert_equal_training(pool, training, num_ranks=3, plan=CHAIN, num_microbatches=4)
+
+
+@pytest.mark.parametrize(("plan", "num_microbatches"), [(None, 1), (OF_RECURRENT, 4)])
+def test_the_state_of_a_recurrent_layer(pool: WorkerPool, plan: Any, num_microbatches: int) -> None:
+    """Replicas cannot share what has samples in its second dimension: the first takes them all."""
+    training = Training(forms.Recurs, DataSpec(num_samples=32), num_steps=4)
+    how = {"plan": plan, "num_microbatches": num_microbatches}
+    assert_equal_training(pool, training, num_ranks=2, **how)
 
 
 @pytest.mark.parametrize("validates_first", [True, False])
@@ -88,7 +101,7 @@ def recorded(folder: str) -> list[Any]:
     [
         (forms.LossInForward, {"pipelines": 2}, "pipelines side by side run one form"),
         (forms.LossInForward, {"schedule": "1f1b-async"}, "was None when the model was captured"),
-        (forms.Numbered, {}, "is frozen in its graph, got 0.5"),
+        (forms.Numbered, {}, "which is fixed in its graph, got 0.5"),
     ],
 )
 def test_what_is_refused(pool: WorkerPool, build: Any, strategy: Any, text: str) -> None:

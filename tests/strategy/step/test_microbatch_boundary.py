@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.cutting import combine_results
 from lightning_gpp.strategy.logging.logs import joined_calls
+from lightning_gpp.strategy.step import microbatch_steps
 from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
 from lightning_gpp.strategy.step.suspended_steps import OpenStep
 
@@ -166,3 +167,12 @@ def test_an_error_in_one_step_ends_those_that_wait(threads: StepThreads) -> None
     with pytest.raises(ArithmeticError, match="step of 3"):
         run(threads, step, (3, 2, 1))
     assert sorted(ended) == [1, 2, 3]
+
+
+def test_tf32_explains_differences_in_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(microbatch_steps, "is_tf32", lambda device: True)
+    monkeypatch.setattr(microbatch_steps, "of_other_sizes", lambda device: 5e-3)
+    types = torch.float64, torch.complex128, torch.float32
+    rows = [torch.ones(3, dtype=dtype) for dtype in types]
+    found = [microbatch_steps._differ([each], [1.001 * each], each) for each in rows]
+    assert found == [True, True, False]

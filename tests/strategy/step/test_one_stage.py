@@ -82,7 +82,8 @@ class ReadingModel(ExportableModel):
     """Takes its batches from the loader by itself."""
 
     def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
-        (inputs, targets), _, _ = next(dataloader_iter)
+        batch, _, _ = next(dataloader_iter)
+        inputs, targets = self.transfer_batch_to_device(batch, self.device, 0)
         loss = torch.nn.functional.mse_loss(self(*inputs), targets)
         self.log("train_loss", loss, batch_size=len(targets))
         return loss

@@ -118,7 +118,7 @@ def test_compiled_stages(pool: WorkerPool, schedule: str) -> None:
     ("options", "text"),
     [
         ({"compile": {"fullgraph": False}}, "every stage is one graph"),
-        ({"compile": True, "schedule": "1f1b-async"}, "would be compiled anew"),
+        ({"compile": True, "schedule": "1f1b-async"}, "each step would compile again"),
     ],
 )
 def test_what_cannot_be_compiled(options: dict[str, Any], text: str) -> None:

@@ -147,10 +147,10 @@ def test_arguments_that_are_no_tensors_are_frozen_and_checked() -> None:
     captured = assert_partitions_exact(Flags(), data(4, 3), True)
     x = data(4, 3)
     assert captured.inputs((x,), {"twice": True, "mask": None}) == {"x": x}
-    with pytest.raises(ValueError, match=r"argument 'twice' was True .* got False: call it alike"):
+    with pytest.raises(ValueError, match=r"'twice' was True .* got False\. Pass the same"):
         captured.inputs((x, False), {})
     with pytest.raises(
-        ValueError, match=r"'p' was 1\.0 .* got 0\.5: .* pass what changes as a tensor"
+        ValueError, match=r"'p' was 1\.0 .* got 0\.5\. .* pass a tensor from the first"
     ):
         captured.inputs((x, True, None, 0.5), {})
     with pytest.raises(ValueError, match=r"'mask' was None .* got a tensor"):
@@ -223,7 +223,7 @@ class Bounded(nn.Module):
 
 @pytest.mark.parametrize("kind", ["max_norm", "data", "in place"])
 def test_a_forward_that_changes_a_parameter_is_named_at_its_first_call(kind: str) -> None:
-    with pytest.raises(CaptureError, match=r"forward changes or replaces '.*weight'"):
+    with pytest.raises(CaptureError, match=r"changes or replaces the parameters '.*weight'"):
         capture(Bounded(kind), (torch.arange(4),))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_gpp.capture import Block, BlockGraph, CapturedModel, CaptureError, capture
 
@@ -171,7 +172,7 @@ def test_a_decision_on_sizes_is_guarded(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         captured = capture(DecidesOnSize(), (x,), {})
     line = line_of(DecidesOnSize.forward, "# size")
-    assert "captured with micro-batches of 3 samples, as forward raises with 2" in caplog.text
+    assert "captured with 3 samples only, because its forward raises an error with 2" in caplog.text
     assert line in caplog.text
     assert torch.allclose(run(captured, torch.cat([x, x])), captured.module(torch.cat([x, x])))
     with pytest.raises(CaptureError, match=f"{line} depends on the size"):
@@ -192,8 +193,11 @@ class BranchesOnMode(nn.Module):
 
 def test_the_root_may_not_branch_on_the_mode() -> None:
     line = line_of(BranchesOnMode.forward, "# mode")
-    with pytest.raises(CaptureError, match=f"different operators in train and in eval.*{line}"):
+    match = f"different operators in train and in eval.*{line}"
+    with pytest.raises(CaptureError, match=match) as caught:
         capture(BranchesOnMode(), (torch.randn(4, 3),), {})
+    assert "move the branch on self.training into a sub-module" in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__  # told once
 
 
 @pytest.mark.parametrize(
@@ -218,7 +222,7 @@ def test_another_structure_at_a_later_call() -> None:
 
     x = torch.randn(4, 3)
     captured = capture(Takes(), ([x, x],), {})
-    with pytest.raises(ValueError, match="call forward with the same containers"):
+    with pytest.raises(ValueError, match="Use the same containers"):
         captured.inputs(([x, x, x],), {})
     with pytest.raises(ValueError, match="was a tensor when the model was captured"):
         captured.inputs(([x, None],), {})
@@ -255,3 +259,63 @@ def test_the_module_that_tells_the_modes_apart_is_named() -> None:
     (line,) = captured.kept_whole
     assert line.startswith("Auxiliary stays whole: forward runs different operators")
     assert captured.decision is None
+
+
+class Scheduled(nn.Module):
+    """Its factors are no buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(3, 3), torch.ones(3)
+        self.factors, self.named = [torch.ones(3)], {"factor": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.factor * self.factors[0] * self.named["factor"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda module: setattr(module, "factor", torch.zeros(3)), "factor"),
+        (lambda module: module.factor.mul_(2), "factor"),
+        (lambda module: module.factors.__setitem__(0, torch.zeros(3)), "factors"),
+        (lambda module: module.named.update(factor=2.0), "named"),
+    ],
+)
+def test_tensors_and_containers_that_forward_reads_must_not_change(change: Any, name: str) -> None:
+    captured = capture(Scheduled(), (torch.ones(2, 3),))
+    captured.check_reads()
+    change(captured.module)
+    with pytest.raises(CaptureError, match=rf"reads self\.{name}, which is not what it was"):
+        captured.check_reads()
+
+
+class Seen(Metric):
+    """A metric of the user's own, whose hash is made of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, count: int) -> None:
+        self.count += count
+
+    def compute(self) -> Tensor:
+        return self.count
+
+
+def test_the_state_of_a_metric_is_not_read_by_a_forward_that_leaves_it_alone() -> None:
+    module = Scheduled()
+    module.seen = Seen()
+    captured = capture(module, (torch.ones(2, 3),))
+    module.seen.update(2)
+    captured.check_reads()
+
+
+def test_lists_of_parameters_and_containers_in_themselves_are_read() -> None:
+    module = Scheduled()
+    module.factors, module.named["itself"] = [module.layer.bias], module.named
+    captured = capture(module, (torch.ones(2, 3),))
+    with torch.no_grad():
+        module.layer.bias.add_(1)  # as an optimizer does
+    captured.check_reads()

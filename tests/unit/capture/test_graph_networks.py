@@ -212,7 +212,7 @@ def test_hetero_data_is_refused_with_a_remedy() -> None:
         def forward(self, data: HeteroData, x: Tensor) -> Tensor:
             return x * data["a"].x.sum()
 
-    with pytest.raises(CaptureError, match="pass its tensors as arguments"):
+    with pytest.raises(CaptureError, match="Pass its tensors as separate arguments"):
         capture(Takes(), (data, torch.ones(3, 2, requires_grad=True)))
 
 

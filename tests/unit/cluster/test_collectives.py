@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_gpp.cluster import (
@@ -26,6 +28,15 @@ def test_a_ring_goes_at_the_pace_of_its_slowest_link() -> None:
     # 2 (4 - 1) rounds of 8 / 4 bytes: 2 s in a host, 2 + 4 s between hosts
     assert all_reduce_s(HOSTS, [0, 1, 2, 3], 8.0) == 6 * 6.0
     assert all_reduce_s(HOSTS, [0, 1], 8.0) == 2 * 4.0
+
+
+def test_a_ring_for_every_adapter_shares_the_bytes() -> None:
+    cluster = replace(HOSTS, rack_link=replace(HOSTS.links[1], is_per_device=True))
+    # 6 rounds, two rings of 2 messages of 8 / 4 / 2 bytes: 2 s of latency, 1 / 0.5 s of bytes
+    assert all_reduce_s(cluster, [0, 1, 2, 3], 8.0) == 6 * (2.0 + 2.0)
+    # of one device per host, of hosts with unequal parts, and in a host nothing changes
+    for devices in ([0, 2], [0, 1, 2], [0, 1]):
+        assert all_reduce_s(cluster, devices, 8.0) == all_reduce_s(HOSTS, devices, 8.0)
 
 
 def test_a_tree_sends_everything_up_and_down() -> None:

@@ -13,7 +13,7 @@ from lightning_gpp.cluster import (
     cluster_to_json,
     load_cluster,
 )
-from lightning_gpp.cluster.cluster import cluster_from_json
+from lightning_gpp.cluster.cluster import FORMAT
 
 POOL = Path(__file__).parent / "files" / "mixed_pool.yaml"
 
@@ -54,9 +54,9 @@ def test_links_of_every_level():
 def test_a_cluster_survives_json_and_older_documents_are_read():
     pool = load_cluster(POOL)
     text = cluster_to_json(pool)
-    assert cluster_from_json(text) == pool
+    assert FORMAT.loads(Cluster, text) == pool
     old = '{"format": "lightning_gpp.cluster", "version": 1, "devices": [{"name": "a"}]}'
-    assert cluster_from_json(old) == Cluster((Device("a"),))
+    assert FORMAT.loads(Cluster, old) == Cluster((Device("a"),))
 
 
 def test_a_file_may_list_every_device(tmp_path):

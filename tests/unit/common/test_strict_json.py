@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_gpp.cluster import Cluster, cluster_to_json, uniform_cluster
-from lightning_gpp.cluster.cluster import cluster_from_json
+from lightning_gpp.cluster.cluster import FORMAT
 from lightning_gpp.cost import costs_from_json
 from lightning_gpp.planner import Plan, Stage, plan_to_json
 from lightning_gpp.planner.plan.plan import plan_from_json
@@ -86,8 +86,8 @@ def test_whole_numbers_may_stand_for_seconds():
 def test_optional_fields_take_null():
     cluster = uniform_cluster(2)
     assert cluster.devices[0].memory_bytes is None
-    assert cluster_from_json(cluster_to_json(cluster)) == cluster
+    assert FORMAT.loads(Cluster, cluster_to_json(cluster)) == cluster
     text = cluster_to_json(cluster).replace("null", "1.5")
     with pytest.raises(ValueError, match=r"memory_bytes: expected an integer, got 1.5"):
-        cluster_from_json(text)
-    assert isinstance(cluster_from_json(cluster_to_json(cluster)), Cluster)
+        FORMAT.loads(Cluster, text)
+    assert isinstance(FORMAT.loads(Cluster, cluster_to_json(cluster)), Cluster)

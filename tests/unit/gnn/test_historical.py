@@ -18,6 +18,7 @@ from lightning_gpp.gnn import (
     mixing_methods,
     partition,
 )
+from lightning_gpp.gnn.chunks import Remembered
 from lightning_gpp.gnn.history import History
 
 NUM_VERTICES, NUM_CHUNKS = 23, 4
@@ -44,6 +45,17 @@ def chunked(
     """A net that runs in chunks."""
     captured = capture(net, (x, edges), opened=mixing_methods(net))
     return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques)
+
+
+def test_equal_edges_of_a_step_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, compared = graph()[1], []
+    known, own = Remembered(edges), edges.clone()
+    equal = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *two: (compared.append(two), equal(*two))[1])
+    assert all(known.is_that_of(own) for _ in range(NUM_CHUNKS))
+    assert len(compared) == 1
+    own[0, 0] += 1
+    assert not known.is_that_of(own)
 
 
 @pytest.mark.parametrize("num_ways", [1, 2])

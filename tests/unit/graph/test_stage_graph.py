@@ -70,7 +70,10 @@ def test_shared_parameters_name_their_stages():
             [["stem", "q"], ["a", "b", "cat", "head"]],
             "stage 0 of the plan names 'q', which is not in this",
         ),
-        ([["stem", "cat"], ["a", "b", "head"]], "stage 0 reads 'a' from stage 1: .* convex"),
+        (
+            [["stem", "cat"], ["a", "b", "head"]],
+            "stage 0 reads 'a' from stage 1: a stage may",
+        ),
     ],
 )
 def test_wrong_divisions_are_refused(division, match):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.orders import most_in_flight
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import Action, Kind, Program, ScheduleError, build_program, dry_run
@@ -13,7 +14,6 @@ from lightning_gpp.schedule.schedules import (
     FORWARD_ONLY,
     Steps,
     in_flight_microbatches,
-    most_in_flight,
 )
 
 

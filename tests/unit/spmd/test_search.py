@@ -47,7 +47,7 @@ def test_the_search_is_optimal(seed: int) -> None:
 
 def test_what_is_too_wide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "MOST_ENTRIES", 1)
-    with pytest.raises(ValueError, match="name a part of the model with module="):
+    with pytest.raises(ValueError, match="Name a part of the model with module="):
         find_program(*question(1))
 
 

@@ -6,8 +6,10 @@ import traceback
 from collections.abc import Callable
 
 import pytest
-from torch import nn, zeros
+from torch import Tensor, nn, zeros
 
+from lightning_gpp.capture import capture
+from lightning_gpp.runtime.waits import Waits
 from lightning_gpp.strategy.ranks.short_traceback import SHOWS_ALL, shorten
 
 WIDTH = 3
@@ -16,6 +18,15 @@ WIDTH = 3
 class Model(nn.Module):
     def forward(self, x: object) -> object:
         return nn.functional.linear(x, zeros(WIDTH, WIDTH))  # type: ignore[arg-type]
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> object:
+        return self.layer(x)
 
 
 def functions_of(call: Callable[[], object]) -> list[str]:
@@ -43,3 +54,20 @@ def test_what_follows_the_users_last_frame_stays() -> None:
         return nn.Linear(WIDTH, WIDTH)(zeros(1, WIDTH + 1))
 
     assert functions_of(call)[:3] == ["call", "_wrapped_call_impl", "_call_impl"]
+
+
+def test_how_a_forward_is_captured_is_left_out() -> None:
+    def call() -> object:
+        return capture(Layered(), (zeros(2, WIDTH + 1),), {})
+
+    assert functions_of(call)[:-1] == ["call", "forward"]
+
+
+def test_of_our_own_errors_only_the_end_is_shown() -> None:
+    waits = Waits()
+    waits.abort(RuntimeError("rank 1 has ended"))
+
+    def call() -> object:
+        return waits.until(lambda: None, 1.0)
+
+    assert len(functions_of(call)) == 2

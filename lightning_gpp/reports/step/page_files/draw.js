@@ -68,8 +68,10 @@ function drawLane(row, y) {
   } else {
     write(lane.label, 12, middle, `${Math.min(size, 11)}px`, "#111111", "left", LEFT - 20);
   }
-  write(lane.note, view.width - RIGHT + 10, middle, `${Math.min(size, 11)}px`, "#111111",
-    "left", RIGHT - 24);
+  if (RIGHT > 100) {
+    const x = view.width - RIGHT + 10;
+    write(lane.note, x, middle, `${Math.min(size, 11)}px`, "#111111", "left", RIGHT - 24);
+  }
   inPlot(() => {
     context.fillStyle = data.colours.idle;
     fillBar(xOf(0), y, timeline.step * view.perSecond, height);

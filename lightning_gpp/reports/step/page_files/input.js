@@ -88,6 +88,7 @@ function resize() {
   const frame = canvas.parentElement.getBoundingClientRect(), dots = window.devicePixelRatio || 1;
   const isFirst = view.width === 0;
   view.width = frame.width;
+  [LEFT, RIGHT] = frame.width < 700 ? [130, 14] : [190, 180];  // a phone has no room for notes
   view.height = frame.height;
   canvas.width = Math.round(frame.width * dots);
   canvas.height = Math.round(frame.height * dots);

@@ -8,7 +8,8 @@ const context = canvas.getContext("2d");
 const tip = document.getElementById("tip");
 const box = (id) => document.getElementById(id);
 
-const LEFT = 190, RIGHT = 180, AXIS = 26, PAD = 12;
+let LEFT = 190, RIGHT = 180;
+const AXIS = 26, PAD = 12;
 const TITLE = 24, LINE = 18, HEADING = 20;
 const WHOLE_ROW = -1, PATH_DEPTH = 0.84, BAR = 8;
 const FONT = '"DejaVu Sans", Verdana, system-ui, sans-serif';

@@ -47,6 +47,22 @@ def test_activations_grow_with_the_samples():
     assert kept == [size * 3 * 6 * 4 for size in (8, 4, 2, 16)]
 
 
+class Forces(nn.Module):
+    """Its gradient takes no hooks on what autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy, self.head = nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.func.grad(lambda y: self.energy(y).square().sum())(x))
+
+
+def test_a_gradient_inside_of_the_forward():
+    costs = costs_of(nn.Sequential(Forces()), torch.randn(4, 6))
+    assert all(cost.activation_bytes for cost in costs.profiles[0].operators.values())
+
+
 def test_a_size_that_the_model_refuses_is_left_out():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))  # wants two samples in training
     costs = costs_of(net, torch.randn(2, 3))
@@ -58,7 +74,7 @@ def test_a_spent_budget_ends_the_measuring_and_says_so(caplog):
         costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long), budget_s=0.0)
     assert len(costs.profiles) == 1
     assert all(item.forward_s > 0 for item in costs.profiles[0].operators.values())
-    assert "profiling took more than its 0 s: 1 of 3 micro-batch sizes" in caplog.text
+    assert "longer than 0 s and was cut short: 1 of 3 micro-batch sizes" in caplog.text
 
 
 def test_measuring_leaves_no_gradients_behind():

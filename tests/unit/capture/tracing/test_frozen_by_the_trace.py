@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pipelined import run_whole
+from pipelined import assert_partitions_exact, run_whole
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, CaptureError, capture
@@ -156,7 +156,7 @@ REFUSED = {
         lambda m, x: F.dropout(m.a(x), 0.5) if m.training else m.a(x), "different operators"
     ),
     "seeds": Row(_seeds, "calls torch.manual_seed"),
-    "own generator": Row(_generator, "draws from a torch.Generator"),
+    "own generator": Row(_generator, "draws from its own torch.Generator"),
 }
 
 
@@ -223,6 +223,28 @@ class Kept(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.trap(x))
+
+
+class Adapted(nn.Module):
+    """Calls a layer with another weight, and sets a buffer in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = {"weight": self.layer.weight + self.change, "bias": self.layer.bias}
+        if self.training:
+            self.mean = self.mean * 0.9 + 0.1 * x.detach().mean(0)
+        return torch.func.functional_call(self.layer, given, (x,)) - self.mean
+
+
+def test_what_a_whole_module_does_with_its_parts() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Adapted()), nn.Linear(4, 2))
+    captured = assert_partitions_exact(module, torch.randn(4, 4))
+    assert captured.leaf_modules == ("0", "1.0", "2")
+    assert [line for line in captured.kept_whole if line.startswith("Adapted stays whole")]
 
 
 @pytest.mark.sampled(2)

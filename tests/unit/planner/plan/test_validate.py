@@ -91,7 +91,8 @@ def test_the_last_stage_makes_an_output():
 def test_multiples_divide_each_other_along_edges():
     validate_plan(plan(("a", 0, 2), ("b", 1, 4), ("c", 2, 1)), CHAIN, num_devices=3)
     with pytest.raises(
-        ValueError, match=r"stage 0 \(takes \[2\]\) to stage 1 \(takes \[3\]\): one"
+        ValueError,
+        match=r"stage 0 \(takes \[2\]\) to stage 1 \(takes \[3\]\): the microbatch_multiple of one",
     ):
         validate_plan(plan(("a", 0, 2), ("b c", 1, 3)), CHAIN, num_devices=2)
 

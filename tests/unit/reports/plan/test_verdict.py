@@ -80,6 +80,9 @@ def test_more_than_all_devices_can_gain_is_not_told() -> None:
     assert "2 devices cannot be 8.2 times as fast as one" in found.text(400)
     in_pieces = replace(found, one_device_pieces=4)  # which are slower than one
     assert "8.2 times as fast as one (" in in_pieces.text(400)
+    took = BatchTimes(1e-3, 10, 0.0)
+    assert found.measured_text(took) == "Verdict: 2 processes: 1.00 ms a batch (median of 10)."
+    assert "about 8.2 times as fast" in in_pieces.measured_text(took, 400)
 
 
 def test_of_unequal_devices_the_fastest_is_the_one() -> None:

@@ -127,12 +127,13 @@ class TestPage:
 
 
 def browse(
-    folder: Path, timelines: list[Timeline], events: list[dict[str, Any]]
+    folder: Path, timelines: list[Timeline], events: list[dict[str, Any]], *size: int
 ) -> list[dict[str, Any]]:
     """What the page draws at first and after every event."""
     (folder / "step.html").write_text(page_html(timelines), encoding="utf-8")
     (folder / "events.json").write_text(json.dumps(events))
     command = ["node", str(BROWSER), str(folder / "step.html"), str(folder / "events.json")]
+    command += map(str, size)
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -174,6 +175,12 @@ class TestScript:
             "wait",
             "idle",
         ]
+
+    def test_on_a_phone_bars_have_the_room_of_notes(self, tmp_path: Path) -> None:
+        (report,) = browse(tmp_path, predicted_and_measured(), [], 400, 800)
+        bars = compute(report)
+        assert max(bar["x"] + bar["w"] for bar in bars) - min(bar["x"] for bar in bars) > 200
+        assert not any(text.startswith("bubble ") for text in texts(report))
 
     def test_hovering_tells_about_a_span(self, tmp_path: Path) -> None:
         y = first_row(browse(tmp_path, predicted_and_measured(), [])[0]) + 5

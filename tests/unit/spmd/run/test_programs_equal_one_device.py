@@ -12,6 +12,7 @@ from helpers.spmd_ranks import random_shares
 from helpers.spmd_training import train_divided, train_whole
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from lightning_gpp.spmd.run.export import export_forward
 
@@ -86,6 +87,28 @@ class Masked(nn.Module):
         return self.encoder(x, mask=causal, src_key_padding_mask=is_padding, is_causal=False)
 
 
+class Changed(nn.Module):
+    """Views are changed, and are read after what they view was changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.first(x)
+        left, row = y[:, :4], y[:, 6]
+        y[:, :2] += 1
+        y[:, 5] = x[:, 0]
+        y[:, 4:][:, 2].mul_(2)
+        turned = y.t()
+        y[:, 3] = 0
+        left[:, 1:3] = x[:, :1]
+        row.add_(1)
+        y[x.abs().amax(1) > 2, 4] = 0.5
+        y.relu_()
+        return [self.second(y), left * row[:, None], turned]
+
+
 def padded(batch: int) -> tuple[Tensor, ...]:
     lengths = torch.randint(1, 6, (batch, 1))
     return torch.randn(batch, 5, 8, dtype=torch.float64), torch.arange(5) >= lengths
@@ -104,6 +127,7 @@ MODULES = {
     "perceptron": (Perceptron, lambda n: (torch.randn(n, 6, dtype=torch.float64),)),
     "attention": (Attention, lambda n: (torch.randint(0, 12, (n, 5)),)),
     "masked": (Masked, padded),
+    "changed": (Changed, lambda n: (torch.randn(n, 6, dtype=torch.float64),)),
     "convolutional": (Convolutional, images),
     "towers": (
         Towers,
@@ -117,9 +141,9 @@ MODULES = {
 }
 
 
-def loss(result: Tensor | dict[str, Tensor]) -> Tensor:
+def loss(result: Tensor | list[Tensor] | dict[str, Tensor]) -> Tensor:
     """Weighs every element of every result differently."""
-    tensors = result.values() if isinstance(result, dict) else [result]
+    tensors = tree_leaves(result)
     total = torch.zeros((), dtype=torch.float64)
     for tensor in tensors:
         weights = torch.linspace(-1, 1, tensor.numel(), dtype=torch.float64).view_as(tensor)
