@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
 import lightning.pytorch as lp
-import torch.distributed as dist
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from helpers.models import DataSpec, ExportableModel
+from helpers.modules import epoch_checkpoints
 from helpers.training import make_trainer, quiet
-from lightning_gpp.strategy import build
+from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.planner import Plan
+from lightning_gpp.simulate import StepCosts
+from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.slow_devices import SlowDevice
+from lightning_gpp.strategy import build as building
+from lightning_gpp.strategy import forms
 from lightning_gpp.strategy.recording import replanning
+from lightning_gpp.strategy.recording.replanning import Replanning
+from lightning_gpp.strategy.recording.step_reports import Question
 
-PARAMETER_S = 4e-3
-"""Seconds that a slow rank sleeps for every parameter of a forward."""
+TIMES = 40.0
+"""Times as long on a slow rank, by recorded steps."""
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Replanned:
 
     Attributes:
         weights: of the module, which is whole.
-        average: of the weights, which a callback keeps.
+        average: of the weights, where a callback keeps one.
         optimizer: state dict, on rank 0.
         held: parameters that this rank held at the end of every epoch.
         said: lines about plans, on rank 0.
@@ -47,23 +54,44 @@ def fit_with_replans(
     slow: Sequence[int] = (),
     num_epochs: int = 4,
     worth_it: float = replanning.WORTH_IT,
+    build: Callable[[], lp.LightningModule] = ExportableModel,
+    folder: str | None = None,
+    checkpoint: str | None = None,
+    sanity: int = 0,
+    forced: Plan | None = None,
+    operator_s: float = 2e-4,
     **strategy: Any,
 ) -> Replanned:
-    """Trains two towers, on one device if there is one rank."""
+    """Trains two towers, on one device if there is one rank.
+
+    Args:
+        num_ranks: of the job.
+        slow: ranks that are slow.
+        num_epochs: of the training.
+        worth_it: part of a step that a new plan has to gain.
+        build: makes another module.
+        folder: gets a checkpoint of every epoch, in the place of an average of the weights.
+        checkpoint: to resume from.
+        sanity: batches of validation before training.
+        forced: every new plan is this one.
+        operator_s: seconds of every operator's forward, by the profile and by recorded steps.
+        strategy: its options.
+    """
     result = Replanned()
     average = EMAWeightAveraging(decay=0.9)
-    callbacks = [average, _Keep(result)]
-    options = {"max_epochs": num_epochs, "callbacks": callbacks, "num_sanity_val_steps": 0}
+    keeping = [average] if folder is None else epoch_checkpoints(folder)
+    options = {"max_epochs": num_epochs, "callbacks": [*keeping, _Keep(result)]}
+    options |= {"num_sanity_val_steps": sanity, "enable_checkpointing": folder is not None}
     chosen = {"num_microbatches": 4, "timeout": 100.0, **strategy} if num_ranks > 1 else None
-    module = ExportableModel().double()
+    module = build().double()
     data = DataSpec(num_samples=44, num_inputs=2)  # the last batch of an epoch is smaller
-    with quiet(), _slow_ranks(slow), _said(result, worth_it):
+    loaders = data.loader(), DataSpec(num_samples=8, num_inputs=2).loader()
+    with quiet(), _known_seconds(operator_s, slow), _said(result, worth_it), _always(forced):
         trainer = make_trainer(chosen, num_ranks, **options)
-        trainer.fit(module, data.loader(), DataSpec(num_samples=8, num_inputs=2).loader())
+        trainer.fit(module, *loaders, ckpt_path=checkpoint)
     result.weights = {name: value.clone() for name, value in module.state_dict().items()}
-    found = average._average_model
-    assert found is not None
-    result.average = {name: value.clone() for name, value in found.state_dict().items()}
+    if (found := average._average_model) is not None:
+        result.average = {name: value.clone() for name, value in found.state_dict().items()}
     result.optimizer = trainer.optimizers[0].state_dict()["state"]
     return result
 
@@ -79,27 +107,54 @@ class _Keep(lp.Callback):
 
 
 @contextmanager
+def _always(forced: Plan | None) -> Iterator[None]:
+    """The leader finds this plan at every opportunity."""
+
+    def found(_: Any, run: Any) -> Any:
+        assert forced is not None
+        planned = replace(run.forms[0].planned, plan=forced)
+        return planned, "a new plan, predicted to take less"
+
+    patched = nullcontext() if forced is None else mock.patch.object(Replanning, "_found", found)
+    with patched:
+        yield
+
+
+@contextmanager
 def _said(result: Replanned, worth_it: float) -> Iterator[None]:
     with (
         mock.patch.object(replanning, "show", result.said.append),
+        mock.patch.object(forms, "show", result.said.append),
         mock.patch.object(replanning, "WORTH_IT", worth_it),
     ):
         yield
 
 
 @contextmanager
-def _slow_ranks(slow: Sequence[int]) -> Iterator[None]:
-    """Stages of these ranks sleep in their forwards, the longer the more parameters they have."""
-    original = build._called
+def _known_seconds(operator_s: float, slow: Sequence[int]) -> Iterator[None]:
+    """Everything takes seconds that are known, on some ranks more: no plan depends on a clock."""
+    profile, take = building.profile_costs, Replanning.take
+    devices = tuple(SlowDevice(rank, "cpu", TIMES) for rank in slow)
+    costs = Refit((), 0.0, (), StepCosts(), slow=devices)
 
-    def called(stage: Any) -> Any:
-        function, count = original(stage), len(stage.parameter_names)
+    def profiled(*args: Any) -> Costs:
+        return Costs(tuple(_with_seconds(one, operator_s) for one in profile(*args).profiles))
 
-        def sleeping(*args: Any) -> Any:
-            time.sleep(PARAMETER_S * max(1, count))
-            return function(*args)
+    def taken(self: Any, run: Any, step: int, timeline: Any, why_not: str) -> None:
+        if timeline is not None:
+            with suppress(ValueError):  # one that cannot be compared stays
+                known = Question.of(run.built, timeline).predicted(costs)
+                timeline = replace(known, source="measured", step=step)
+        take(self, run, step, timeline, why_not)
 
-        return sleeping if dist.get_rank() in slow else function
-
-    with mock.patch.object(build, "_called", called):
+    with (
+        mock.patch.object(building, "profile_costs", profiled),
+        mock.patch.object(Replanning, "take", taken),
+    ):
         yield
+
+
+def _with_seconds(profile: Profile, operator_s: float) -> Profile:
+    seconds = {"forward_s": operator_s, "backward_s": 2 * operator_s}
+    known = {name: replace(one, **seconds) for name, one in profile.operators.items()}
+    return replace(profile, operators=known)

@@ -30,8 +30,7 @@ def test_a_slow_device_gets_less_and_training_is_that_of_one_device(
     runs = pool.run(fit_with_replans, num_ranks, (slow,), num_ranks=num_ranks, **options)
     said = "\n".join(runs[0].said)
     assert f"rank {slow} (cpu) is " in said and "a new plan, predicted to take" in said
-    # Measured costs vary: the first plan may have given it the least already.
-    assert runs[slow].held[-1] <= runs[slow].held[0]
+    assert runs[slow].held[-1] < runs[slow].held[0]
     assert_same(runs, expected)
 
 
@@ -88,7 +87,8 @@ def test_a_plan_that_another_form_does_not_fit_does_not_come(pool: WorkerPool) -
     forced = Plan(tuple(Stage(i, tuple(names), (i,)) for i, names in enumerate(stages)))
     expected = fit_with_replans(1, build=forms.Joined)
     options = {"replan_every_n_epochs": 1, "build": forms.Joined, "forced": forced}
-    runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
+    # The first plan keeps what is joined together: messages take longer than operators.
+    runs = pool.run(fit_with_replans, 2, num_ranks=2, operator_s=2e-5, **options)
     assert sum("reads left, right, which the plan" in line for line in runs[0].said) == 3
     assert_same(runs, expected)
 
