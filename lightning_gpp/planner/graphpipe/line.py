@@ -158,31 +158,35 @@ class UnitLine:
             alike = alike + 1 if kinds[first] == kinds[min(first + 1, len(kinds) - 1)] else 1
             found = best[-1]
             for count in self._counts(alike):
-                for cut in self._before(best[-count], count, kinds[first], limit_s):
-                    if (cut.start, cut.in_flight) < (found.start, found.in_flight):
-                        found = cut
+                found = self._longer(found, best[-count], count, kinds[first], limit_s)
             if not found.start:
                 return found
             best.append(found)
         return None
 
-    def _before(self, rest: Cut, num_replicas: int, kind: str, limit_s: float) -> Iterator[Cut]:
-        """The longest stage before others, with and without recomputation."""
+    def _longer(self, found: Cut, rest: Cut, num_replicas: int, kind: str, limit_s: float) -> Cut:
+        """The longest stage before others, recomputed or not, if it is longer than what is found.
+
+        Of two that are as long, the one that holds fewer micro-batches.
+        """
         stop = rest.start
         shared = self._count if self._take_turns else self._size
         if not stop or (num_replicas > 1 and shared % num_replicas):
-            return
+            return found
         multiple = num_replicas if self._take_turns else 1
-        in_flight = self._in_flight(rest, multiple, num_replicas)
         for recompute in (False, True)[: 1 + self._request.may_recompute]:
             is_bound = num_replicas > 1 or recompute
             least = self._after_state[stop] if is_bound else 0
             pace = self._pace(num_replicas, kind, recompute=recompute)
             start = bisect_left(pace, pace[stop] - limit_s, least, stop)
+            if start > found.start:  # by its seconds alone
+                continue
+            in_flight = self._in_flight(rest, multiple, num_replicas)
             cut = Cut(start, stop, kind, num_replicas, multiple, recompute, in_flight, 0.0, rest)
             start = self._first_that_fits(cut, start)
-            if start < stop:
-                yield cut._replace(start=start, seconds=pace[stop] - pace[start])
+            if start < stop and (start, in_flight) < (found.start, found.in_flight):
+                found = cut._replace(start=start, seconds=pace[stop] - pace[start])
+        return found
 
     def _in_flight(self, rest: Cut, multiple: int, num_replicas: int) -> int:
         """Smallest micro-batches in flight of a stage before others: the rule of schedules."""
