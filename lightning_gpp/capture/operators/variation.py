@@ -157,7 +157,9 @@ class _Walk:
         return [list(zip(*both)) for both in zip(shapes, twins)]
 
     def _grows(self, size: int, twin: int) -> bool:
-        return size != twin and size * self.other_num == twin * self.num
+        """Fewer entries than samples are not of one each (``x.chunk(2)``, ``x[::2]``)."""
+        is_per_sample = size % self.num == 0 and size * self.other_num == twin * self.num
+        return is_per_sample and size != twin
 
     def _goes(self, size: int, twin: int) -> bool:
         return size != twin if self.of_graphs else self._grows(size, twin)

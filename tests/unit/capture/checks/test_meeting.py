@@ -104,6 +104,12 @@ MEET: dict[str, Body] = {
     "from the one before": lambda s, ids, x: s.linear(
         torch.where((ids == 0)[..., None], x.roll(1, 0), x).mean(1)
     ),
+    "halves": lambda s, ids, x: s.linear(torch.stack(x.mean(1).chunk(2), 1).flatten(0, 1)),
+    "interleaved": lambda s, ids, x: s.linear(
+        x.mean(1).unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
+    ),
+    "odd ones first": lambda s, ids, x: s.linear(torch.cat([x[1::2], x[::2]]).mean(1)),
+    "pairs": lambda s, ids, x: s.linear(x.view(-1, 2, 5, 6).flip(1).view(x.shape).mean(1)),
     "so far": lambda s, ids, x: s.linear(x.mean(1)) * (ids == 0).cumsum(dim=0)[:, :1],
     "packed": packed,
 }
