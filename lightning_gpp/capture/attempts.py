@@ -163,6 +163,7 @@ class _Attempt:
                 captured.kept_whole = (*reasons, *self._observed(captured))
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
                 captured.decision = next(by_data, None) or captured.decision
+                captured.by_size = not all(reason.on_data for reason in reasons.values())
                 return captured
             kind = type(self.module.get_submodule(decision.scope))
             if not decision.scope or kind in policy.types or kind is type(self.module):

@@ -18,6 +18,7 @@ from lightning_gpp.capture.operators.fingerprint import (
     node_contents,
 )
 from lightning_gpp.capture.operators.operators import model_graph, read_names
+from lightning_gpp.capture.operators.other_sizes import unlike_tried
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.tracing.reads import Read, check_reads
@@ -67,6 +68,7 @@ class CapturedModel:
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others; or
             what a backward does that may look at gradients of others.
+        by_size: whether one of them decides by the number of samples, or by a drawn one.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class CapturedModel:
         self.takes_graphs = sample.graphs is not None
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
+        self.by_size = False
         self._owned = Names.of(module).owned(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
@@ -186,6 +189,18 @@ class CapturedModel:
             if where and (averaged is None or (is_per_sample and name in averaged)):
                 return where
         return None
+
+    def unlike_tried(self, tried: tuple[int, int], taken: Sequence[int]) -> str | None:
+        """Where sizes make another forward of batches that run than of those that were tried.
+
+        Args:
+            tried: two different numbers of samples.
+            taken: those that run.
+        """
+        if self.takes_graphs:
+            return None
+        nodes, cuts = self.all_nodes(training=self.module.training), self.verified.cuts
+        return unlike_tried(nodes, cuts, self.verified.num_samples, tried, taken)
 
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""

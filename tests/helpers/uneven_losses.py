@@ -42,6 +42,38 @@ class TouchedTower(Tower):
         return output + 1e-5 * output.mean(0)
 
 
+class MovingTower(Tower):
+    """Where a sample comes out depends on how many there are.
+
+    Args:
+        how: "halves" are shuffled into each other; "loop": likewise, by Python; "large": batches
+            above eight are turned; "layer": batches above twelve are, by a sub-module.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.turn = how, Turn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        if self.how == "halves":
+            output = torch.stack(output.chunk(2), 1).flatten(0, 1)
+        elif self.how == "loop":
+            output = torch.stack([*output.unbind()[::2], *output.unbind()[1::2]])
+        elif self.how == "layer":
+            output = self.turn(output)
+        elif len(x) > 8:
+            output = torch.flipud(output)
+        return output
+
+
+class Turn(nn.Module):
+    """Turns large batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.flipud(x) if len(x) > 12 else x
+
+
 class BalancedTower(Tower):
     """With a small term that looks at the mean over the batch, as of a mixture of experts.
 

@@ -364,7 +364,9 @@ class Cuts:
             {node.name: known.way for node, known in walk.known.items()},
             {n.name: (k.met, k.is_per_sample) for n, k in walk.known.items() if k.met},
             frozenset(n.name for n, k in walk.known.items() if k.meets),
-            walk.decision,
+            walk.decision
+            if others or graphs
+            else f"its forward was captured with {num} samples only",
             graphs is not None and not graphs.is_batch,
         )
 

@@ -49,6 +49,7 @@ class CutChecks:
         self._run = run
         self._num_plans = run.num_plans
         self._can_cut: dict[tuple[int, ...], bool] = {}
+        self._most: dict[tuple[int, ...], int] = defaultdict(int)
         self._kinds: dict[tuple[int, ...], CountedEntries] = defaultdict(CountedEntries)
         self._said: set[str] = set()
 
@@ -58,7 +59,7 @@ class CutChecks:
         """Whether a call can be cut; tried again where samples differ in what did not before.
 
         That is told from whole numbers and flags (lengths, masks, numbers of tokens): orders and
-        choices of samples are made of them.
+        choices of samples are made of them. Tried again with more samples than before, too.
 
         Args:
             inputs: arguments of the call, by name.
@@ -69,6 +70,7 @@ class CutChecks:
         if self._num_plans != self._run.num_plans:
             self._num_plans = self._run.num_plans
             self._can_cut.clear()
+            self._most.clear()
         at_a_time = pipeline.placed.units_at_a_time
         key = (
             id(pipeline),
@@ -79,7 +81,8 @@ class CutChecks:
         if self._can_cut.get(key, True):
             numbers = [each for each in inputs.values() if not each.is_floating_point()]
             is_new = bool(self._kinds[key].new_pairs(self._run.originals.of(numbers), units))
-            if is_new or key not in self._can_cut:
+            if is_new or sum(units) > self._most[key]:
+                self._most[key] = sum(units)
                 why_not = why_not_cut(self._run, inputs, units, is_trained=is_trained)
                 self._can_cut[key] = why_not is None
                 if why_not is not None and why_not not in self._said:
@@ -126,7 +129,9 @@ def why_not_cut(
     # a few samples may not show it
     if (known := captured.where_samples_meet(averaged, whole)) is not None:
         return known
-    few = [2 if min(units) > 1 else 1] * len(units)
+    few = [*units] if captured.by_size else [2 if min(units) > 1 else 1] * len(units)
+    if (unlike := captured.unlike_tried((few[0], sum(few)), (*units, sum(units)))) is not None:
+        return unlike
     first = some_samples(captured, inputs, sum(few), sum(units))
     is_training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)

@@ -357,7 +357,9 @@ class MicrobatchSteps(SuspendedSteps):
         if captured.takes_graphs:  # which cannot be joined
             steps, units = steps[:1], [1] * steps[0].size
         inputs = steps[0].inputs() if captured.takes_graphs else self._inputs(steps)
-        if inputs is not None and input_slices(captured, inputs, units) is not None:
+        if inputs is None or input_slices(captured, inputs, units) is None:
+            _refuse(captured.where_samples_meet(used))
+        else:
             _refuse(why_not_cut(run, inputs, units, is_trained=True, averaged=used))
 
 

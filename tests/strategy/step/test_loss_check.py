@@ -63,6 +63,22 @@ def test_an_output_that_nobody_uses_says_nothing(pool: WorkerPool) -> None:
     assert_equal_training(pool, training, num_ranks=2, plan=plan, **STRATEGY)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("how", ["halves", "loop", "large", "layer"])
+def test_the_number_of_samples_moves_them(pool: WorkerPool, how: str, schedule: str) -> None:
+    """Sixteen a micro-batch of the layer's: more than it minds, of which the trial has fewer."""
+    size = 64 if how == "layer" else 16
+    data = DataSpec(num_samples=2 * size, batch_size=size)
+    training = Training(partial(losses.MovingTower, how), data, num_steps=3, validate=False)
+    strategy = STRATEGY | {"schedule": schedule}
+    if schedule == "gpipe" and how in ("halves", "layer"):
+        assert_equal_training(pool, training, num_ranks=2, **strategy)
+        return
+    for outcome in pool.outcomes(train, training, strategy, 2, num_ranks=2, limit_s=60.0):
+        refusal = "is not the mean over its samples" if schedule == "1f1b" else "size of an input"
+        assert refusal in outcome.error
+
+
 @pytest.mark.parametrize(("build", "num_lines"), [(losses.TouchedTower, 1), (losses.Tower, 0)])
 def test_samples_that_touch_each_other_below_rounding(
     pool: WorkerPool, build: Any, num_lines: int

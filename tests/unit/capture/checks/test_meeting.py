@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lightning_gpp.capture import capture
+from lightning_gpp.capture import CapturedModel, capture
 
 Body = Callable[["Sub", Tensor, Tensor], Tensor]
 
@@ -142,6 +142,42 @@ APART: dict[str, Body] = {
     ),
     "number of a weight": lambda s, ids, x: s.linear(x.mean(1)) * s.weights.sum().item(),
 }
+
+
+def of_model(body: Callable[[Tensor], Tensor], num_samples: int = 4) -> CapturedModel:
+    """The body is in the forward that is captured, not in a sub-module."""
+
+    class Body(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return body(x.tanh())
+
+    return capture(Body(), (torch.randn(num_samples, 3),))
+
+
+@pytest.mark.parametrize(
+    ("body", "is_unlike"),
+    [
+        (lambda x: x.flip(1) if len(x) > 8 else x, True),
+        (lambda x: x * (1 + x.shape[0] // 16), True),
+        (lambda x: x * (x.size(0) + 2), False),  # a trial shows it
+        (lambda x: x.view(x.shape[0], -1)[torch.arange(len(x)), 1], False),
+        (lambda x: x if len(x) > 1 else -x, False),
+        (lambda x: x.expand(x.shape[0], -1).reshape(x.shape[0] * 3).view(-1, 3), False),
+    ],
+)
+def test_sizes_may_tell_of_a_batch_what_they_do_not_of_a_few_samples(
+    body: Callable[[Tensor], Tensor], is_unlike: bool
+) -> None:
+    captured = of_model(body)
+    found = captured.unlike_tried((2, 8), (4, 5, 16))
+    assert (found is not None) is is_unlike
+    assert found is None or "test_meeting.py:" in found
+    assert captured.unlike_tried((2, 6), (4, 5, 7)) is None
+
+
+def test_of_a_forward_that_takes_one_size_only_nothing_is_known() -> None:
+    captured = of_model(lambda x: torch.stack([*x.unbind(0)[::2], *x.unbind(0)[1::2]]))
+    assert captured.where_samples_meet(None) == "its forward was captured with 4 samples only"
 
 
 def sorted_and_back(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
