@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,7 +18,6 @@ from lightning_gpp.capture.operators.fingerprint import (
     node_contents,
 )
 from lightning_gpp.capture.operators.operators import model_graph, read_names
-from lightning_gpp.capture.operators.other_sizes import unlike_tried
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.tracing.reads import Read, check_reads
@@ -190,26 +189,25 @@ class CapturedModel:
                 return where
         return None
 
-    def unlike_tried(self, tried: tuple[int, int], taken: Sequence[int]) -> str | None:
-        """Where sizes make another forward of batches that run than of those that were tried.
-
-        Args:
-            tried: two different numbers of samples.
-            taken: those that run.
-        """
-        if self.takes_graphs:
-            return None
-        nodes, cuts = self.all_nodes(training=self.module.training), self.verified.cuts
-        return unlike_tried(nodes, cuts, self.verified.num_samples, tried, taken)
-
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""
         return [node for node in self._traces[training].graph.nodes if node.op != "output"]
 
     def nodes(self, operator: str) -> list[fx.Node]:
         """The calls that an operator stands for, in training, in their order."""
-        members = self._nodes_of[operator]
-        return [node for node in self._traces[True].graph.nodes if node.name in members]
+        return self._in_order(self._nodes_of[operator], True)
+
+    @cached_property
+    def _numbered(self) -> dict[bool, dict[str, tuple[int, fx.Node]]]:
+        """The calls of each mode by name, with their numbers."""
+        return {
+            mode: {node.name: (number, node) for number, node in enumerate(trace.graph.nodes)}
+            for mode, trace in self._traces.items()
+        }
+
+    def _in_order(self, names: Iterable[str], training: bool) -> list[fx.Node]:
+        numbered = self._numbered[training]
+        return [node for _, node in sorted(map(numbered.__getitem__, numbered.keys() & {*names}))]
 
     def stage(
         self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
@@ -225,10 +223,7 @@ class CapturedModel:
             outputs: names of the values to return; may be inputs too.
         """
         members = {node for name in operators for node in self._nodes_of[name]}
-        nodes = {
-            training: [node for node in trace.graph.nodes if node.name in members]
-            for training, trace in self._traces.items()
-        }
+        nodes = {training: self._in_order(members, training) for training in self._traces}
         read = self.tensors_read(nodes[True])
         return StageModule(self.module, nodes, inputs, outputs, read, self._device)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.other_sizes import unlike_tried
 from lightning_gpp.common.host_copies import to_host
 from lightning_gpp.planner.plan.plan_graph import check_cuts
 from lightning_gpp.runtime.run_state import Boundary
@@ -130,8 +131,10 @@ def why_not_cut(
     if (known := captured.where_samples_meet(averaged, whole)) is not None:
         return known
     few = [*units] if captured.by_size else [2 if min(units) > 1 else 1] * len(units)
-    if (unlike := captured.unlike_tried((few[0], sum(few)), (*units, sum(units)))) is not None:
-        return unlike
+    if not captured.takes_graphs:
+        why_not = unlike_tried(captured, (few[0], sum(few)), (*units, sum(units)))
+        if why_not is not None:
+            return why_not
     first = some_samples(captured, inputs, sum(few), sum(units))
     is_training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from pipelined import assert_partitions_exact, data
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lightning_gpp.capture import capture
 
@@ -67,3 +68,17 @@ def test_names_that_python_keeps_for_itself() -> None:
             return self.layers["class"](x * self.scales["lambda"])
 
     assert_partitions_exact(Named(), data(4, 3))
+
+
+def test_making_a_stage_does_not_walk_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of every operator, as they are measured, took time by the square of their number."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(6)))
+    captured = capture(model, (torch.randn(4, 3),))
+    walks: list[fx.Graph] = []
+    nodes = fx.Graph.nodes.fget
+    counted = property(lambda graph: walks.append(graph) or nodes(graph))
+    monkeypatch.setattr(fx.Graph, "nodes", counted)
+    for operator in captured.graph:
+        captured.stage([operator.name], operator.inputs, [operator.outputs[0].name])
+        captured.nodes(operator.name)
+    assert len(walks) <= 2  # once for each mode

@@ -14,27 +14,26 @@ import torch
 from torch import fx
 
 from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.observe import observation
-from lightning_gpp.capture.operators.variation import Cuts, tells_shape
+from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import run_call
 
 
 def unlike_tried(
-    nodes: Sequence[fx.Node], cuts: Cuts, num: int, tried: tuple[int, int], taken: Sequence[int]
+    captured: CapturedModel, tried: tuple[int, int], taken: Sequence[int]
 ) -> str | None:
     """Where sizes make another forward of batches that run than of those that were tried.
 
     What grows in a straight line with the number of samples, trials show.
 
     Args:
-        nodes: of a trace.
-        cuts: of its values.
-        num: samples of the capture.
+        captured: the forward, of tensors that have samples in a dimension.
         tried: two different numbers of samples.
         taken: those that run.
     """
     try:
-        first, second, *others = (_numbers(nodes, cuts, num, n) for n in (*tried, *taken))
+        first, second, *others = (_numbers(captured, count) for count in (*tried, *taken))
     except GuardError as error:
         return str(error)
     for count, numbers in zip(taken, others):
@@ -46,31 +45,26 @@ def unlike_tried(
     return None
 
 
-def _numbers(nodes: Sequence[fx.Node], cuts: Cuts, num: int, count: int) -> Mapping[fx.Node, float]:
-    """The numbers that tensors are computed with, if the batch has ``count`` samples.
+def _numbers(captured: CapturedModel, count: int) -> Mapping[fx.Node, float]:
+    """The numbers of sizes that tensors are computed with, if there are so many samples.
 
     Raises:
         GuardError: a decision comes out differently.
     """
-    values: dict[fx.Node, Any] = {}
+    known, values = captured.verified, dict[fx.Node, Any]()
 
     def value(node: fx.Node) -> Any:
-        if not observation(node).has_tensors:
+        if node in values:
             return values[node]
-        (shape, *_), (dim, *_) = observation(node).shapes, cuts.batch_dims[node.name]
-        return torch.empty(
-            [size * count // num if d == dim else size for d, size in enumerate(shape)],
-            device="meta",
-        )
+        (shape, *_), (dim, *_) = observation(node).shapes, known.cuts.batch_dims[node.name]
+        sizes = [n * count // known.num_samples if d == dim else n for d, n in enumerate(shape)]
+        return torch.empty(sizes, device="meta")
 
-    for node in nodes:
+    for node in captured.all_nodes(training=captured.module.training):
         reads, of_shape = node.all_input_nodes, tells_shape(node)
         is_known = all(r in values or (of_shape and observation(r).is_tensor) for r in reads)
         if reads and is_known and not observation(node).has_tensors:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
             values[node] = run_call(node.op, node.target, *args, **kwargs)
-    return {
-        node: number
-        for node, number in values.items()
-        if isinstance(number, int | float) and any(observation(u).has_tensors for u in node.users)
-    }
+    numbers = {node: each for node, each in values.items() if isinstance(each, int | float)}
+    return {n: x for n, x in numbers.items() if any(observation(u).has_tensors for u in n.users)}
