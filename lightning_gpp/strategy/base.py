@@ -30,7 +30,7 @@ from lightning_gpp.strategy.ranks.pipelines import StartMethod
 from lightning_gpp.strategy.recording.replanning import replanning
 from lightning_gpp.strategy.report import PlanReports, show, width
 from lightning_gpp.strategy.settings import (
-    ON_ONE_RANK,
+    DIVIDED,
     ON_STAGES,
     SHARDED,
     Settings,
@@ -96,8 +96,14 @@ class BaseStrategy(SavingStrategy):
         self.model = self.precision_plugin.convert_module(self.model)
         if self.state_dict_type == "sharded":
             refuse_callbacks(trainer, SHARDED)
-        alone = session.run.is_alone
-        refuse_callbacks(trainer, ON_ONE_RANK if alone else ON_STAGES)
+        if not (run := session.run).is_alone:
+            refuse_callbacks(trainer, ON_STAGES)
+        elif not run.can_stay_whole:
+            refuse_callbacks(trainer, DIVIDED)
+        elif any(isinstance(one, (*DIVIDED,)) for one in trainer.callbacks):  # type: ignore[attr-defined]
+            run.stays_whole = True
+            module.to(self.root_device)
+            show("A callback renames parameters: forward runs as it is, in one piece.")
         count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)

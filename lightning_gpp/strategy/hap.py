@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 
 from lightning_gpp.common.checks import is_number
@@ -37,6 +37,8 @@ PROGRAM_PLANNERS = ("hap", "data_parallel")
 _REFUSED: Refused = {
     TimelineCallback: "records the actions of a pipeline, which an SPMD program does not have; "
     "take it out of callbacks",
+    ModelPruning: "replaces parameters, of which ranks of an SPMD program hold parts; prune the "
+    "trained module after the fit (torch.nn.utils.prune)",
     **dict.fromkeys(
         (WeightAveraging, StochasticWeightAveraging),
         "averages whole weights, of which ranks of an SPMD program hold parts; use "

@@ -82,6 +82,7 @@ class PipelinedRun:
         interrupt: Ctrl-C on rank 0, from when other ranks may step their optimizers until
             Lightning has counted the batch here, too.
         is_placing: whether parameters are on their way to the ranks that hold them.
+        stays_whole: whether forward runs as it is, on one device.
         num_plans: that there have been; each divides the model anew.
     """
 
@@ -121,7 +122,7 @@ class PipelinedRun:
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
         self.accumulates = False
-        self.is_placing = False
+        self.is_placing = self.stays_whole = False
         self.num_plans = 1
         self.has_module = False
         self.module: pl.LightningModule
@@ -226,6 +227,12 @@ class PipelinedRun:
         if self.model is not None and not self.model.partition.is_partial:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
+
+    @property
+    def can_stay_whole(self) -> bool:
+        """Whether a training is the same if nothing is divided."""
+        is_real = not self.settings.is_emulated and self.settings.full_graph is None
+        return self.is_alone and self.peers is None and is_real and not self.suspends_steps
 
     @property
     def can_time(self) -> bool:

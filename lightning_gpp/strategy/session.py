@@ -96,7 +96,7 @@ class Session:
                 return self.follower.step(name)
             # Which schedule runs may be known only once the step has called its forward.
             before: list[Callable[[], None]] = []
-            is_open = run.settings.schedule in (None, FASTEST)
+            is_open = run.settings.schedule in (None, FASTEST) and not run.stays_whole
             if is_training and run.model is None and is_open:
                 before = [ModuleState(run.module).restore, keep_results(run.module.trainer)]
             try:
@@ -108,7 +108,7 @@ class Session:
                     put_back()
                 run.partition.make_partial()  # what was put back is the whole module
                 return self._steps.lead(name, batch, args, kwargs)
-            if is_training and run.model is None:
+            if is_training and run.model is None and not run.stays_whole:
                 warn_of_no_call(run.module, run.target)
             return result
 

@@ -224,9 +224,9 @@ def check_replanning(module: pl.LightningModule, settings: Settings) -> None:
 Refused = Mapping[type[pl.Callback], str]
 """Kind of callbacks -> what is wrong with them, and the remedy."""
 
-ON_ONE_RANK: Refused = {
-    ModelPruning: "renames parameters, by whose names the strategy finds them; on one device use "
-    'Lightning\'s own strategy (strategy="auto")',
+DIVIDED: Refused = {
+    ModelPruning: "renames parameters, by whose names stages find them; on one device use "
+    "schedule='gpipe' and one pipeline on a real device, which leave the module as it is",
 }
 ON_STAGES: Refused = {
     ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "

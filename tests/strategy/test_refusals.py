@@ -6,7 +6,7 @@ import pytest
 from helpers.training import make_trainer
 from lightning.pytorch import callbacks as pc
 
-from lightning_gpp.strategy.settings import ON_ONE_RANK, ON_STAGES, refuse_callbacks
+from lightning_gpp.strategy.settings import DIVIDED, ON_STAGES, refuse_callbacks
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_others_are_taken() -> None:
 def test_one_rank_holds_all_weights() -> None:
     taken = [pc.BatchSizeFinder()]
     trainer = make_trainer(None, callbacks=taken, enable_checkpointing=True)
-    refuse_callbacks(trainer, ON_ONE_RANK)
+    refuse_callbacks(trainer, DIVIDED)
     pruning = make_trainer(None, callbacks=[pc.ModelPruning("l1_unstructured", amount=0.3)])
-    with pytest.raises(NotImplementedError, match=r'renames parameters.*strategy="auto"'):
-        refuse_callbacks(pruning, ON_ONE_RANK)
+    with pytest.raises(NotImplementedError, match=r"renames parameters.*schedule='gpipe'"):
+        refuse_callbacks(pruning, DIVIDED)

@@ -104,6 +104,10 @@ class ForwardCalls:
     def _leading(self, name: str, log: LedLog) -> Iterator[None]:
         """Rank 0: user code runs in this, here and nowhere else."""
         run, target = self._run, self._run.target
+        if run.stays_whole:
+            with run.control.alone(name):
+                yield
+            return
         self.inner = target.__dict__.get("forward")
         functools.update_wrapper(self, target.forward, updated=())
         with (

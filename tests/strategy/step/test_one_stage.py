@@ -5,6 +5,7 @@ batch ──▶ the whole forward, in the step's own graph ──▶ loss ──
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from helpers.reference import (
 )
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
+from lightning.pytorch.callbacks import Callback, ModelPruning
 from torch import Tensor
 
 from lightning_gpp.strategy import TimelineCallback
@@ -167,3 +169,23 @@ def test_a_step_that_reads_batches_is_refused_with_others(
     outcomes = pool.outcomes(train, training, options, num_ranks, num_ranks=num_ranks)
     assert {outcome.error_type for outcome in outcomes} == {"NotImplementedError"}
     assert "let it take `batch`" in outcomes[0].error
+
+
+def pruning(**options: Any) -> list[Callback]:
+    return [ModelPruning("l1_unstructured", amount=0.3, **options)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_lottery_ticket_hypothesis": False}, {"make_pruning_permanent": False}],
+    ids=["default", "weights kept", "masks kept"],
+)
+def test_pruning_is_that_of_one_device(pool: WorkerPool, options: dict[str, Any]) -> None:
+    """It renames parameters at the end of an epoch; training goes on with masks."""
+    data = replace(DATA, num_samples=16)
+    callbacks = partial(pruning, **options)
+    training = Training(ExportableModel, data, num_steps=6, callbacks=callbacks)
+    (result,) = pool.run(train, training, STRATEGY | {"num_microbatches": 2}, 1, num_ranks=1)
+    expected = train_one_of_their_devices(training)
+    assert_same_training([result], expected, data.dtype)
+    assert any(bool((weight == 0).any()) for weight in result.weights.values())
