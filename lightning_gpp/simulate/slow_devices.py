@@ -139,18 +139,30 @@ def slow_devices(
 
 
 def _change(times: Sequence[float]) -> int | None:
-    """From which step on all take so much longer than all before; None where that is not so."""
+    """From which step on a device is slower than before; None where that is not so."""
+    found = {}
     for first in range(FEWEST_STEPS, len(times) - FEWEST_STEPS + 1):
         before, after = times[:first], times[first:]
-        if min(after) >= SLOWER * max(before) and _apart(before, after):
-            return first
-    return None
+        if _apart(before, after) and _usual(after)[0] >= SLOWER * _usual(before)[1]:
+            found[first] = _scatter(before) + _scatter(after)
+    return min(found, key=found.__getitem__, default=None)
+
+
+def _scatter(times: Sequence[float]) -> float:
+    middle = statistics.median(times)
+    return sum(abs(each - middle) for each in times)
 
 
 def _apart(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether what is between them is more than how far they scatter."""
-    scatter = max(before) - min(before) + max(after) - min(after)
-    return min(after) - max(before) >= scatter
+    (low, high), (later_low, later_high) = _usual(before), _usual(after)
+    return later_low - high >= high - low + later_high - later_low
+
+
+def _usual(times: Sequence[float]) -> tuple[float, float]:
+    """Least and greatest without a quarter at either end: other processes disturb some steps."""
+    ordered, quarter = sorted(times), len(times) // 4
+    return ordered[quarter], ordered[-1 - quarter]
 
 
 def _by_profile(

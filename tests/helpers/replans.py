@@ -60,6 +60,8 @@ def fit_with_replans(
     sanity: int = 0,
     forced: Plan | None = None,
     operator_s: float = 2e-4,
+    since: int = 0,
+    num_samples: int = 44,
     **strategy: Any,
 ) -> Replanned:
     """Trains two towers, on one device if there is one rank.
@@ -75,6 +77,8 @@ def fit_with_replans(
         sanity: batches of validation before training.
         forced: every new plan is this one.
         operator_s: seconds of every operator's forward, by the profile and by recorded steps.
+        since: step from which on the ranks are slow.
+        num_samples: of an epoch.
         strategy: its options.
     """
     result = Replanned()
@@ -84,9 +88,10 @@ def fit_with_replans(
     options |= {"num_sanity_val_steps": sanity, "enable_checkpointing": folder is not None}
     chosen = {"num_microbatches": 4, "timeout": 100.0, **strategy} if num_ranks > 1 else None
     module = build().double()
-    data = DataSpec(num_samples=44, num_inputs=2)  # the last batch of an epoch is smaller
+    data = DataSpec(num_samples=num_samples, num_inputs=2)  # the last batch of an epoch is smaller
     loaders = data.loader(), DataSpec(num_samples=8, num_inputs=2).loader()
-    with quiet(), _known_seconds(operator_s, slow), _said(result, worth_it), _always(forced):
+    seconds = _known_seconds(operator_s, slow, since)
+    with quiet(), seconds, _said(result, worth_it), _always(forced):
         trainer = make_trainer(chosen, num_ranks, **options)
         trainer.fit(module, *loaders, ckpt_path=checkpoint)
     result.weights = {name: value.clone() for name, value in module.state_dict().items()}
@@ -131,11 +136,11 @@ def _said(result: Replanned, worth_it: float) -> Iterator[None]:
 
 
 @contextmanager
-def _known_seconds(operator_s: float, slow: Sequence[int]) -> Iterator[None]:
+def _known_seconds(operator_s: float, slow: Sequence[int], since: int) -> Iterator[None]:
     """Everything takes seconds that are known, on some ranks more: no plan depends on a clock."""
     profile, take = building.profile_costs, Replanning.take
     devices = tuple(SlowDevice(rank, "cpu", TIMES) for rank in slow)
-    costs = Refit((), 0.0, (), StepCosts(), slow=devices)
+    usual = Refit((), 0.0, (), StepCosts())
 
     def profiled(*args: Any) -> Costs:
         return Costs(tuple(_with_seconds(one, operator_s) for one in profile(*args).profiles))
@@ -143,6 +148,7 @@ def _known_seconds(operator_s: float, slow: Sequence[int]) -> Iterator[None]:
     def taken(self: Any, run: Any, step: int, timeline: Any, why_not: str) -> None:
         if timeline is not None:
             with suppress(ValueError):  # one that cannot be compared stays
+                costs = replace(usual, slow=devices if step >= since else ())
                 known = Question.of(run.built, timeline).predicted(costs)
                 timeline = replace(known, source="measured", step=step)
         take(self, run, step, timeline, why_not)
@@ -150,6 +156,7 @@ def _known_seconds(operator_s: float, slow: Sequence[int]) -> Iterator[None]:
     with (
         mock.patch.object(building, "profile_costs", profiled),
         mock.patch.object(Replanning, "take", taken),
+        mock.patch.object(replanning, "EVERY", 10),
     ):
         yield
 

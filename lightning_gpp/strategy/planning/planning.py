@@ -87,6 +87,8 @@ def plan_pipeline(
     assert isinstance(costs, Costs), "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, plan)
     _tell_of_few_samples(settings.num_microbatches or 0, example)
+    if question.is_estimated and settings.full_graph is None:  # no measured second is in it
+        notes = ()
     notes = (*captured.kept_whole, *notes)
     if isinstance(settings.costs, Refit):
         question = settings.costs.request(question)

@@ -24,8 +24,8 @@ from lightning_gpp.strategy.report import show, waiting_for
 WORTH_IT = 0.05
 """Of a step: a plan that is predicted to gain less does not come; predictions are not closer."""
 
-RECORDED = (2, 4, 6, 8)
-"""Steps of every epoch: few, not the first ones, and with others between."""
+RECORDED, EVERY = (2, 4, 6, 8), 100
+"""These of every hundred steps of an epoch: few, not the first ones, and with others between."""
 
 
 class Replanning(StepRecording):
@@ -41,6 +41,7 @@ class Replanning(StepRecording):
         super().__init__()
         self._every_n_epochs = every_n_epochs
         self._first_step = self._num_epochs = 0
+        self._slow = set[int]()
         self._forget()
 
     def _forget(self) -> None:
@@ -50,7 +51,7 @@ class Replanning(StepRecording):
 
     def wants(self, trainer: pl.Trainer) -> bool:
         """Some steps of every epoch."""
-        return trainer.global_step - self._first_step in RECORDED
+        return (trainer.global_step - self._first_step) % EVERY in RECORDED
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The epoch before has ended, with all that comes after it."""
@@ -69,7 +70,11 @@ class Replanning(StepRecording):
             return
         report = self._reports.report(run, timeline)
         if isinstance(report, StepReport):
-            self._refit = report.refit or self._refit
+            self._refit = refit = report.refit or self._refit
+            for each in refit.slow if refit else ():
+                if each.rank not in self._slow:
+                    show(f"Step {step}: {each.describe()}. The next plan will account for it.")
+                self._slow.add(each.rank)
         else:
             self._why_not = report.partition(": ")[2].rstrip(".")
 

@@ -23,8 +23,8 @@ from lightning_gpp.simulate.timeline.words import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 
-MOST_KEPT = 24
-"""Steps before this one that a refit looks at: devices are as they are now."""
+FIRST_KEPT, LAST_KEPT = 4, 20
+"""Steps before this one that a refit looks at: how devices were at first, and how they are now."""
 
 
 class Question(NamedTuple):
@@ -171,7 +171,8 @@ class StepReports:
         elif is_refitted:
             key = program, request.minibatch_size
             earlier = [t for *known_as, t in self._recorded if tuple(known_as) == key]
-            self._recorded = [*self._recorded[-MOST_KEPT:], (*key, timeline)]
+            self._recorded.append((*key, timeline))
+            del self._recorded[FIRST_KEPT:-LAST_KEPT]
             last = refit([*earlier, timeline], program, plan, request)
             if earlier:
                 predictions["refit"] = question.predicted(refit(earlier, program, plan, request))

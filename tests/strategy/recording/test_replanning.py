@@ -34,6 +34,19 @@ def test_a_slow_device_gets_less_and_training_is_that_of_one_device(
     assert_same(runs, expected)
 
 
+def test_a_device_that_gets_slower_in_the_midst_of_an_epoch(pool: WorkerPool) -> None:
+    """A line says so before the epoch ends, once, and the plan after it counts it as slow."""
+    data = {"num_samples": 8 * 30, "num_epochs": 2}
+    expected = fit_with_replans(1, **data)
+    options = {"replan_every_n_epochs": 1, "since": 11, **data}
+    runs = pool.run(fit_with_replans, 2, (1,), num_ranks=2, **options)
+    found, replanned = runs[0].said
+    assert found.startswith("Step 14: rank 1 (cpu) is ") and "since step 12" in found
+    assert "a new plan, predicted to take" in replanned and "since step 12" in replanned
+    assert runs[1].held[-1] < runs[1].held[0]
+    assert_same(runs, expected)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_all_state_moves_to_every_new_plan(pool: WorkerPool, schedule: str) -> None:
     """Whatever is predicted to be gained, every epoch begins with a new plan."""

@@ -71,3 +71,15 @@ def test_unequal_devices(
     assert chosen.evaluation.plan == trained.plan
     assert chosen.request.cluster == trained.request.cluster
     assert chosen.request.schedule == trained.request.schedule
+
+
+@pytest.mark.parametrize("cluster", [None, "summit"])
+def test_a_busy_machine_is_no_matter_where_costs_are_estimated(cluster: str | None) -> None:
+    captured = capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(1, 4),), {})
+    operators = {op.name: OpProfile(1.0, 2.0, 100) for op in captured.graph}
+    measured = Costs((Profile(operators, 1, "cpu"),)), ("This machine was busy",)
+    settings = GraphPipeStrategy(cache=False, cluster=cluster).settings
+    here = Cluster((Device("0", "cpu"), Device("1", "cpu")), Link(1e9), Link(1e9))
+    example = Example((torch.randn(1, 4),), {}, MINIBATCH, MINIBATCH)
+    trained = plan_pipeline(settings, captured, example, here, measured)
+    assert ("This machine was busy" in trained.notes) == (cluster is None)
