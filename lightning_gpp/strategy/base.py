@@ -5,14 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from inspect import signature
 from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler
 
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.mapped_tensor import freed_at_once, mapping_modules
@@ -68,6 +71,9 @@ class BaseStrategy(SavingStrategy):
         start_method: StartMethod = "popen",
         **lightning: Any,
     ) -> None:
+        own, of_all = (signature(each).parameters for each in (type(self), ParallelStrategy))
+        for name in lightning:
+            check_name("option", name, [*[*own][:-1], *of_all])  # without **lightning
         super().__init__(**lightning)
         check_name("start_method", start_method, get_args(StartMethod))
         check_settings(settings)
@@ -256,6 +262,12 @@ class BaseStrategy(SavingStrategy):
         """The user's loader, which rank 0 reads and the others follow, once ranks are joined."""
         if self._session is None:
             return dataloader
+        sampler = getattr(dataloader, "sampler", None)
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas != self.num_pipelines:
+            raise ValueError(
+                f"a DistributedSampler reads one part in {sampler.num_replicas} of the data, and "
+                "all ranks of a pipeline work on that. Leave it out: Lightning adds one if needed"
+            )
         with self._session.run.failures.guard():
             return as_long_as_leaders(dataloader, self._session.run.control)
 

@@ -1,11 +1,16 @@
-"""Callbacks that cannot work on a part of the model are refused with the remedy."""
+"""What cannot work on a part of the model, or with it, is refused with the remedy."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
+import torch
 from helpers.training import make_trainer
 from lightning.pytorch import callbacks as pc
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.strategy.settings import DIVIDED, ON_STAGES, refuse_callbacks
 
 
@@ -39,3 +44,19 @@ def test_one_rank_holds_all_weights() -> None:
     pruning = make_trainer(None, callbacks=[pc.ModelPruning("l1_unstructured", amount=0.3)])
     with pytest.raises(NotImplementedError, match=r"renames parameters.*schedule='gpipe'"):
         refuse_callbacks(pruning, DIVIDED)
+
+
+def test_an_option_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match=r"unknown option 'microbatches'.*: num_microbatches, "):
+        GraphPipeStrategy(microbatches=4)
+
+
+@pytest.mark.parametrize(("pipelines", "num_parts"), [(1, 2), (2, 4)])
+def test_a_sampler_that_leaves_out_samples(pipelines: int, num_parts: int) -> None:
+    """Scripts written for DDP bring one for every rank, where Lightning's is one per pipeline."""
+    strategy, data = GraphPipeStrategy(pipelines=pipelines), TensorDataset(torch.zeros(8))
+    strategy._session = mock.Mock()
+    strategy._session.run.control.is_leader = True
+    loader = DataLoader(data, sampler=DistributedSampler(data, num_parts, 0))
+    with pytest.raises(ValueError, match=rf"reads one part in {num_parts} of the data.*Leave"):
+        strategy.process_dataloader(loader)

@@ -109,7 +109,7 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
     if not named:
         raise ValueError("a plan needs at least one stage, got an empty list")
     claimed = claim_operators(graph, [stage.modules for stage in named])
-    if missing := [o.name for o in graph if is_module(o) and o.name not in claimed]:
+    if missing := [o.target for o in graph if is_module(o) and o.name not in claimed]:
         raise ValueError(
             f"the plan does not cover the model: no stage names {short_list(missing)}; add these "
             "modules, or modules that contain them, to stages"

@@ -119,7 +119,7 @@ def test_an_output_joined_by_a_function_ends_the_later_branch():
 
 def test_modules_that_nobody_names_are_listed():
     with pytest.raises(
-        ValueError, match="does not cover the model: no stage names fusion_0, head;"
+        ValueError, match=r"does not cover the model: no stage names fusion\.0, head;"
     ):
         resolve_plan([["encoders.a"], ["encoders.b"]], GRAPH)
 
