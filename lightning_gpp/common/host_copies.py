@@ -74,6 +74,16 @@ class Originals:
         """The same value with tensors, and views of them, in host memory where that is known."""
         return pytree.tree_map_only(Tensor, self._of, value)
 
+    def number(self, value: Any) -> Any:
+        """What a number is in Python; one on a device (a learning rate) is read once it changes."""
+        if not isinstance(value, Tensor):
+            return value
+        known = self._of(value)
+        if is_accelerator(known.device):
+            known = value.detach().cpu()
+            self.note(known, value)
+        return known.item()
+
     def _of(self, tensor: Tensor) -> Tensor:
         copy = tensor if tensor._base is None else tensor._base
         if copy not in self._noted:

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from lightning_gpp.common.host_copies import Originals
+
 Group = Mapping[str, Any]
 
 
@@ -54,7 +56,7 @@ class LastSteps:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._originals = optimizer, Originals()
         self.before_update: list[Callable[[], None]] = []
         self._kept: dict[Tensor, _AsKept] = {}
         self._hook = optimizer.register_step_pre_hook(self._before_step)
@@ -76,7 +78,7 @@ class LastSteps:
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
-            lr = float(group["lr"])  # that of a capturable optimizer may be on a device
+            lr = self._originals.number(group["lr"])
             for parameter in wanted.intersection(group["params"]):
                 kept = self._of(parameter)
                 before = None if kept.ahead else self._before(parameter, group, lr)
@@ -150,8 +152,9 @@ class LastSteps:
         for notify in self.before_update:
             notify()
         for group in self._optimizer.param_groups:
+            lr = self._originals.number(group["lr"])
             for parameter in group["params"]:
                 kept = self._kept.get(parameter)
                 if kept is not None and parameter.grad is not None:
                     kept.values.copy_(parameter.detach())
-                    kept.ahead, kept.lr = -1.0, float(group["lr"])
+                    kept.ahead, kept.lr = -1.0, lr

@@ -63,6 +63,14 @@ class Words(Blocks):
         return loss
 
 
+class TensorRate(Blocks):
+    """The learning rate is a tensor on the device, as for CUDA graphs."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        rate = torch.tensor(1e-3, device=self.trainer.strategy.root_device)
+        return torch.optim.AdamW(self.parameters(), lr=rate, capturable=True)
+
+
 class NotesWaits(lp.Callback):
     """Where this rank's step waits, in the last steps of a training.
 
@@ -102,7 +110,14 @@ def note_waits(
     return notes.found
 
 
+def check_waits(found: list[Counter[str]]) -> None:
+    for rank, waits in enumerate(found):
+        shown = "\n".join(f"{number / NUM_STEADY} {line}" for line, number in waits.items())
+        assert waits.total() <= MOST_PER_STEP * NUM_STEADY, f"per step of rank {rank}:\n{shown}"
+
+
 CLIPPED = {"gradient_clip_val": 0.5}
+SCALED = {"precision": "16-mixed", **CLIPPED}
 STAGED = {"accelerator": "pool", "devices": ["cuda:0", "cuda:0"]}
 
 
@@ -110,7 +125,9 @@ STAGED = {"accelerator": "pool", "devices": ["cuda:0", "cuda:0"]}
 @pytest.mark.parametrize("num_microbatches", [2, 8])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("build", [Blocks, Words])
-@pytest.mark.parametrize("trainer", [{}, CLIPPED, STAGED], ids=["nccl", "clipped", "staged"])
+@pytest.mark.parametrize(
+    "trainer", [{}, CLIPPED, SCALED, STAGED], ids=["nccl", "clipped", "scaled", "staged"]
+)
 def test_the_host_hardly_waits(
     gpus: WorkerPool,
     trainer: dict[str, Any],
@@ -124,6 +141,11 @@ def test_the_host_hardly_waits(
         "schedule": schedule,
         "num_microbatches": num_microbatches,
     }
-    for rank, waits in enumerate(gpus.run(note_waits, build, strategy, 2, num_ranks=2, **trainer)):
-        shown = "\n".join(f"{number / NUM_STEADY} {line}" for line, number in waits.items())
-        assert waits.total() <= MOST_PER_STEP * NUM_STEADY, f"per step of rank {rank}:\n{shown}"
+    check_waits(gpus.run(note_waits, build, strategy, 2, num_ranks=2, **trainer))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-async"])
+def test_a_learning_rate_on_the_device_is_read_once(gpus: WorkerPool, schedule: str) -> None:
+    strategy: dict[str, Any] = {"planner": "balanced", "cache": False, "schedule": schedule}
+    strategy["num_microbatches"] = 1 if schedule == "1f1b-async" else 2
+    check_waits(gpus.run(note_waits, TensorRate, strategy, 2, num_ranks=2))

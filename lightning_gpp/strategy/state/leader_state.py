@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightning_gpp.common.host_copies import to_device
+from lightning_gpp.common.host_copies import Originals, to_device
 from lightning_gpp.common.tensor_places import TensorPlace, num_changes, own_places
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -90,7 +90,7 @@ class LeaderState:
         self, module: pl.LightningModule, optimizers: Sequence[Optimizer], has_followers: bool
     ) -> None:
         self._module, self._has_followers = module, has_followers
-        self._optimizers = optimizers
+        self._optimizers, self._originals = optimizers, Originals()
         self._changes: State = {}
         self._before: _Snapshot | None = None
         self._what = ""
@@ -229,10 +229,8 @@ class LeaderState:
             for number, group in enumerate(optimizer.param_groups):
                 for name, value in group.items():
                     key = "group", (index, number), name
-                    if isinstance(value, (*_PLAIN, tuple)):
-                        found[key] = value
-                    elif isinstance(value, Tensor):  # a capturable learning rate
-                        found[key] = value.item()
+                    if isinstance(value, (*_PLAIN, tuple, Tensor)):
+                        found[key] = self._originals.number(value)
         return found
 
     def _metric_states(self) -> _Values:

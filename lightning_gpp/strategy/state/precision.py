@@ -78,39 +78,45 @@ class _ClipsOverRanks:
         self.pipeline_strategy.after_backward()
 
     def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if any(parameter.grad is not None for parameter in held):  # torch fails without any
+        if held := _with_gradients(optimizer):  # torch fails without any
             nn.utils.clip_grad_value_(held, clip_val)
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        held = [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        held = _with_gradients(optimizer)
         strategy = self.pipeline_strategy
         counted = None if strategy.clips_alone else strategy.counted_parameters()
         if counted is None:
             nn.utils.clip_grad_norm_(held, clip_val)
             return
         own = {id(parameter) for parameter in counted}
-        gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
-        norm = strategy.total(_squares(gradients)).sqrt()
-        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0).item()
+        norms = _norms([p.grad for p in held if id(p) in own and p.grad is not None])
+        scaler: AgreedScaler | None = getattr(self, "scaler", None)
+        squares = scaler.squares(norms) if scaler else _squares(strategy.total, [norms])[0]
+        factor = (clip_val / (squares.sqrt() + 1e-6)).clamp(max=1.0).item()
         if factor != 1 and held:  # NaN is another
             torch._foreach_mul_([parameter.grad for parameter in held], factor)
 
 
-def _squares(gradients: list[Tensor]) -> Tensor:
-    """Their sum on the CPU, where ranks on devices of any type can add it up."""
+def _with_gradients(optimizer: Optimizer) -> list[Any]:
+    groups = optimizer.param_groups
+    return [p for group in groups for p in group["params"] if p.grad is not None]
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """The norm of each, on their device."""
     values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     reals = [torch.view_as_real(each) if each.is_complex() else each for each in values]
-    squares = torch.zeros((), dtype=torch.float64)
-    if reals:
-        norms = foreach_norm(reals, widest_float(reals[0].device))
-        squares = torch.stack(norms).cpu().double().square().sum()
-    return squares
+    if not reals:
+        return torch.zeros(0)
+    return torch.stack(foreach_norm(reals, widest_float(reals[0].device)))
+
+
+def _squares(total: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
+    """The sum of squares of each on all ranks, for which the host waits for its device once.
+
+    It is on the CPU, where ranks on devices of any type can add it up.
+    """
+    return total(torch.stack([each.double().square().sum() for each in to_host(tensors)]))
 
 
 # A checkpoint has the state of a plug-in under the name of its class: that of one device.
@@ -142,7 +148,7 @@ class AgreedScaler(GradScaler):
 
     All ranks have to unscale the same optimizers in the same order. Its numbers are on the CPU,
     where ranks on devices of any type can add them up and nothing waits to look at them: the host
-    waits for the device once a step, for what was found in the gradients.
+    waits for the device once a step, for what was found in the gradients and for their norm.
 
     Attributes:
         total: of a number on all ranks.
@@ -172,15 +178,38 @@ class AgreedScaler(GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscales the gradients of this rank; on how many ranks one is not finite, by device."""
+        """Unscales the gradients of this rank; where one is not finite is agreed on later."""
         found = super()._unscale_grads_(
             optimizer, self._pinned(inv_scale), self._pinned(found_inf), allow_fp16
         )
         count = torch.zeros(())
-        for own in to_host(found.values()):
-            count += own
-        count = self.total(count)
+        flag = sum(found.values(), torch.zeros(()))
+        self._per_optimizer_states[id(optimizer)]["not agreed on"] = count, flag
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # it looks at the count itself
+            self._agree()
         return {count.device: count}
+
+    def squares(self, norms: Tensor) -> Tensor:
+        """The sum of the squares of norms on all ranks, who agree on their gradients as well."""
+        states = self._per_optimizer_states.values()
+        found = [state.pop("not agreed on") for state in states if "not agreed on" in state]
+        sums = _squares(self.total, [norms, *(flag for _, flag in found)])
+        for (count, _), number in zip(found, sums[1:], strict=True):
+            count.copy_(number)
+        return sums[0]
+
+    def _agree(self) -> None:
+        if any("not agreed on" in state for state in self._per_optimizer_states.values()):
+            self.squares(torch.zeros(0))
+
+    def _maybe_opt_step(self, *args: Any, **kwargs: Any) -> float | None:
+        self._agree()
+        return super()._maybe_opt_step(*args, **kwargs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Changes the scale by what all ranks found."""
+        self._agree()
+        super().update(new_scale)
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(torch.device("cpu"))

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.strategy.state import precision
-from lightning_gpp.strategy.state.precision import _squares
+from lightning_gpp.strategy.state.precision import _norms, _squares
 
 SPARSE = torch.sparse_coo_tensor(
     torch.tensor([[1, 1]]), torch.tensor([3.0, 4.0]), (5,), check_invariants=True
 )
+
+
+def alone(number: Tensor) -> Tensor:
+    return number
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ SPARSE = torch.sparse_coo_tensor(
     ],
 )
 def test_norms_of_all_kinds_of_gradients(gradients: Sequence[Tensor], norm: float) -> None:
-    found = _squares(list(gradients)).sqrt()
+    found = _squares(alone, [_norms(list(gradients))]).sqrt()
     assert (found.dtype, found.device.type) == (torch.float64, "cpu")
     assert found.item() == pytest.approx(norm, rel=1e-9)
 
@@ -44,6 +48,7 @@ def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(precision, "widest_float", lambda device: torch.float32)
     monkeypatch.setattr(precision, "foreach_norm", noting)
-    found = _squares([torch.full((400,), 6e4, dtype=torch.float16)]).sqrt()
+    norms_of = _norms([torch.full((400,), 6e4, dtype=torch.float16)])
+    found = _squares(alone, [norms_of]).sqrt()
     assert found.item() == pytest.approx(1.2e6, rel=1e-6)
     assert seen == [torch.float32]
