@@ -53,17 +53,18 @@ def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str])
     assert "predicted: " in recorded
 
 
-def place_and_cases(benchmark: ModuleType, *names: str) -> tuple[Any, list[Any]]:
-    given = [benchmark.Case(f"{n} {i}", f"{OURS}:{n}", {"asked": i}) for i, n in enumerate(names)]
-    return benchmark.Place("two", ("cpu", "cpu"), "cpu"), given
+def place_and_cases(*names: str) -> tuple[Any, list[Any]]:
+    module = importlib.import_module("gpu_cases")
+    given = [module.Case(f"{n} {i}", f"{OURS}:{n}", {"asked": i}) for i, n in enumerate(names)]
+    return module.Place("two", ("cpu", "cpu"), "cpu"), given
 
 
 @pytest.mark.extra
 def test_others_go_on_where_a_case_fails(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(benchmark, "GRACE_S", 1.0)
-    place, cases = place_and_cases(benchmark, "rank", "rank", "fail", "rank")
+    monkeypatch.setattr(importlib.import_module("gpu_processes"), "GRACE_S", 1.0)
+    place, cases = place_and_cases("rank", "rank", "fail", "rank")
     ended = list(benchmark.outcomes(place, cases, tmp_path, time.monotonic() + 100))
     assert [case for case, _ in ended] == cases
     one, two, failed, last = (outcome for _, outcome in ended)
