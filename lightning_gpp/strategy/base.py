@@ -72,8 +72,9 @@ class BaseStrategy(SavingStrategy):
         **lightning: Any,
     ) -> None:
         own, of_all = (signature(each).parameters for each in (type(self), ParallelStrategy))
-        for name in lightning:
-            check_name("option", name, [*[*own][:-1], *of_all])  # without **lightning
+        known = [*[*own][:-1], *of_all]  # without **lightning
+        for name in lightning.keys() - {*known}:
+            raise TypeError(f"unknown option {name!r}; known options: {', '.join(known)}")
         super().__init__(**lightning)
         check_name("start_method", start_method, get_args(StartMethod))
         check_settings(settings)

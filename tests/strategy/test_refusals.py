@@ -47,7 +47,7 @@ def test_one_rank_holds_all_weights() -> None:
 
 
 def test_an_option_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match=r"unknown option 'microbatches'.*: num_microbatches, "):
+    with pytest.raises(TypeError, match=r"unknown option 'microbatches'.*: num_microbatches, "):
         GraphPipeStrategy(microbatches=4)
 
 
