@@ -19,7 +19,7 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.planner import Plan
 from lightning_gpp.simulate import StepCosts
 from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.simulate.slow_devices import SlowDevice
+from lightning_gpp.simulate.slow_devices import SlowDevice, usual_kind
 from lightning_gpp.strategy import build as building
 from lightning_gpp.strategy import forms
 from lightning_gpp.strategy.recording import replanning
@@ -139,7 +139,6 @@ def _said(result: Replanned, worth_it: float) -> Iterator[None]:
 def _known_seconds(operator_s: float, slow: Sequence[int], since: int) -> Iterator[None]:
     """Everything takes seconds that are known, on some ranks more: no plan depends on a clock."""
     profile, take = building.profile_costs, Replanning.take
-    devices = tuple(SlowDevice(rank, "cpu", TIMES) for rank in slow)
     usual = Refit((), 0.0, (), StepCosts())
 
     def profiled(*args: Any) -> Costs:
@@ -148,9 +147,11 @@ def _known_seconds(operator_s: float, slow: Sequence[int], since: int) -> Iterat
     def taken(self: Any, run: Any, step: int, timeline: Any, why_not: str) -> None:
         if timeline is not None:
             with suppress(ValueError):  # one that cannot be compared stays
-                costs = replace(usual, slow=devices if step >= since else ())
-                known = Question.of(run.built, timeline).predicted(costs)
-                timeline = replace(known, source="measured", step=step)
+                question = Question.of(run.built, timeline)
+                kind, _ = usual_kind(question.request.cluster.devices[0].kind)
+                ranks = slow if step >= since else ()
+                costs = replace(usual, slow=tuple(SlowDevice(r, kind, TIMES) for r in ranks))
+                timeline = replace(question.predicted(costs), source="measured", step=step)
         take(self, run, step, timeline, why_not)
 
     with (

@@ -20,7 +20,6 @@ UNSUPPORTED: dict[str, str] = {
     r"test_late_modules.py.*(random_models_begin|memory_of_every|from_files)": (
         "weights are drawn as on a CPU, mapped from files, or limited by the host's memory"
     ),
-    r"test_a_slow_device_gets_less": "it says of a CPU that it is slow",
     r"test_a_loss_that_is_no_mean.*in float32": (
         "a GPU may compute convolutions in TF32, whose rounding is larger than this term"
     ),
