@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import Training, train
-from helpers.workers import WorkerPool
+from helpers.workers import WorkerPool, free_port
 
 from lightning_gpp.runtime.suspend import StepThreads
 
@@ -20,9 +22,10 @@ def native_threads() -> Counter[str]:
     return Counter(name for name in names if "gloo" in name or "store" in name)
 
 
-def train_and_count(schedule: str) -> list[Counter[str]]:
+def train_and_count(schedule: str, ports: Sequence[int]) -> list[Counter[str]]:
     counts = []
-    for _ in range(3):
+    for port in ports:  # one each: a rank might meet the store of the run before
+        os.environ["MASTER_PORT"] = str(port)
         train(
             Training(ExportableModel, DataSpec(num_inputs=2), num_steps=2, validate=False),
             {"timeout": 60, "planner": "balanced", "num_microbatches": 2, "schedule": schedule},
@@ -38,7 +41,8 @@ def train_and_count(schedule: str) -> list[Counter[str]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are named in /proc")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_runs_leave_no_native_threads(pool: WorkerPool, schedule: str) -> None:
-    for first, *_, last in pool.run(train_and_count, schedule, num_ranks=2):
+    ports = [free_port() for _ in range(3)]
+    for first, *_, last in pool.run(train_and_count, schedule, ports, num_ranks=2):
         assert not last - first
 
 
