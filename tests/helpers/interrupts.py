@@ -36,7 +36,7 @@ from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.strategy import build, pipeline_of_plan
 from lightning_gpp.strategy.state.partition import Partition
 
-NUM_STEPS, STEP, LIMIT_S = 9, 4, 90.0
+NUM_STEPS, STEP, LIMIT_S = 9, 4, 200.0
 SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "usr1": signal.SIGUSR1}
 POINTS = (
     "setup", "fit_start", "train_start", "first_batch", "capture", "measuring", "planning",

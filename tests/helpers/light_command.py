@@ -21,7 +21,7 @@ def printed_without_heavy_imports(*overrides: str, also: tuple[str, ...] = ()) -
         f"print([n for n in {HEAVY + also} if n in sys.modules])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

@@ -30,7 +30,7 @@ from typing import Any
 
 MAX_WORKERS = 4
 START_LIMIT_S = 250.0
-CALL_LIMIT_S = 120.0
+CALL_LIMIT_S = 250.0
 KILL_GRACE_S = 5.0
 
 

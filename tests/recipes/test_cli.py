@@ -113,7 +113,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
         cwd=run_folder,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
 
 def test_help_needs_no_torch() -> None:
     code = "import sys, lightning_gpp.cli; assert not {'torch', 'lightning'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 @pytest.mark.parametrize("options", [["--help"], ["job=plan", "graph=mmt", "cluster=summit"]])
@@ -144,7 +144,7 @@ def test_output_that_is_not_read_to_the_end_is_no_error(
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-u", "-c", code, *options]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=250)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=600)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.BROKEN_PIPE, b"")
 

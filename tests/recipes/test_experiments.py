@@ -188,7 +188,7 @@ def call_graphpipe(overrides: list[str]) -> str:
         [sys.executable, "-m", "lightning_gpp.cli", *overrides],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

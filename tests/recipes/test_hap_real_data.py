@@ -15,10 +15,7 @@ from lightning_gpp.recipes.multimodal import MultimodalClassifier, MultipleFeatu
 
 DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
 
-pytestmark = [
-    pytest.mark.skipif(DATA_ROOT is None, reason="LIGHTNING_GPP_DATA is not set"),
-    pytest.mark.timeout(180),
-]
+pytestmark = pytest.mark.skipif(DATA_ROOT is None, reason="LIGHTNING_GPP_DATA is not set")
 
 RECIPES: dict[str, tuple[Any, Any, str, float]] = {
     "adult": (Adult, DLRM, "val_auc", 0.8),

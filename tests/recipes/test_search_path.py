@@ -129,7 +129,7 @@ class Environment:
 
     def call(self, command: list[str]) -> str:
         done = subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=250, check=False
+            command, cwd=self.folder, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -190,7 +190,7 @@ def test_our_own_application_has_the_groups_once(tmp_path: Path) -> None:
     code += "from lightning_gpp.cli import main; main()"
     command = [sys.executable, "-c", code]
     # Not beside the checkout, whose folders would hide the installed package.
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "pkg://lightning_gpp.configs" in done.stdout
     assert "lightning-gpp://" not in done.stdout

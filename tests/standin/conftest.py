@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from helpers.workers import WorkerPool
@@ -13,13 +12,6 @@ from standin.build import obstacle
 from standin.switch import ON_PATH, environment
 
 sys.path.insert(0, str(ON_PATH))  # for what ranks import of standin_gpus; workers inherit the path
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Building takes its own time: limits are those of the tests alone."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(300, func_only=True), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,6 @@ from helpers.workers import WorkerPool
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.timeout(400)
-
 SCHEDULES = ("gpipe", "1f1b")
 NUM_STEPS = 10
 

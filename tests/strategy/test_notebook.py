@@ -15,7 +15,7 @@ def test_the_notebook_trains(run_folder: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client.NotebookClient(notebook, timeout=250, kernel_name="python3").execute()
+    client.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     shown = "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
     found = re.search(r"(\d+) steps, loss (\S+) before and (\S+) after", shown)
     assert found, shown

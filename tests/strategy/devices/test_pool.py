@@ -39,7 +39,7 @@ def test_installation_alone_registers_it() -> None:
         "try: lp.Trainer(accelerator='mps')\n"
         "except Exception as error: print('pool' in str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     names = [f"graphpipe{suffix}" for suffix in ("", "_async", "_fork", "_notebook", "_spawn")]
     assert lines == [" ".join(names), "PoolAccelerator 2", "CPUAccelerator", "True"], (

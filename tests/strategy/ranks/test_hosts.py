@@ -20,7 +20,7 @@ from helpers.reference import train_one_device, weight_differences
 from helpers.training import Training
 from helpers.workers import free_port
 
-LIMIT_S = 280.0
+LIMIT_S = 600.0
 SOON = "last_call_timeout=8,keep_alive_interval=2,keep_alive_max_attempt=3"
 """How long torchrun waits for hosts that may come, and for signs of life."""
 

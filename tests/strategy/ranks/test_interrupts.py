@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import interrupts
 
-LIMIT_S = 280.0
+LIMIT_S = 600.0
 
 
 @pytest.mark.usefixtures("interruptible")

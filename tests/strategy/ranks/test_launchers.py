@@ -19,7 +19,7 @@ from helpers.training import make_trainer
 from lightning_gpp.strategy.lightning_private import PORTS
 
 NUM_RANKS = launch_script.NUM_RANKS
-LIMIT_S = 280.0
+LIMIT_S = 600.0
 ORPHAN_LIMIT_S = 60.0
 
 

@@ -28,7 +28,7 @@ def train_and_count(schedule: str, ports: Sequence[int]) -> list[Counter[str]]:
         os.environ["MASTER_PORT"] = str(port)
         train(
             Training(ExportableModel, DataSpec(num_inputs=2), num_steps=2, validate=False),
-            {"timeout": 60, "planner": "balanced", "num_microbatches": 2, "schedule": schedule},
+            {"timeout": 100, "planner": "balanced", "num_microbatches": 2, "schedule": schedule},
             2,
         )
         import torch.distributed as dist

@@ -144,7 +144,7 @@ def test_a_job_that_ends_while_it_saves_leaves_the_last_one(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "last"
-    outcomes = pool.outcomes(end_while_saving, str(path), 2, num_ranks=2, limit_s=60.0)
+    outcomes = pool.outcomes(end_while_saving, str(path), 2, num_ranks=2)
     report = "\n".join(outcome.describe() for outcome in outcomes)
     assert outcomes[1].exit_code not in (None, 0), report
     assert outcomes[0].failed and not outcomes[0].hung, report

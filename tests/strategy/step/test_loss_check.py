@@ -35,7 +35,7 @@ def test_a_loss_that_is_no_mean_is_an_error(
     pool: WorkerPool, build: Any, data: DataSpec, num_steps: int
 ) -> None:
     training = Training(build, data, num_steps=8, validate=False)
-    for outcome in pool.outcomes(train, training, STRATEGY, 2, num_ranks=2, limit_s=60.0):
+    for outcome in pool.outcomes(train, training, STRATEGY, 2, num_ranks=2):
         assert "is not the mean over its samples" in outcome.error
         assert "Use schedule='gpipe'" in outcome.error
     if num_steps:
@@ -74,7 +74,7 @@ def test_the_number_of_samples_moves_them(pool: WorkerPool, how: str, schedule: 
     if schedule == "gpipe" and how in ("halves", "layer"):
         assert_equal_training(pool, training, num_ranks=2, **strategy)
         return
-    for outcome in pool.outcomes(train, training, strategy, 2, num_ranks=2, limit_s=60.0):
+    for outcome in pool.outcomes(train, training, strategy, 2, num_ranks=2):
         refusal = "is not the mean over its samples" if schedule == "1f1b" else "size of an input"
         assert refusal in outcome.error
 

@@ -134,7 +134,7 @@ def browse(
     (folder / "events.json").write_text(json.dumps(events))
     command = ["node", str(BROWSER), str(folder / "step.html"), str(folder / "events.json")]
     command += map(str, size)
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

@@ -21,9 +21,9 @@ from helpers.processes import wait_until_ended
 
 from lightning_gpp.runtime.processes import rank_processes
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("interruptible")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("interruptible")]
 
-LIMIT_S = 20.0
+LIMIT_S = 100.0
 
 
 def start(*, heeds_interrupts: bool = True) -> BaseProcess:
