@@ -266,8 +266,10 @@ class BaseStrategy(SavingStrategy):
         sampler = getattr(dataloader, "sampler", None)
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas != self.num_pipelines:
             raise ValueError(
-                f"a DistributedSampler reads one part in {sampler.num_replicas} of the data, and "
-                "all ranks of a pipeline work on that. Leave it out: Lightning adds one if needed"
+                f"the loader has a DistributedSampler with num_replicas={sampler.num_replicas}, "
+                "but all ranks of a pipeline read the same batches: "
+                f"pipelines={self.num_pipelines}. "
+                "Remove the sampler: Lightning adds one where it is needed"
             )
         with self._session.run.failures.guard():
             return as_long_as_leaders(dataloader, self._session.run.control)
