@@ -42,7 +42,7 @@ from lightning_gpp.capture.checks.rollback import (
     set_training,
     steady_names,
 )
-from lightning_gpp.capture.errors import CaptureError, GuardError
+from lightning_gpp.capture.errors import CaptureError, GuardError, describe
 from lightning_gpp.capture.operators.fingerprint import constant_text
 from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.reads import Read, watched_reads
@@ -262,9 +262,9 @@ class Rehearsal:
                 if error.scope or self.other is self.sample:  # a sub-module can be kept whole
                     raise
                 _logger.warning(
-                    "the model was captured with %d samples only, because its forward raises an "
-                    "error with %d: %s",
-                    *(self.sample.num_samples, self.other.num_samples, error),
+                    "the model was captured with %d samples only, because its forward takes "
+                    "another path with %d: %s",
+                    *(self.sample.num_samples, self.other.num_samples, describe(error)),
                 )
                 self._go_on()
         if _differ_in_constants(*traces.values()):

@@ -237,8 +237,7 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str, scope: str
         what = "the data" if on_data else "the size of an input"
         raise GuardError(
             f"{location} depends on {what}: it saw {expected!r} when the model was captured and "
-            f"sees {observed!r} now, where forward would take another path. Keep the module with "
-            "this control flow whole (its type or name in leaf_modules=[...]), or give blocks=...",
+            f"sees {observed!r} now, where forward would take another path: {REMEDY}",
             location,
             scope,
         )
