@@ -22,8 +22,8 @@ from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.structure import Structure, flatten
 from lightning_gpp.common.tensor_places import bits_of
 
-NodeContents = tuple[tuple[str, str], ...]
-"""The names of nodes, each with a hash of all that its value is computed from."""
+NodeContents = tuple[tuple[str, str, tuple[str, ...]], ...]
+"""Of every node its name, a hash of all that its value is computed from, and the nodes it reads."""
 
 
 def node_contents(trace: Trace) -> NodeContents:
@@ -33,7 +33,13 @@ def node_contents(trace: Trace) -> NodeContents:
         given = fx.node.map_arg([node.args, node.kwargs], lambda arg: f"%{contents[arg.name]}")
         text = f"{node.op} {function_name(node)} {constant_text(given)}"
         contents[node.name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return tuple(contents.items())
+    return tuple((node.name, contents[node.name], _reads(node)) for node in trace.graph.nodes)
+
+
+def _reads(node: fx.Node) -> tuple[str, ...]:
+    found: list[fx.Node] = []
+    fx.node.map_arg([node.args, node.kwargs], found.append)
+    return tuple(each.name for each in found)
 
 
 def constant_text(value: Any) -> str:
@@ -72,18 +78,39 @@ def in_order(traces: Mapping[bool, Trace], nodes: NodeContents) -> dict[bool, Tr
     own = node_contents(traces[True])
     if own == nodes:
         return dict(traces)
-    places: dict[str, list[int]] = {}
-    for place, (_, content) in reversed(list(enumerate(nodes))):
-        places.setdefault(content, []).append(place)
     try:
-        place_of = {name: places[content].pop() for name, content in own}
+        place_of = _places(own, nodes)
         return {mode: _reordered(trace, place_of, nodes) for mode, trace in traces.items()}
-    except (KeyError, IndexError):
+    except (KeyError, StopIteration):
         raise CaptureError(
             "this process captured another model than rank 0. All ranks must build the same model "
             "and take the same path through its forward. (A set of strings has another order in "
             "every process: iterate over sorted(...).)"
         ) from None
+
+
+def _places(own: NodeContents, nodes: NodeContents) -> dict[str, int]:
+    """Where the other process has each node; of equal ones, where it has the node that reads it.
+
+    Raises:
+        KeyError, StopIteration: it has other nodes.
+    """
+    place_of_name = {name: place for place, (name, _, _) in enumerate(nodes)}
+    with_content: dict[str, list[int]] = {}
+    for place, (_, content, _) in enumerate(nodes):
+        with_content.setdefault(content, []).append(place)
+    found: dict[str, int] = {}
+    taken = set[int]()
+    for name, content, reads in reversed(own):
+        if name not in found:  # nothing reads it
+            found[name] = next(p for p in reversed(with_content[content]) if p not in taken)
+        _, other_content, other_reads = nodes[found[name]]
+        if other_content != content or found[name] in taken:
+            raise KeyError(name)
+        taken.add(found[name])
+        for read, other in zip(reads, other_reads, strict=True):
+            found.setdefault(read, place_of_name[other])
+    return found
 
 
 def _reordered(trace: Trace, place_of: Mapping[str, int], nodes: NodeContents) -> Trace:
