@@ -31,7 +31,7 @@ from lightning_gpp.simulate import simulate_plan
 ASYNC = ONE_F_ONE_B_ASYNC.name
 
 FINDS = PLANNERS | {"graphpipe": partial(graphpipe, budget=BUDGET // 20)}
-"""Short searches: their plans are of all forms, and need not be the best ones."""
+"""The search is short: the judge and the simulator must agree on any plan, good or not."""
 
 
 @st.composite

@@ -40,7 +40,8 @@ _LACKS_VALUES = ("meta tensor", "device meta", "'meta' backend")
 
 LACKS_VALUES = (
     "this code needs values of parameters or buffers that another rank holds. Call the whole "
-    "pipelined module instead of a part of it. Read weights in hooks around epochs, where "
+    "pipelined module instead of a part of it. If the step needs a weight, such as a temperature "
+    "to log, return it from forward. Read weights in hooks around epochs, where "
     "parameters() and state_dict() gather them. For averages use WeightAveraging "
     "(EMAWeightAveraging), for penalties weight_decay. BYOL and MoCo train on one device."
 )
