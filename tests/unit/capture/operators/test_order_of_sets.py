@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lightning_gpp.capture import CaptureError, capture
+from lightning_gpp.capture.operators.fingerprint import in_order, node_contents
+from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.values.structure import LEAF
 
 
 class Tables(nn.Module):
@@ -44,3 +49,35 @@ def test_another_model_is_refused() -> None:
     first = capture(Tables(("full", "sliding")), (x,), {})
     with pytest.raises(CaptureError, match="captured another model than rank 0"):
         capture(other, (x,), {}, verified=first.verified)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equal_nodes_are_those_that_the_same_nodes_read(seed: int) -> None:
+    """Random graphs of few kinds of nodes, so that many are equal, in another order."""
+    rng = random.Random(seed)
+    one = random_graph(rng)
+    nodes = node_contents(Trace(one, LEAF))
+    followed = in_order({True: Trace(in_another_order(one, rng), LEAF)}, nodes)[True]
+    assert node_contents(followed) == nodes
+
+
+def random_graph(rng: random.Random) -> fx.Graph:
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for _ in range(rng.randrange(3, 14)):
+        function, count = rng.choice([(torch.abs, 1), (torch.add, 2)])
+        nodes.append(graph.call_function(function, tuple(rng.choices(nodes, k=count))))
+    graph.output(tuple(rng.sample(nodes, 3)))
+    graph.eliminate_dead_code()
+    return graph
+
+
+def in_another_order(graph: fx.Graph, rng: random.Random) -> fx.Graph:
+    copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    waiting = list(graph.nodes)
+    while waiting:
+        ready = [node for node in waiting if all(n in copied for n in node.all_input_nodes)]
+        node = rng.choice(ready)
+        waiting.remove(node)
+        copied[node] = copy.node_copy(node, copied.__getitem__)
+    return copy
