@@ -70,5 +70,5 @@ def refuse_script_launcher(trainer: Trainer) -> None:
         raise ValueError(
             f"in a sweep, {type(trainer.strategy).__name__} cannot start its processes by running "
             "the command line again: each of them would run the whole sweep. Set "
-            "strategy.start_method to spawn (the default), fork or forkserver"
+            "strategy.start_method to spawn (as the recipes do), fork or forkserver"
         )

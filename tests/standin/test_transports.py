@@ -74,3 +74,20 @@ def test_the_contract(gpus: WorkerPool, devices: list[str]) -> None:
 @pytest.mark.parametrize("devices", WIRES, ids=" ".join)
 def test_tensors_of_the_cpu_stay_there(gpus: WorkerPool, devices: list[str]) -> None:
     gpus.run(run_planes, devices, num_ranks=2)
+
+
+def run_group() -> None:
+    transport, device = opened(["cuda:0", "cuda:1"])
+    other = 1 - dist.get_rank()
+    sent = torch.full((100_000,), float(dist.get_rank()), device=device)
+    received = torch.empty_like(sent)
+    send, receive = dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
+    assert received.eq(other).all()
+    meet_and_close(transport)
+
+
+def test_messages_of_one_group_run_side_by_side(gpus: WorkerPool) -> None:
+    """Both ranks send first, as in the 1F1B of ``torch.distributed.pipelining``."""
+    gpus.run(run_group, num_ranks=2)

@@ -36,6 +36,7 @@ using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<Tensor>;
 
 constexpr int kGlooTag = 7;  // NCCL has none
+constexpr int kGlooTagOfGroups = 8;
 
 // Streams wait in it for what gloo does. An abort lets them go on, with whatever memory has by then.
 class Waiting {
@@ -124,6 +125,24 @@ bool is_known(at::ScalarType type, c10d::OpType kind) {
   }
 }
 
+// Messages that run side by side, as between ncclGroupStart and ncclGroupEnd.
+class SideBySide final : public Work {
+ public:
+  explicit SideBySide(std::vector<WorkPtr> messages) : messages_(std::move(messages)) {}
+
+  bool wait(std::chrono::milliseconds limit) override {
+    for (const WorkPtr& message : messages_) message->wait(limit);
+    return true;
+  }
+
+  void abort() override {
+    for (const WorkPtr& message : messages_) message->abort();
+  }
+
+ private:
+  std::vector<WorkPtr> messages_;
+};
+
 // What a stream does; the host waits for a barrier only.
 class StreamWork final : public Work {
  public:
@@ -183,15 +202,41 @@ class Nccl final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds) override {}
   void abort() override { waiting_->abort(); }
 
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { group_.emplace(); }
+
+  // One communicator of all ranks for the whole group, as in torch.
+  WorkPtr endCoalescing() override {
+    auto group = std::exchange(group_, std::nullopt);
+    std::vector<OnGloo> runs;
+    Tensors tensors;
+    for (auto& [tensor, run] : *group) {
+      tensors.push_back(tensor);
+      runs.push_back(std::move(run));
+    }
+    if (runs.empty()) return nullptr;
+    auto run = [runs](Backend& gloo, Tensors& data) -> WorkPtr {
+      std::vector<WorkPtr> messages;
+      for (size_t index = 0; index < runs.size(); ++index) {
+        Tensors one{data[index]};
+        messages.push_back(runs[index](gloo, one));
+      }
+      return c10::make_intrusive<SideBySide>(std::move(messages));
+    };
+    return queue(c10d::OpType::COALESCED, "all", everyone(), tensors, run);
+  }
+
   WorkPtr send(Tensors& tensors, int target, int) override {
-    return message(c10d::OpType::SEND, tensors, target, [target](Backend& gloo, Tensors& data) {
-      return gloo.send(data, target, kGlooTag);
+    int tag = group_ ? kGlooTagOfGroups : kGlooTag;
+    return message(c10d::OpType::SEND, tensors, target, [=](Backend& gloo, Tensors& data) {
+      return gloo.send(data, target, tag);
     });
   }
 
   WorkPtr recv(Tensors& tensors, int source, int) override {
-    return message(c10d::OpType::RECV, tensors, source, [source](Backend& gloo, Tensors& data) {
-      return gloo.recv(data, source, kGlooTag);
+    int tag = group_ ? kGlooTagOfGroups : kGlooTag;
+    return message(c10d::OpType::RECV, tensors, source, [=](Backend& gloo, Tensors& data) {
+      return gloo.recv(data, source, tag);
     });
   }
 
@@ -264,15 +309,23 @@ class Nccl final : public c10d::Backend {
   using AtEnd = std::function<void(Tensors&)>;
 
   WorkPtr message(c10d::OpType kind, Tensors& tensors, int peer, OnGloo run) {
+    if (group_) {
+      group_->emplace_back(tensors.at(0), std::move(run));
+      return nullptr;
+    }
     std::string key =
         std::to_string(std::min(rank_, peer)) + ":" + std::to_string(std::max(rank_, peer));
     return queue(kind, key, {rank_, peer}, {tensors.at(0)}, std::move(run));
   }
 
   WorkPtr collective(c10d::OpType kind, const Tensors& tensors, OnGloo run, AtEnd at_end = {}) {
-    std::vector<int> everyone(size_);
-    std::iota(everyone.begin(), everyone.end(), 0);
-    return queue(kind, "all", everyone, tensors, std::move(run), std::move(at_end));
+    return queue(kind, "all", everyone(), tensors, std::move(run), std::move(at_end));
+  }
+
+  std::vector<int> everyone() const {
+    std::vector<int> ranks(size_);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
   }
 
   // Queues work behind what the current stream has to do until now.
@@ -292,7 +345,7 @@ class Nccl final : public c10d::Backend {
     c10::Stream stream = connected(key, ranks, device.index());
     wait_in_stream(stream, record(current_stream(device.index())));
     std::vector<Alias> aliases(tensors.begin(), tensors.end());
-    bool is_message = key != "all";
+    bool is_message = key != "all" || kind == c10d::OpType::COALESCED;
     enqueue(stream, "nccl", Kind::kWork,
             [gloo = gloo_, waiting = waiting_, aliases, is_message, run, at_end] {
               Tensors data;
@@ -330,6 +383,7 @@ class Nccl final : public c10d::Backend {
   std::shared_ptr<Waiting> waiting_ = std::make_shared<Waiting>();
   std::mutex mutex_;
   std::map<std::string, c10::Stream> streams_;  // by the ranks of a communicator
+  std::optional<std::vector<std::pair<Tensor, OnGloo>>> group_;  // messages of one that is open
 };
 
 // DistributedDataParallel asks for one, and looks at its times for its own log only.
