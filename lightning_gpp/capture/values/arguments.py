@@ -111,10 +111,7 @@ class Arguments:
         """
         leaves, structure = self.flat(args, kwargs)
         if structure != self.structure:
-            raise OtherFormError(
-                f"forward was captured with arguments {self.structure}, and is called with "
-                f"{structure}. Use the same containers, keys and lengths every time"
-            )
+            raise OtherFormError(_other_containers(self.structure, structure))
         tensors = {}
         for name, path, expected, leaf in zip(
             self.names, self.paths, self._leaves(self.dtypes), leaves, strict=True
@@ -145,6 +142,19 @@ class Arguments:
     def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
         frozen = self.frozen
         return [frozen[i] if name is None else tensors[name] for i, name in enumerate(self.names)]
+
+
+def _other_containers(expected: Structure, got: Structure) -> str:
+    was, now = (
+        {step.key: each for step, each in zip(given.steps, given.children, strict=True)}
+        for given in (expected, got)
+    )
+    name = next(name for name in [*was, *now] if was.get(name) != now.get(name))
+    return (
+        f"argument {name!r} of forward was {was.get(name, 'left out')} when the model was "
+        f"captured, and is {now.get(name, 'left out')}: use the same containers, keys and lengths "
+        "every time"
+    )
 
 
 def _check_frozen(path: str, expected: Any, leaf: Any) -> None:

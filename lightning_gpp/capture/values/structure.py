@@ -73,7 +73,7 @@ class Structure:
 
     def __str__(self) -> str:
         if self.container is None:
-            return "*"
+            return "a value"
         inside = ", ".join(
             f"{step.key}: {structure}"
             for step, structure in zip(self.steps, self.children, strict=True)

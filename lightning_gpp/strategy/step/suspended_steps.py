@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import current_stream
 from lightning_gpp.runtime.gradients import GradientStash
@@ -76,8 +77,16 @@ class OpenStep(SuspendedCall):
         return arguments  # type: ignore[no-any-return]
 
     def inputs(self) -> Mapping[str, Tensor]:
-        """The arguments by value name."""
-        return self._run.built.captured.inputs(*self.arguments)
+        """The arguments by value name.
+
+        Raises:
+            ValueError: the step calls forward in another form than the first step did.
+        """
+        try:
+            return self._run.built.captured.inputs(*self.arguments)
+        except OtherFormError as error:
+            either = "use schedule='gpipe', which captures every form of call"
+            raise ValueError(f"{error}, or {either}") from None
 
     @property
     def needs(self) -> frozenset[str]:

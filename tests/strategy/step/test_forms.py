@@ -101,6 +101,7 @@ def recorded(folder: str) -> list[Any]:
     [
         (forms.LossInForward, {"pipelines": 2}, "pipelines side by side run one form"),
         (forms.LossInForward, {"schedule": "1f1b-async"}, "was None when the model was captured"),
+        (forms.Remembers, {"schedule": "1f1b"}, "'gpipe', which captures every form of call"),
         (forms.Numbered, {}, "which is fixed in its graph, got 0.5"),
     ],
 )

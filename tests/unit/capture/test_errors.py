@@ -222,7 +222,8 @@ def test_another_structure_at_a_later_call() -> None:
 
     x = torch.randn(4, 3)
     captured = capture(Takes(), ([x, x],), {})
-    with pytest.raises(ValueError, match="Use the same containers"):
+    text = r"'xs' of forward was list\(0: a value, 1: a value\) when the model was captured, and is"
+    with pytest.raises(ValueError, match=text):
         captured.inputs(([x, x, x],), {})
     with pytest.raises(ValueError, match="was a tensor when the model was captured"):
         captured.inputs(([x, None],), {})
