@@ -60,10 +60,17 @@ _BY_SHAPE = frozenset(
 _BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """Those that look at shapes and types only, but of the first argument."""
 
-_ALONG = frozenset({"roll", "flip", "diff", "softmax", "log_softmax", "logcumsumexp"}) | {
-    *("cumsum", "cumprod", "cummax", "cummin")
+_ALONG: dict[str, tuple[int, tuple[int, ...]]] = {
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "logcumsumexp"), (1, (-1,))),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (1, (-1,))),
+    **dict.fromkeys(("diff", "fft_fft", "fft_ifft", "fft_hfft", "fft_ihfft"), (2, (-1,))),
+    "normalize": (2, (1,)),
+    "roll": (2, ()),
+    "flip": (1, ()),
+    "flipud": (1, (0,)),
 }
-"""Functions whose entries look at others along the dimensions that they are given."""
+"""Functions whose entries look at others along dimensions: the argument that gives these, and what
+they are where it is left out; all where there is nothing."""
 
 _LINEAR: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv}
@@ -267,9 +274,13 @@ class _Walk:
         if self.of_graphs or len(dims) > 1:  # pairs of samples
             return not self.of_graphs
         name = _name(node)
-        numbers = [each for each in leaves_of([node.args, node.kwargs]) if type(each) is int]
-        along = numbers[name == "roll" : None if name in ("roll", "flip") else 1]
-        return name in _ALONG and any(dim % len(pairs) in dims for dim in along or numbers or (-1,))
+        if name not in _ALONG:
+            return False
+        place, left_out = _ALONG[name]
+        last = None if name == "flip" else place + 1  # x.flip(0, 1)
+        given = node.kwargs.get("dim", node.kwargs.get("dims", node.args[place:last]))
+        along = [each for each in leaves_of(given) if type(each) is int]
+        return any(dim % len(pairs) in dims for dim in along or left_out or range(len(pairs)))
 
     def _is_read(self, node: fx.Node, operands: Sequence[_Followed]) -> bool:
         """Whether Python knows something of the data from then on."""

@@ -105,6 +105,12 @@ MEET: dict[str, Body] = {
     "from the one before": lambda s, ids, x: s.linear(
         torch.where((ids == 0)[..., None], x.roll(1, 0), x).mean(1)
     ),
+    "rolled by keywords": lambda s, ids, x: s.linear(x.roll(dims=0, shifts=1).mean(1)),
+    "rolled as a whole": lambda s, ids, x: s.linear(x.roll(1).mean(1)),
+    "upside down": lambda s, ids, x: s.linear(x.flipud().mean(1)),
+    "normalized": lambda s, ids, x: s.linear(nn.functional.normalize(x, dim=0).mean(1)),
+    "frequencies": lambda s, ids, x: s.linear(torch.fft.fft(x, dim=0).real.mean(1)),
+    "differences": lambda s, ids, x: s.linear(x.diff(1, 0, prepend=x[:1]).mean(1)),
     "halves": lambda s, ids, x: s.linear(torch.stack(x.mean(1).chunk(2), 1).flatten(0, 1)),
     "interleaved": lambda s, ids, x: s.linear(
         x.mean(1).unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
@@ -131,6 +137,8 @@ APART: dict[str, Body] = {
     "positions": lambda s, ids, x: (x + torch.arange(ids.shape[1])[:, None].type_as(x)).mean(1),
     "shuffled tokens": lambda s, ids, x: s.linear(x[:, torch.randperm(x.shape[1])].mean(1)),
     "tokens so far": lambda s, ids, x: s.linear(x.cumsum(1).roll(2, 1).softmax(-1).mean(1)),
+    "normalized tokens": lambda s, ids, x: s.linear(nn.functional.normalize(x).mean(1)),
+    "shifted windows": lambda s, ids, x: s.linear(x.roll((0, -3), (1, 2)).mean(1)),
     "two views": lambda s, ids, x: sum(
         s.linear(torch.cat([x, x.flip(1)]).flip(-1).mean(1)).chunk(2), torch.zeros(())
     ),
