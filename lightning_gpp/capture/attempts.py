@@ -1,9 +1,10 @@
 """The public entry of capture: traces a module, and checks the trace.
 
 A module is traced in both modes, and traced again with those of its parts kept whole that decide
-for themselves. Whether the trace computes what the module computes is then tried on all inputs that
-the module is run with. Before values are compared, decisions of the user's Python that are in the
-trace have to come out the same for another size.
+for themselves. Where it is another graph in evaluation, only the mode that it is in is captured.
+Whether the trace computes what the module computes is then tried on all inputs that the module is
+run with. Before values are compared, decisions of the user's Python that are in the trace have to
+come out the same for another size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from lightning_gpp.capture.operators.observe import (
 )
 from lightning_gpp.capture.operators.variation import Cuts, reads_data
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, LeafPolicy, WholeMethod
+from lightning_gpp.capture.tracing.keep_whole import (
+    KeepWholeError,
+    LeafPolicy,
+    ModesDifferError,
+    WholeMethod,
+)
 from lightning_gpp.capture.tracing.trace import Trace, check_same_graph
 
 _logger = logging.getLogger(__name__)
@@ -93,6 +99,8 @@ def capture(
     ):
         attempt = _Attempt(runs, blocks)
         if verified is not None:
+            if verified.parted:
+                runs.take_mode(verified.mode)
             return attempt.as_verified(policy, verified)
         return attempt.verifying(policy)
 
@@ -103,6 +111,7 @@ class _Attempt:
     def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
         self.module, self.runs, self.blocks = runs.module, runs, blocks
         self._returned: Any = None
+        self._parted = ""
         runs.trace_seed = 0 if blocks is None else SEED
 
     def as_verified(self, policy: LeafPolicy, verified: Verified) -> CapturedModel:
@@ -129,13 +138,15 @@ class _Attempt:
         try:
             captured = self._keeping_whole(policy)
         except Exception as error:  # user code under a tracer may raise anything
+            if isinstance(error, ModesDifferError) and not self._parted:
+                self._parted = describe(error)
+                runs.take_mode(self.module.training)
+                return self.verifying(policy)
             if not runs.runs_on_given():
                 return self.verifying(policy)
             _logger.debug("capturing failed", exc_info=True)
             text = describe(error)
             remedy = f"use torch.where, or {REMEDY}" if " decides by " in text else REMEDY
-            if " in eval mode" in text:
-                remedy = "move the branch on self.training into a sub-module, which stays whole"
             name, ours = type(self.module).__name__, isinstance(error, CaptureError)
             raise CaptureError(
                 f"{name}.forward cannot be captured:\n  {text}\nRemedy: {remedy}"
@@ -158,7 +169,7 @@ class _Attempt:
             try:
                 captured = self._captured(policy, whole)
             except KeepWholeError as error:  # without its frames, which hold all values
-                decision = KeepWholeError(str(error), error.scope, on_data=error.on_data)
+                decision = type(error)(str(error), error.scope, on_data=error.on_data)
             else:
                 captured.kept_whole = (*reasons, *self._observed(captured))
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
@@ -218,7 +229,8 @@ class _Attempt:
         captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
         captured.decision = runs.meets_in_backward(traces[False])
         steady = runs.steady(traces[True], captured.changing)
-        captured.verified = replace(how, steady=steady)
+        mode = self.module.training
+        captured.verified = replace(how, steady=steady, mode=mode, parted=self._parted)
         return captured
 
 

@@ -22,7 +22,7 @@ from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.tracing.reads import Read, check_reads
 from lightning_gpp.capture.tracing.trace import Names, Trace
-from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.arguments import Arguments, OtherFormError
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.graph import ModelGraph
 
@@ -40,6 +40,9 @@ class Verified:
         reads: plain attributes that forward read and that must not change.
         is_random: whether forward draws random numbers from torch in training mode.
         observed: names of modules whose calls hooks of the user's look at and do not change.
+        parted: where the forward of the other mode is another one, so that only one is captured;
+            empty where both modes have one graph.
+        mode: the one that is captured.
     """
 
     num_samples: int
@@ -50,6 +53,8 @@ class Verified:
     reads: tuple[Read, ...] = ()
     is_random: bool = False
     observed: tuple[str, ...] = ()
+    parted: str = ""
+    mode: bool = True
 
 
 class CapturedModel:
@@ -145,9 +150,16 @@ class CapturedModel:
         """Value name -> tensor for one call of the module's forward.
 
         Raises:
-            ValueError: the call differs from the captured one in its structure, in an element
-                type, or in an argument that is no tensor.
+            OtherFormError: the call is of another form: in its structure, or in the module's mode
+                if that has another graph.
+            ValueError: it differs from the captured one in an element type, or in an argument that
+                is no tensor.
         """
+        if self.verified.parted and self.module.training is not self.verified.mode:
+            raise OtherFormError(
+                f"{self.verified.parted}: move the branch on self.training into a sub-module, "
+                "which stays whole"
+            )
         return self._arguments.tensors(args, kwargs)
 
     def call(self, tensors: Mapping[str, Tensor]) -> Any:

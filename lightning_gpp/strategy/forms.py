@@ -1,4 +1,4 @@
-"""Forwards that are called in several forms, such as with and without targets.
+"""Forwards that are called in several forms: with and without targets, or in training and not.
 
 Each form is captured separately and gets a pipeline of its own. All of them share the parameters,
 which stay on the ranks where the plan of the first form has put them, until there is another plan.
@@ -98,8 +98,8 @@ def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None
         run.take_form(pipeline)
         run.model = pipeline
     show(
-        f"The forward is called with arguments of another form (number {len(run.forms)}), which is "
-        f"captured separately and runs on the same devices, in {pipeline.plan.num_stages} stages."
+        f"The forward is called in another form (number {len(run.forms)}), which is captured "
+        f"separately and runs on the same devices, in {pipeline.plan.num_stages} stages."
     )
 
 

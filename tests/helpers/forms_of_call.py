@@ -93,6 +93,19 @@ class Flagged(Forms):
         return (output - target).square().mean(), [output]
 
 
+class ByMode(Flagged):
+    """Has a layer that only training uses, as the mode says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(self.first(x))
+        return self.head(hidden) + self.aside(hidden) if self.training else self.head(hidden)
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        (x, *_), target = batch
+        output = self(x)
+        return (output - target).square().mean(), [output]
+
+
 class Normalized(Flagged):
     """The layer that only training uses has running statistics, and its gradient is also taken."""
 

@@ -126,6 +126,10 @@ class Rehearsal:
         if count != self.sample.num_samples:
             self.sample = self.sample.sized(count)
 
+    def take_mode(self, training: bool) -> None:
+        """One mode takes the place of both."""
+        self._flags = dict.fromkeys(MODES, self._flags[training])
+
     @contextmanager
     def in_mode(self, training: bool, seed: int = 0) -> Iterator[ModuleState]:
         """The module in a mode, whatever it does there taken back."""

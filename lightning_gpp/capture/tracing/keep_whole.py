@@ -117,6 +117,10 @@ class KeepWholeError(CaptureError):
         self.scope, self.on_data = scope, on_data
 
 
+class ModesDifferError(KeepWholeError):
+    """It runs other operators in training than in evaluation."""
+
+
 def host_state() -> Any:
     """State of the generators of ``random`` and numpy."""
     numpy = sys.modules.get("numpy")

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
 from lightning_gpp.capture.errors import REMEDY, GuardError, user_location
-from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, host_state
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, ModesDifferError, host_state
 from lightning_gpp.capture.values.structure import Structure
 from lightning_gpp.common.tensor_places import tensor_places
 from lightning_gpp.common.torch_device import types_in_use
@@ -270,7 +270,7 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
     """Checks that two normalized traces differ in constants at most.
 
     Raises:
-        KeepWholeError: they do not; names the first place where they part.
+        ModesDifferError: they do not; names the first place where they part.
     """
     pairs = list(zip(train.graph.nodes, evaluation.graph.nodes))
     parted = [(node, other) for node, other in pairs if _skeleton(node) != _skeleton(other)]
@@ -288,7 +288,7 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
     scope = max(stacks, key=len)[-1].name if stacks else ""
     lines = " and ".join(dict.fromkeys(meta["location"] for meta in places)) or "the end"
     text = f"forward runs different operators in train and in eval mode, first at {lines}"
-    raise KeepWholeError(text, scope)
+    raise ModesDifferError(text, scope)
 
 
 def _skeleton(node: fx.Node) -> Any:

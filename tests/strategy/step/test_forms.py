@@ -41,6 +41,7 @@ OF_RECURRENT = [
         (forms.LossInForward, CHAIN, 3),
         (forms.LossInForward, REPLICAS, 2),
         (forms.Flagged, [["first"], ["second", "head"]], 2),
+        (forms.ByMode, [["first"], ["second", "head"]], 2),
     ],
 )
 @pytest.mark.parametrize("validates_first", [True, False])
@@ -49,7 +50,7 @@ def test_as_on_one_device(
 ) -> None:
     checks = {"num_sanity_val_steps": 2 if validates_first else 0}
     training = Training(build, num_steps=8, trainer=checks)
-    if build is forms.Flagged and not validates_first:
+    if issubclass(build, forms.Flagged) and not validates_first:
         plan = [["first"], ["second", "head", "aside"]]
     assert_equal_training(
         pool, training, num_ranks=num_ranks, plan=plan, schedule=schedule, num_microbatches=4
@@ -100,6 +101,7 @@ def recorded(folder: str) -> list[Any]:
     ("build", "strategy", "text"),
     [
         (forms.LossInForward, {"pipelines": 2}, "pipelines side by side run one form"),
+        (forms.ByMode, {"pipelines": 2}, "move the branch on self.training into a sub-module"),
         (forms.LossInForward, {"schedule": "1f1b-async"}, "was None when the model was captured"),
         (forms.Remembers, {"schedule": "1f1b"}, "'gpipe', which captures every form of call"),
         (forms.Numbered, {}, "which is fixed in its graph, got 0.5"),

@@ -191,13 +191,18 @@ class BranchesOnMode(nn.Module):
         return self.a(x) if self.training else self.b(x).relu()  # mode
 
 
-def test_the_root_may_not_branch_on_the_mode() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_a_root_that_branches_on_the_mode_is_captured_in_its_mode(training: bool) -> None:
+    inputs, module = (torch.randn(4, 3),), BranchesOnMode().train(training)
+    captured = capture(module, inputs, {})
+    assert [op.name for op in captured.graph] == (["a"] if training else ["b", "relu"])
+    captured.inputs(inputs, {})
+    again = capture(module.train(), inputs, {}, verified=captured.verified)
+    assert again.fingerprint == captured.fingerprint
     line = line_of(BranchesOnMode.forward, "# mode")
-    match = f"different operators in train and in eval.*{line}"
-    with pytest.raises(CaptureError, match=match) as caught:
-        capture(BranchesOnMode(), (torch.randn(4, 3),), {})
-    assert "move the branch on self.training into a sub-module" in str(caught.value)
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__  # told once
+    module.train(not training)
+    with pytest.raises(ValueError, match=f"different operators in train and in eval.*{line}"):
+        captured.inputs(inputs, {})
 
 
 @pytest.mark.parametrize(
