@@ -152,9 +152,6 @@ REFUSED = {
     "depth by torch": Row(
         lambda m, x: m.b(m.a(x)) if torch.rand(()) < 0.5 else m.a(x), "decides by a random number"
     ),
-    "mode decides": Row(
-        lambda m, x: F.dropout(m.a(x), 0.5) if m.training else m.a(x), "different operators"
-    ),
     "seeds": Row(_seeds, "calls torch.manual_seed"),
     "own generator": Row(_generator, "draws from its own torch.Generator"),
 }
