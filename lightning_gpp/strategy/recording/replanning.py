@@ -112,7 +112,8 @@ class Replanning(StepRecording):
         gain = percent_text(now_s - then_s, now_s)
         slow = "".join(f" {each.describe()}." for each in refit.slow)
         if then_s > (1 - WORTH_IT) * now_s:
-            return None, f"the plan stays: the best that was found would gain {gain}.{slow}"
+            best = f"the best other one is {gain} faster" if then_s < now_s else "none is faster"
+            return None, f"the plan stays: {best}.{slow}"
         return found, (
             f"a new plan, predicted to take {seconds_text(then_s)} per step instead of "
             f"{seconds_text(now_s)} ({gain} less; recorded: {seconds_text(refit.step_s)}).{slow}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def test_without_a_gain_nothing_happens(pool: WorkerPool) -> None:
     options = {"num_epochs": 3, "worth_it": 1.0, "replan_every_n_epochs": 2}
     runs = pool.run(fit_with_replans, 2, num_ranks=2, **options)
     (said,) = runs[0].said
-    assert said.startswith("After epoch 2: the plan stays: the best that was found would gain ")
+    assert re.match("After epoch 2: the plan stays: (the best other one is|none is faster)", said)
     assert len(set(runs[1].held)) == 1
 
 
