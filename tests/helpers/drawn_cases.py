@@ -21,6 +21,7 @@ from helpers.models import DataSpec, targets_of
 from helpers.plans import any_plan
 from helpers.random_models import (
     INPUT_WIDTHS,
+    ByModeModel,
     DecoratedModel,
     HabitualModel,
     ModelSpec,
@@ -99,7 +100,7 @@ class DrawnCase:
 
     Attributes:
         spec: the model.
-        is_decorated: whether its forward goes through decorators.
+        kind: which of them, such as one whose forward goes through decorators.
         kinds: of its batches in training.
         later: in validation, which begins.
         schedule: of the pipeline.
@@ -107,7 +108,7 @@ class DrawnCase:
     """
 
     spec: ModelSpec
-    is_decorated: bool = False
+    kind: type[HabitualModel] = HabitualModel
     kinds: tuple[BatchKind, ...] = (BatchKind(), BatchKind("mixed"))
     later: tuple[BatchKind, ...] = (BatchKind("mixed", 5),)
     schedule: str = "gpipe"
@@ -115,9 +116,8 @@ class DrawnCase:
 
     def training(self) -> Training:
         """The training on its batches."""
-        kind = DecoratedModel if self.is_decorated else HabitualModel
         data = KindsSpec(kinds=self.kinds, later=self.later)
-        build = partial(kind, self.spec, OptimizerSpec())
+        build = partial(self.kind, self.spec, OptimizerSpec())
         options = {"inference_mode": False}  # for gradients inside of the forward
         return KindsTraining(build, data, num_steps=len(self.kinds), trainer=options)
 
@@ -223,7 +223,7 @@ def drawn_cases(draw: st.DrawFn) -> DrawnCase:
     kinds = _kinds(forms)
     return DrawnCase(
         draw(habitual_specs()),
-        draw(st.booleans()),
+        draw(st.sampled_from([HabitualModel, DecoratedModel, ByModeModel])),
         tuple(draw(st.lists(kinds, min_size=2, max_size=3))),
         tuple(draw(st.lists(kinds, min_size=1, max_size=2))),
         draw(st.sampled_from(["gpipe", "gpipe", "1f1b"])),

@@ -16,6 +16,7 @@ import lightning.pytorch as lp
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from helpers.habits import HABITS, WIDTH, logged, with_default
 
@@ -286,6 +287,14 @@ class DecoratedModel(HabitualModel):
     @with_default("temperature", 0.5)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
+
+
+class ByModeModel(HabitualModel):
+    """The same; in training its forward has an operator more than in evaluation."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        return pytree.tree_map(torch.tanh, outputs) if self.training else outputs
 
 
 class LateBranchyModel(BranchyModel):

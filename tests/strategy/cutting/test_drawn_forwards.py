@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.drawn_cases import BatchKind, DrawnCase, Outcome, drawn_cases, run_case
-from helpers.random_models import ModelSpec, Node
+from helpers.random_models import DecoratedModel, HabitualModel, ModelSpec, Node
 from helpers.workers import WorkerPool
 from hypothesis import Phase, event, given, settings
 
@@ -39,7 +39,7 @@ def test_as_one_device_or_refused(pool: WorkerPool, case: DrawnCase) -> None:
 )
 def test_the_first_batch_does_not_show_it(pool: WorkerPool, habit: str, schedule: str) -> None:
     spec = ModelSpec(1, (Node("linear", (0,)), Node(habit, (1,))))
-    case = DrawnCase(spec, False, (FULL, FULL, MIXED), (FULL,), schedule)
+    case = DrawnCase(spec, HabitualModel, (FULL, FULL, MIXED), (FULL,), schedule)
     outcome = outcome_of(pool, case)
     assert outcome.is_right, outcome.shown
     found_late = ("sorted_by_length", "running_length", "shorter_ones")
@@ -52,7 +52,7 @@ def test_a_stage_that_takes_all_samples_excuses_no_other(pool: WorkerPool) -> No
     nodes = (Node("tanh", (0,)), Node("running_length", (1,)), Node("sorted_and_back", (2,)))
     spec = ModelSpec(1, nodes, result="tuple", loss="classification", seed=42)
     kinds = (BatchKind("full", states=True), BatchKind("alike", states=True))
-    outcome = outcome_of(pool, DrawnCase(spec, True, kinds, kinds[:1], plan_seed=221))
+    outcome = outcome_of(pool, DrawnCase(spec, DecoratedModel, kinds, kinds[:1], plan_seed=221))
     assert outcome.what == "in one piece", outcome.shown
 
 
