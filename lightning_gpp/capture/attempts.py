@@ -55,6 +55,7 @@ def capture(
     blocks: BlockGraph | None = None,
     opened: Mapping[str, Sequence[WholeMethod]] = MappingProxyType({}),
     train_modes: Mapping[str, bool] | None = None,
+    mode: bool | None = None,
     verified: Verified | None = None,
 ) -> CapturedModel:
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
@@ -79,6 +80,8 @@ def capture(
         opened: layers that would stay whole and are looked into, by name, and what of each stays
             whole; each is one operator nevertheless.
         train_modes: training flag in train mode per qualified name; by default as they are.
+        mode: training flag of the mode that is captured if the graph of evaluation is another one;
+            by default the module's.
         verified: of the same model, captured with the same arguments in another process: it is
             traced in the same way, without checks.
 
@@ -97,7 +100,7 @@ def capture(
         torch.enable_grad(),
         runs.weights.resident(),
     ):
-        attempt = _Attempt(runs, blocks)
+        attempt = _Attempt(runs, blocks, module.training if mode is None else mode)
         if verified is not None:
             if verified.parted:
                 runs.take_mode(verified.mode)
@@ -108,8 +111,8 @@ def capture(
 class _Attempt:
     """Captures one module."""
 
-    def __init__(self, runs: Rehearsal, blocks: BlockGraph | None) -> None:
-        self.module, self.runs, self.blocks = runs.module, runs, blocks
+    def __init__(self, runs: Rehearsal, blocks: BlockGraph | None, mode: bool) -> None:
+        self.module, self.runs, self.blocks, self.mode = runs.module, runs, blocks, mode
         self._returned: Any = None
         self._parted = ""
         runs.trace_seed = 0 if blocks is None else SEED
@@ -140,7 +143,7 @@ class _Attempt:
         except Exception as error:  # user code under a tracer may raise anything
             if isinstance(error, ModesDifferError) and not self._parted:
                 self._parted = describe(error)
-                runs.take_mode(self.module.training)
+                runs.take_mode(self.mode)
                 return self.verifying(policy)
             if not runs.runs_on_given():
                 return self.verifying(policy)
@@ -229,8 +232,7 @@ class _Attempt:
         captured = CapturedModel(self.module, runs.arguments, traces, how, runs.sample)
         captured.decision = runs.meets_in_backward(traces[False])
         steady = runs.steady(traces[True], captured.changing)
-        mode = self.module.training
-        captured.verified = replace(how, steady=steady, mode=mode, parted=self._parted)
+        captured.verified = replace(how, steady=steady, mode=self.mode, parted=self._parted)
         return captured
 
 

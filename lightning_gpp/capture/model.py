@@ -150,17 +150,25 @@ class CapturedModel:
         """Value name -> tensor for one call of the module's forward.
 
         Raises:
-            OtherFormError: the call is of another form: in its structure, or in the module's mode
-                if that has another graph.
+            OtherFormError: the call is of another form.
             ValueError: it differs from the captured one in an element type, or in an argument that
                 is no tensor.
+        """
+        return self._arguments.tensors(args, kwargs)
+
+    def inputs_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The same, of a call in the mode that the module is in.
+
+        Raises:
+            OtherFormError: likewise, or that mode has another graph.
+            ValueError: likewise.
         """
         if self.verified.parted and self.module.training is not self.verified.mode:
             raise OtherFormError(
                 f"{self.verified.parted}: move the branch on self.training into a sub-module, "
                 "which stays whole"
             )
-        return self._arguments.tensors(args, kwargs)
+        return self.inputs(args, kwargs)
 
     def call(self, tensors: Mapping[str, Tensor]) -> Any:
         """Calls the module's own forward with arguments by name."""

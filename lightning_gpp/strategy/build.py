@@ -181,6 +181,7 @@ class PipelineBuild:
                     blocks=settings.blocks,
                     opened=opened,
                     train_modes=run.train_modes,
+                    mode=None if run.forms else True,  # the plan is that of training
                     verified=verified,
                 )
             except Exception as error:  # of the user's code

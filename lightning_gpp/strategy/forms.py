@@ -52,7 +52,7 @@ def use_form_of(
     found = None
     for pipeline in run.forms:
         try:
-            pipeline.captured.inputs(args, kwargs)
+            pipeline.captured.inputs_of_call(args, kwargs)
         except OtherFormError as error:
             found = error
             continue
@@ -69,6 +69,8 @@ def use_form_of(
     run.lead(Build(autocast))
     with autocast.while_building(run.device):
         build_form(run, example)
+    if len(run.forms) == 1:  # it may be that of training, for the sake of the plan
+        use_form_of(run, args, kwargs, example)
 
 
 def build_form(run: PipelinedRun, example: Callable[[], Example] | None) -> None:

@@ -130,8 +130,10 @@ def _codes(
         for name in code.parameter_names:
             readers.setdefault(prefix + name, set()).update(homes)
         for name in code.buffer_names:
-            # The user's step may read constant buffers too, so rank 0 keeps them.
-            holders = homes if name in captured.changing else homes | {0}
+            # The user's step may read constant buffers too, so rank 0 keeps them. Of a further form
+            # of call they are where the first one has put them.
+            is_kept = not run.forms and name not in captured.changing
+            holders = homes | {0} if is_kept else homes
             readers.setdefault(prefix + name, set()).update(holders)
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute

@@ -106,6 +106,14 @@ class ByMode(Flagged):
         return (output - target).square().mean(), [output]
 
 
+class NormalizedByMode(ByMode):
+    """A layer of both modes has statistics, which only training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
+
+
 class Normalized(Flagged):
     """The layer that only training uses has running statistics, and its gradient is also taken."""
 

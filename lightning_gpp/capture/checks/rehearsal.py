@@ -112,6 +112,8 @@ class Rehearsal:
         training = {name: train_modes.get(name, True) for name in names}
         self._flags = {True: training, False: dict.fromkeys(names, False)}
         self._later: Any = None
+        self._loss: _Loss | None = weighted_sum
+        self._needs_backward = True
         self.trace_seed = 0
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
         if not self.sample.num_samples:
@@ -129,6 +131,7 @@ class Rehearsal:
     def take_mode(self, training: bool) -> None:
         """One mode takes the place of both."""
         self._flags = dict.fromkeys(MODES, self._flags[training])
+        self._needs_backward = training
 
     @contextmanager
     def in_mode(self, training: bool, seed: int = 0) -> Iterator[ModuleState]:
@@ -146,7 +149,13 @@ class Rehearsal:
         It need not take every size.
         """
         self._candidates = iter((*other_samples(self.sample), self.sample))
-        self._go_on()
+        try:
+            self._go_on()
+        except Exception:  # a forward that takes gradients may keep no graph in evaluation
+            if self._needs_backward or self._loss is None:
+                raise
+            self._loss = None
+            self.begin()
 
     def _go_on(self) -> None:
         for other in self._candidates:
@@ -158,7 +167,7 @@ class Rehearsal:
                     watched_hooks(self.module),
                 ):
                     self.own = self._run(
-                        self._forward, self.other, True, weighted_sum, self._run_later
+                        self._forward, self.other, True, self._loss, self._run_later
                     )
                 return
             except Exception as error:  # of the user's code
@@ -279,7 +288,7 @@ class Rehearsal:
     def _compared(self, trace: Trace, own: Result, *, training: bool) -> _Seen:
         """Compares; what the nodes do."""
         what = f"{'train' if training else 'eval'} mode, {self.other.num_samples} samples"
-        got, seen = self.replayed(trace, self.other, training, weighted_sum if training else None)
+        got, seen = self.replayed(trace, self.other, training, self._loss if training else None)
         try:
             compare(own, got, what)
         except ValuesDifferError as error:
@@ -294,7 +303,7 @@ class Rehearsal:
         """
         if error.is_large or self.other.device.type == "cpu":
             return False
-        loss = weighted_sum if training else None
+        loss = self._loss if training else None
         try:
             compare(own, self._run(self._forward, self.other, training, loss), "a second run")
         except ValuesDifferError:

@@ -153,7 +153,7 @@ class ForwardCalls:
         run, pipeline = self._run, self._run.pipeline
         try:
             if pipeline is not None:
-                return pipeline.captured.inputs(args, kwargs)
+                return pipeline.captured.inputs_of_call(args, kwargs)
         except OtherFormError:
             pass
         run.stop_early_modules()
@@ -165,7 +165,7 @@ class ForwardCalls:
         is_first = pipeline is None and run.control.alone_in == "training_step"
         if is_first and run.suspends_steps:
             raise BeginAnewError
-        return run.built.captured.inputs(args, kwargs)
+        return run.built.captured.inputs_of_call(args, kwargs)
 
     def _units(
         self, captured: CapturedModel, inputs: Mapping[str, Tensor], is_trained: bool

@@ -83,7 +83,7 @@ class OpenStep(SuspendedCall):
             ValueError: the step calls forward in another form than the first step did.
         """
         try:
-            return self._run.built.captured.inputs(*self.arguments)
+            return self._run.built.captured.inputs_of_call(*self.arguments)
         except OtherFormError as error:
             either = "use schedule='gpipe', which captures every form of call"
             raise ValueError(f"{error}, or {either}") from None

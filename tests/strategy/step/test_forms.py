@@ -41,7 +41,7 @@ OF_RECURRENT = [
         (forms.LossInForward, CHAIN, 3),
         (forms.LossInForward, REPLICAS, 2),
         (forms.Flagged, [["first"], ["second", "head"]], 2),
-        (forms.ByMode, [["first"], ["second", "head"]], 2),
+        (forms.ByMode, [["first"], ["second", "head", "aside"]], 2),
     ],
 )
 @pytest.mark.parametrize("validates_first", [True, False])
@@ -50,7 +50,7 @@ def test_as_on_one_device(
 ) -> None:
     checks = {"num_sanity_val_steps": 2 if validates_first else 0}
     training = Training(build, num_steps=8, trainer=checks)
-    if issubclass(build, forms.Flagged) and not validates_first:
+    if build is forms.Flagged and not validates_first:
         plan = [["first"], ["second", "head", "aside"]]
     assert_equal_training(
         pool, training, num_ranks=num_ranks, plan=plan, schedule=schedule, num_microbatches=4
@@ -78,6 +78,15 @@ def test_a_layer_with_statistics_that_one_form_uses(
     training = Training(forms.Normalized, num_steps=6, trainer=checks)
     plan = [["first"], ["second", "head"] if validates_first else ["second", "head", "aside"]]
     assert_equal_training(pool, training, num_ranks=2, plan=plan, num_microbatches=1)
+
+
+@pytest.mark.parametrize("validates_first", [True, False])
+def test_statistics_that_one_mode_changes(pool: WorkerPool, validates_first: bool) -> None:
+    """The plan is that of training, in either case."""
+    checks = {"num_sanity_val_steps": 2 if validates_first else 0}
+    training = Training(forms.NormalizedByMode, num_steps=6, trainer=checks)
+    plan = [["first"], ["second"], ["head", "aside"]]
+    assert_equal_training(pool, training, num_ranks=3, plan=plan, num_microbatches=1)
 
 
 @pytest.mark.parametrize("validates_first", [True, False])

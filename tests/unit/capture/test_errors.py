@@ -196,13 +196,13 @@ def test_a_root_that_branches_on_the_mode_is_captured_in_its_mode(training: bool
     inputs, module = (torch.randn(4, 3),), BranchesOnMode().train(training)
     captured = capture(module, inputs, {})
     assert [op.name for op in captured.graph] == (["a"] if training else ["b", "relu"])
-    captured.inputs(inputs, {})
+    captured.inputs_of_call(inputs, {})
     again = capture(module.train(), inputs, {}, verified=captured.verified)
     assert again.fingerprint == captured.fingerprint
     line = line_of(BranchesOnMode.forward, "# mode")
     module.train(not training)
     with pytest.raises(ValueError, match=f"different operators in train and in eval.*{line}"):
-        captured.inputs(inputs, {})
+        captured.inputs_of_call(inputs, {})
 
 
 @pytest.mark.parametrize(
