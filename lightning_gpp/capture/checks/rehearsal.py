@@ -3,8 +3,8 @@
 The module itself runs once beside its traces: in train mode, with inputs of another size than it is
 traced with. What a graph of it computes with these is compared, gradients included: the operators
 of a graph are the same for all samples, autograd derives the backward from them, and a detached or
-doubled path shows at any size. Both modes have the same graph; only where constants other than
-flags differ between them the module runs in evaluation mode, too.
+doubled path shows at any size. Both modes have the same graph, or one takes the place of both; only
+where constants other than flags differ the module runs in evaluation mode, too.
 """
 
 from __future__ import annotations
