@@ -106,7 +106,7 @@ class _Report:
         )
         with contextlib.suppress(Exception):  # this process cannot make it, or there is none
             error = pickle.loads(self.pickled)
-            add_note(error, f"of rank {self.rank}:\n\n{self.details}")  # the text is in the error
+            add_note(error, f"rank {self.rank} failed:\n\n{self.details}")  # it has its own text
         error.__dict__["of_other_rank"] = self.full_text
         return error
 
