@@ -1,7 +1,7 @@
 """The public entry of capture: traces a module, and checks the trace.
 
 A module is traced in both modes, and traced again with those of its parts kept whole that decide
-for themselves. Where it is another graph in evaluation, only the mode that it is in is captured.
+for themselves. If the modes have different graphs, only one of them is captured.
 Whether the trace computes what the module computes is then tried on all inputs that the module is
 run with. Before values are compared, decisions of the user's Python that are in the trace have to
 come out the same for another size.

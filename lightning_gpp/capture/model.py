@@ -40,9 +40,9 @@ class Verified:
         reads: plain attributes that forward read and that must not change.
         is_random: whether forward draws random numbers from torch in training mode.
         observed: names of modules whose calls hooks of the user's look at and do not change.
-        parted: where the forward of the other mode is another one, so that only one is captured;
-            empty where both modes have one graph.
-        mode: the one that is captured.
+        parted: where training and evaluation begin to run different operators; empty if they run
+            the same. Then only one mode is captured.
+        mode: training flag of that mode.
     """
 
     num_samples: int
@@ -157,11 +157,11 @@ class CapturedModel:
         return self._arguments.tensors(args, kwargs)
 
     def inputs_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The same, of a call in the mode that the module is in.
+        """Like :meth:`inputs`, for a call now: the module has to be in a mode that was captured.
 
         Raises:
-            OtherFormError: likewise, or that mode has another graph.
-            ValueError: likewise.
+            OtherFormError: the call is of another form, or in a mode with another graph.
+            ValueError: as :meth:`inputs`.
         """
         if self.verified.parted and self.module.training is not self.verified.mode:
             raise OtherFormError(

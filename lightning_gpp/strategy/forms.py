@@ -69,7 +69,7 @@ def use_form_of(
     run.lead(Build(autocast))
     with autocast.while_building(run.device):
         build_form(run, example)
-    if len(run.forms) == 1:  # it may be that of training, for the sake of the plan
+    if len(run.forms) == 1:  # the first one may be that of training, which makes the plan
         use_form_of(run, args, kwargs, example)
 
 

@@ -130,8 +130,8 @@ def _codes(
         for name in code.parameter_names:
             readers.setdefault(prefix + name, set()).update(homes)
         for name in code.buffer_names:
-            # The user's step may read constant buffers too, so rank 0 keeps them. Of a further form
-            # of call they are where the first one has put them.
+            # The user's step may read constant buffers too, so rank 0 keeps them. Those of another
+            # form of call stay where the first form put them.
             is_kept = not run.forms and name not in captured.changing
             holders = homes | {0} if is_kept else homes
             readers.setdefault(prefix + name, set()).update(holders)

@@ -3,7 +3,7 @@
 The module itself runs once beside its traces: in train mode, with inputs of another size than it is
 traced with. What a graph of it computes with these is compared, gradients included: the operators
 of a graph are the same for all samples, autograd derives the backward from them, and a detached or
-doubled path shows at any size. Both modes have the same graph, or one takes the place of both; only
+doubled path shows at any size. Both modes have the same graph, or only one is captured; only
 where constants other than flags differ the module runs in evaluation mode, too.
 """
 
@@ -129,7 +129,7 @@ class Rehearsal:
             self.sample = self.sample.sized(count)
 
     def take_mode(self, training: bool) -> None:
-        """One mode takes the place of both."""
+        """Runs with the training flags of this mode from now on, in place of both modes."""
         self._flags = dict.fromkeys(MODES, self._flags[training])
         self._needs_backward = training
 

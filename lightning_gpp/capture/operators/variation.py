@@ -69,8 +69,8 @@ _ALONG: dict[str, tuple[int, tuple[int, ...]]] = {
     "flip": (1, ()),
     "flipud": (1, (0,)),
 }
-"""Functions whose entries look at others along dimensions: the argument that gives these, and what
-they are where it is left out; all where there is nothing."""
+"""Functions whose entries depend on others along some dimensions: the position of the argument that
+names these, and its default (empty: all dimensions)."""
 
 _LINEAR: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv}
