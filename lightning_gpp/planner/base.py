@@ -96,6 +96,8 @@ class PlanRequest:
         held_versions: of the parameters, where the pipeline does not drain.
         sums_share: the part of their time that sums of gradients are taken to need; less than 1 in
             a search for the way past them.
+        inputs_ahead: whether the inputs of a step are sent during the step before, where the user's
+            step runs on whole mini-batches.
 
     Raises:
         ValueError: the model has no operator, a number makes no sense, the schedule is unknown, or
@@ -113,6 +115,7 @@ class PlanRequest:
     max_replicas: int | None = None
     held_versions: HeldVersions = ONE_VERSION
     sums_share: float = 1.0
+    inputs_ahead: bool = False
 
     def __post_init__(self) -> None:
         if not self.graph.operators:
@@ -151,6 +154,11 @@ class PlanRequest:
     def holds_all(self) -> bool:
         """Whether stages hold the activations of all micro-batches at their peak."""
         return self.order.forwards_first
+
+    @property
+    def feeds_ahead(self) -> bool:
+        """Whether stages have their inputs when a step begins."""
+        return self.inputs_ahead and self.order.forwards_first
 
     @property
     def order(self) -> Schedule:

@@ -29,6 +29,9 @@ from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program, Window
 from lightning_gpp.schedule.program_parts import Part
 
+_FIRST_AHEAD = 2
+"""In a tag, in the place of what says whether a message goes backward: inputs that come ahead."""
+
 
 class _NothingCameError(RuntimeError):
     """A stage was to get values from another one, whose error is known."""
@@ -86,6 +89,9 @@ class Run:
         shift: added to numbers of micro-batches, in a window of a longer training.
         chunks: which part of one graph every micro-batch is, where they are that.
         device: of this rank.
+        ahead: under this number its inputs have come before it began; None: they come in it.
+        is_early: whether it sends inputs under that number, for a run to come.
+        after_sends: on the rank of the feed, called once the last gradient is on its way.
         message: the last one, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
@@ -101,9 +107,13 @@ class Run:
     shift: int = 0
     chunks: Sequence[int] = ()
     device: int = field(init=False)
+    ahead: int | None = None
+    is_early: bool = False
+    after_sends: Callable[[], None] | None = None
     message: Payload | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
+    _last_send: Action | None = None
 
     def __post_init__(self) -> None:
         assert len(self.unit_sizes) == self.program.num_microbatches, self.unit_sizes
@@ -122,7 +132,11 @@ class Run:
         """Runs all backwards and sums; ``retain``: they can be run again."""
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
-        self.perform_all(self.program.around_turn(self.device)[1])
+        actions = self.program.around_turn(self.device)[1]
+        if self.after_sends is not None:
+            sends = (each for each in reversed(actions) if each.kind is Kind.SEND_BACKWARD)
+            self._last_send = next(sends, None)
+        self.perform_all(actions)
 
     def window(self, number: int) -> None:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
@@ -131,15 +145,18 @@ class Run:
     def perform_all(self, actions: Sequence[Action]) -> None:
         """Runs actions of this device."""
         pace, on_record = self.executor.pace, self.executor.on_record
-        if pace is None and on_record is None:
+        is_plain = pace is None and on_record is None
+        with nullcontext() if pace is None else pace.run(self.program, self.device):
             for action in actions:
-                HANDLERS[action.kind](self, action)
-        else:
-            with nullcontext() if pace is None else pace.run(self.program, self.device):
-                for action in actions:
+                if is_plain:
+                    HANDLERS[action.kind](self, action)
+                else:
                     record = self.perform_timed(action)
                     if on_record is not None:
                         on_record(record)
+                if action is self._last_send and self.after_sends is not None:
+                    self.after_sends()
+                    self.after_sends = None
         self.executor.transport.flush()
         if self.executor.cutter.doubtful:
             try:
@@ -172,8 +189,12 @@ class Run:
         """Hands a message to the transport."""
         executor, program = self.executor, self.program
         source, target, backward, index = action.message
-        tag = source, target, backward, index + self.shift
+        tag: Tag = (source, target, backward, index + self.shift)
         payload = self.state.outbox.pop(tag)
+        if source == FEED and self.ahead is not None:
+            if not self.is_early:  # it is there
+                return
+            tag = self._ahead_tag(tag)
         rank = executor.rank_of_device[program.devices[target]]  # of FEED: the last
         if source == FEED and executor.staying.names:
             names = program.edge[FEED, target].values
@@ -187,12 +208,33 @@ class Run:
         source, target, backward, index = action.message
         tag = source, target, backward, index + self.shift
         rank = executor.rank_of_device[program.devices[source]]  # of FEED: the last
-        payload = self._receive(rank, tag, action)
+        came_early = source == FEED and self.ahead is not None
+        payload = self._receive(rank, self._ahead_tag(tag) if came_early else tag, action)
         self.message = payload
         if source == FEED and executor.staying.names and not payload.is_nothing:
             names = program.edge[FEED, target].values
             payload = executor.staying.filled(payload, names, program.replica(target).stage)
         self.state.inbox[tag] = payload
+
+    def _ahead_tag(self, tag: Tag) -> Tag:
+        assert self.ahead is not None, "inputs come ahead under a number"
+        return *tag[:2], _FIRST_AHEAD + self.ahead, tag[3]
+
+    def feed_ahead(self) -> None:
+        """Sends the inputs of a run to come, in which :attr:`ahead` is the same."""
+        pace = self.executor.pace
+        for action in self.program.forward_half(self.device):
+            if action.stage == FEED and action.kind.is_compute:
+                self.forward(action)
+            elif action.stage == FEED:
+                with nullcontext() if pace is None else pace.action(action):
+                    self.send(action)
+
+    def drop_ahead(self) -> None:
+        """Takes the inputs that have come for a run that takes others."""
+        for action in self.program.forward_half(self.device):
+            if action.kind is Kind.RECEIVE_FORWARD and action.message[0] == FEED:
+                self.receive(action)
 
     def _receive(self, source: int, tag: Tag, action: Action) -> Payload:
         return self.executor.transport.receive(

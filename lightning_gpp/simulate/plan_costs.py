@@ -76,7 +76,15 @@ def program_costs(
         fixed_bytes=loss.fixed_bytes + step_bytes,
     )
     buckets = tuple(_buckets(run))
-    return ProgramCosts(request.cluster, (*stages, loss), forward, backward, buckets, besides)
+    return ProgramCosts(
+        request.cluster,
+        (*stages, loss),
+        forward,
+        backward,
+        buckets,
+        besides,
+        feeds_ahead=request.feeds_ahead,
+    )
 
 
 def _stage_costs(run: PipelineRun) -> Iterator[StageCosts]:
@@ -87,10 +95,12 @@ def _stage_costs(run: PipelineRun) -> Iterator[StageCosts]:
         for units, one in zip(stage.replica_multiples, computes):
             share = run.unit_size * units
             read_bytes = sum(edge_bytes(request.graph, e.values).held(share) for e in edges)
+            memory = stage_memory(request, stage, one, run.in_flight[stage.id], 0.0)
+            ahead_bytes = run.ahead_bytes(stage, units)
             yield StageCosts(
                 one.forward_s,
                 one.backward_s,
-                stage_memory(request, stage, one, run.in_flight[stage.id], 0.0).fixed_bytes,
+                memory.fixed_bytes + ahead_bytes,
                 read_bytes if stage.recompute else one.activation_bytes,
                 one.activation_bytes if stage.recompute else 0.0,
             )

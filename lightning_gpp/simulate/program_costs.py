@@ -148,6 +148,7 @@ class ProgramCosts:
             to source.
         buckets: in the order in which a device begins their sums.
         step: what comes besides.
+        feeds_ahead: whether stages have their inputs when the program begins.
     """
 
     cluster: Cluster
@@ -156,6 +157,7 @@ class ProgramCosts:
     backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
+    feeds_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

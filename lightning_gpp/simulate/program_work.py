@@ -209,7 +209,8 @@ class ProgramWork:
         """Seconds of a message, and what it is."""
         costs = message_costs(self.program, self.costs, source, target, is_gradient=is_gradient)
         shown = Shown(TransferKind.MESSAGE, None, costs.size.of(units), costs.channels)
-        return costs.transfer_s(units), shown
+        is_there = source == FEED and self.costs.feeds_ahead
+        return 0.0 if is_there else costs.transfer_s(units), shown
 
     def _reduce(self, device: int, action: Action) -> None:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""

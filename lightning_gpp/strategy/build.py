@@ -275,6 +275,7 @@ class PipelineBuild:
             settings = replace(settings, num_microbatches=count)
             example = replace(example, minibatch_size=chunks.num_vertices, num_microbatches=count)
             ways = chunked.in_ways if chunks.num_ways > 1 else None
+        example = replace(example, inputs_ahead=self.run.inputs_ahead)
         at_hand = cluster_at_hand(self.found, rooms)
         return plan_pipeline(settings, self.captured, example, at_hand, self.measured, ways)
 

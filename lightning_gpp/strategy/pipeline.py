@@ -23,7 +23,7 @@ from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums import ProcessSums
 from lightning_gpp.schedule import Program, Window
 from lightning_gpp.schedule.schedules import FORWARD_ONLY
-from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch
+from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, SentAhead
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.state.callbacks import clear_old_gradients
 from lightning_gpp.strategy.state.held_elsewhere import lifted
@@ -90,7 +90,26 @@ class Pipeline:
             assert self.chunked is not None
             self.chunked.begin_epoch()
         run = self._begin(message, message.training, boundary, message.chunks)
+        if message.ahead is not None and message.ahead.is_right:
+            run.ahead = message.ahead.number
         return RankCall(run, GradientStash(self._of_stages), self._part)
+
+    def feed_ahead(self, number: int, units: Sequence[int], boundary: Boundary) -> None:
+        """Rank 0: sends the inputs of a call to come.
+
+        Args:
+            number: under which they go.
+            units: samples of each of the smallest micro-batches.
+            boundary: gives the inputs.
+        """
+        program = self._trained_program(units, frozenset())
+        run = Run(self.executor, program, units, True, boundary, ahead=number, is_early=True)
+        run.feed_ahead()
+
+    def drop_ahead(self, sent: SentAhead) -> None:
+        """Other ranks: the inputs that were sent ahead are those of no call."""
+        program = self._trained_program(sent.units, frozenset())
+        Run(self.executor, program, sent.units, True, ahead=sent.number).drop_ahead()
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -190,16 +209,19 @@ class Pipeline:
         chunks: Sequence[int] = (),
     ) -> Run:
         """A run of a mini-batch that trains, of which nothing is done yet."""
-        units, needs = message.units, message.needs
+        units = message.units
+        program = self._trained_program(units, message.needs)
+        self.last_trained, self.last_sizes = program, tuple(units)
+        return Run(self.executor, program, units, training, boundary, chunks=chunks)
+
+    def _trained_program(self, units: Sequence[int], needs: frozenset[str]) -> Program:
         key = (len(units), self.schedule, needs)
         if key not in self._programs:
             placed = self.placed.with_needs(needs)
             is_small = len(units) % placed.units_at_a_time
             make = placed.small_program if is_small else placed.program
             self._programs[key] = make(len(units), schedule=self.schedule)
-        program = self._programs[key]
-        self.last_trained, self.last_sizes = program, tuple(units)
-        return Run(self.executor, program, units, training, boundary, chunks=chunks)
+        return self._programs[key]
 
     def _stash(self, loss_scale: float = 1.0) -> GradientStash:
         """What the gradients of a training step that runs them itself go to."""

@@ -68,8 +68,9 @@ class PipelinedRun:
         num_pipelines: how many there are.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         originals: of batches on the device.
-        train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
-            is under way.
+        train_batches: rank 0: the iteration of the training data that is under way, if it may be
+            read ahead.
+        inputs_ahead: rank 0: whether the inputs of steps are likely to be sent ahead.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
         in_pipeline_s: seconds that rank 0 spent in calls of the forward and in their backwards.
@@ -116,6 +117,7 @@ class PipelinedRun:
         self.own_gradients = OwnGradients({})
         self.full_batch, self.originals = 0, Originals()
         self.train_batches: Any = None
+        self.inputs_ahead = False
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
         self.saved_optimizers: ShardedCheckpoint | None = None

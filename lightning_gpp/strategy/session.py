@@ -210,6 +210,7 @@ class Session:
         if self.run.peers is not None and sys.exc_info()[1] is not None:
             self.run.peers.leave()
         self._steps.close()
+        self.run.train_batches = None  # worker processes of a loader end
         self.run.stop_early_modules()
 
     def _make_whole(self) -> None:

@@ -63,6 +63,7 @@ def requests(draw: st.DrawFn, schedule: str, graph: ModelGraph) -> PlanRequest:
         costs=Costs((replace(draw(profiles(graph)), device="any"),)),
         schedule=schedule,
         may_recompute=draw(st.booleans()),
+        inputs_ahead=draw(st.booleans()),
     )
 
 

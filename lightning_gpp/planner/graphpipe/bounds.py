@@ -177,7 +177,8 @@ class DraftBounds:
             return None
         if not carried.is_cuttable and not _takes_the_same(source, target):
             return None
-        if shares or target[3]:
+        is_there = not units and self._request.feeds_ahead
+        if shares or target[3] or is_there:
             return UNTIMED
         return _edge_seconds(self._request, carried, source, target, count)
 

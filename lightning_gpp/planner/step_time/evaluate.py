@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from lightning_gpp.graph import FEED
@@ -332,6 +332,8 @@ def _replicas(run: PipelineRun, stage: Stage) -> tuple[ReplicaEvaluation, ...]:
             sizes = (request.tables.edge_bytes(edge.values) for edge in edges)
             read_bytes = sum(size.held(run.unit_size * units) for size in sizes)
         memory = stage_memory(request, stage, compute, in_flight, read_bytes)
+        ahead_bytes = run.ahead_bytes(stage, units)
+        memory = replace(memory, fixed_bytes=memory.fixed_bytes + ahead_bytes)
         found[units, compute] = ReplicaEvaluation(compute.forward_s, compute.backward_s, memory)
     return tuple([found[one] for one in each])
 

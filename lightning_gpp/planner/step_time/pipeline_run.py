@@ -128,6 +128,20 @@ class PipelineRun(Numbering):
         own = self.graph.own_parameters[stage.id]
         return stage_sums(self.request, stage, self.unit_size, own)
 
+    def ahead_bytes(self, stage: Stage, units: int) -> int:
+        """Bytes of the inputs of the next step that a replica of a stage holds.
+
+        Args:
+            stage: the stage.
+            units: the replica's share of a micro-batch, in smallest ones.
+        """
+        if not self.request.feeds_ahead:
+            return 0
+        edges = (edge for edge in self.graph.stages.edges if edge.target == stage.id)
+        sizes = [self.request.tables.edge_bytes(e.values) for e in edges if e.source == FEED]
+        share = self.request.minibatch_size * units / stage.microbatch_multiple
+        return round(sum(size.forward(share) for size in sizes))
+
     def _work(self) -> Work:
         """All that is played."""
         frame, durations = self._frame(), list[float]()
@@ -345,8 +359,8 @@ class PipelineRun(Numbering):
         ]
 
     def _message(self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool) -> How:
-        """How a message goes; on one device it takes no time, and is not sent."""
-        if sender == receiver:
+        """How a message goes; what is there already takes no time."""
+        if sender == receiver or (is_feed and self.request.feeds_ahead):
             return 0.0, sender, ()
         (link,) = self.request.tables.links((sender,), (receiver,))
         assert link is not None

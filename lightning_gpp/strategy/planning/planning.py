@@ -43,6 +43,7 @@ class Example:
         minibatch_size: samples of the mini-batch; None where the batch cannot be cut.
         num_microbatches: micro-batches that the mini-batch was cut into for it.
         otherwise: what they see if the forward does not take some of the samples.
+        inputs_ahead: whether inputs of a step are likely to be sent during the step before.
     """
 
     args: tuple[Any, ...]
@@ -50,6 +51,7 @@ class Example:
     minibatch_size: int | None
     num_microbatches: int
     otherwise: Example | None = None
+    inputs_ahead: bool = False
 
 
 def plan_pipeline(
@@ -107,6 +109,8 @@ def plan_pipeline(
     asked = PlanQuestion(question, settings.planner, settings.schedule, fills, plan, compares)
     found = plan_to_run(asked, search)
     notes += found.notes
+    if found.request.feeds_ahead:
+        notes += ("Inputs: sent during the step before; worker processes read the batches.",)
     if plan is None:
         _warn_of_idle_devices(found, captured.kept_whole)
     else:
@@ -181,4 +185,5 @@ def _request(
         num_microbatches=num_microbatches,
         max_replicas=1 if num_microbatches == 1 or settings.full_graph is not None else None,
         held_versions=settings.held_versions,
+        inputs_ahead=example.inputs_ahead,
     )

@@ -142,6 +142,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class SentAhead:
+    """Inputs that rank 0 has sent during the step before.
+
+    Attributes:
+        number: under which they were sent.
+        form: number of the pipeline that they were sent for.
+        units: samples of each of the smallest micro-batches.
+        is_right: whether they are those of the call.
+    """
+
+    number: int
+    form: int
+    units: list[int]
+    is_right: bool
+
+
+@dataclass(frozen=True)
 class Forward:
     """Run a call of the pipelined forward.
 
@@ -153,6 +170,7 @@ class Forward:
         autocast: the user's.
         chunks: which part of one graph every micro-batch is, where they are that.
         fills: whether the histories of one graph are filled by an exact pass.
+        ahead: inputs that were sent before it, for this call as rank 0 guessed.
     """
 
     call: int | None
@@ -162,6 +180,7 @@ class Forward:
     autocast: Autocast
     chunks: tuple[int, ...] = ()
     fills: bool = False
+    ahead: SentAhead | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch
 from lightning_gpp.strategy.settings import refuse_for_async
 from lightning_gpp.strategy.step.followers import Follower
-from lightning_gpp.strategy.step.loaders import LeadingBatches
+from lightning_gpp.strategy.step.loaders import LeadingBatches, batches_left, placed_batch
 from lightning_gpp.strategy.step.suspended_steps import SuspendedSteps
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights
@@ -156,23 +156,10 @@ class AsyncSteps(SuspendedSteps):
 
     def _ahead(self) -> list[Any]:
         """The batches that follow, as far as the pipeline is ahead and the Trainer will go."""
-        run, trainer = self._run, self._run.module.trainer
-        loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
-        left = [
-            most_ahead(run.built.placed.stages),
-            trainer.num_training_batches - loop.batch_progress.current.ready,
-        ]
-        if loop.max_steps >= 0:  # up to the last update that the Trainer will make
-            left.append((loop.max_steps - loop.global_step) * each - loop.batch_idx % each - 1)
+        run = self._run
+        count = min(most_ahead(run.built.placed.stages), batches_left(run.module.trainer))
         assert self._batches is not None
-        return self._batches.look_ahead(int(max(0, min(left))), self._placed)
-
-    def _placed(self, batch: Any) -> Any:
-        """A batch as the Trainer gives it to the step."""
-        trainer = self._run.module.trainer
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = self._run.module._on_before_batch_transfer(batch, dataloader_idx=0)
-        return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        return self._batches.look_ahead(int(count), partial(placed_batch, run))
 
     # All ranks -------------------------------------------------------------------------------
 
@@ -181,7 +168,7 @@ class AsyncSteps(SuspendedSteps):
         for watched in self._run.last_steps:
             watched.close()
         super().close()
-        self._batches = self._run.train_batches = None  # worker processes of a loader end
+        self._batches = None
 
     def _perform(self, message: AsyncMinibatch, boundary: AsyncSteps | None) -> GradientStash:
         """This rank's part of a window; its gradients are in what is returned."""

@@ -114,6 +114,8 @@ class Follower:
                 self._model.forward(message, None)
             case Forward():
                 assert message.call is not None
+                if message.ahead is not None and not message.ahead.is_right:
+                    run.forms[message.ahead.form].drop_ahead(message.ahead)
                 call = self._calls[message.call] = self._model.call(message, None)
                 with message.autocast.on(run.device):
                     call.forward()

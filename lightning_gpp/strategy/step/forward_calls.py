@@ -41,6 +41,7 @@ from lightning_gpp.strategy.ranks.messages import Autocast, Backward, BackwardEn
 from lightning_gpp.strategy.settings import FullGraph
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.cut_checks import CutChecks
+from lightning_gpp.strategy.step.inputs_ahead import InputsAhead
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 from lightning_gpp.strategy.step.suspended_steps import check_is_here, loss_in, with_loss
 
@@ -65,6 +66,7 @@ class ForwardCalls:
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._checks = CutChecks(run)
+        self._ahead = InputsAhead(run)
         self._num_calls = 0
         self.before: Callable[[], None] = lambda: None
 
@@ -78,16 +80,19 @@ class ForwardCalls:
         Raises:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
-        run, log = self._run, LedLog(self._run.module)
+        run, log, is_training = self._run, LedLog(self._run.module), name == "training_step"
+        if is_training and run.train_batches is not None:
+            self._ahead.begin(batch)
         with self._leading(name, log):
             result = getattr(run.module, name)(batch, *args, **kwargs)
-        loss = loss_in(result) if name == "training_step" else None
+        loss = loss_in(result) if is_training else None
         value = loss.detach() if isinstance(loss, Tensor) else None
         if value is not None:  # before others are told of it
             check_is_here(value)
         run.lead_end([] if run.is_alone else log.calls(batch), value)
         if not isinstance(loss, Tensor) or not run.module.automatic_optimization:
             return result
+        self._ahead.read()
         return with_loss(result, led_backward(loss, run))
 
     def hook(
@@ -157,6 +162,7 @@ class ForwardCalls:
         except OtherFormError:
             pass
         run.stop_early_modules()
+        run.inputs_ahead = self._ahead.is_likely(args, kwargs)
         with taken_away(run.target, "forward", self.inner), run.control.together():
             use_form_of(
                 run, args, kwargs, lambda: example_of(run.target, args, kwargs, run.unit_sizes)
@@ -248,6 +254,7 @@ class ForwardCalls:
             Autocast.current(run.device),
             chunks,
             fills,
+            self._ahead.come(inputs, units, needs) if is_trained else None,
         )
         return message, boundary
 
@@ -263,6 +270,7 @@ class ForwardCalls:
             return boundary.take_outputs()
         self._num_calls += 1
         call = run.model.call(message, boundary)
+        self._ahead.follow(call)
         anchor = torch.empty((), device=run.device, requires_grad=True)
         led = LedCall(run, message.call, call, boundary, tuple(inputs), anchor)
         found = _Node.apply(led, *inputs.values(), led.anchor)  # type: ignore[no-untyped-call]

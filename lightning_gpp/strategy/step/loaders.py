@@ -18,7 +18,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_gpp.strategy.cutting.microbatches import size_or_none
 from lightning_gpp.strategy.lightning_private import IndexBatchSampler, loaders_of_loops
@@ -78,8 +80,8 @@ def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
             begin(combined)
             with run.failures.guard():
                 lengths = run.control.share([sized_len(loader) for loader in own], _LENGTH)
-            pairs = zip(own, lengths, strict=True)
-            combined.flattened = [_Reader(loader, length, run) for loader, length in pairs]
+            pairs, is_only = zip(own, lengths, strict=True), len(own) == 1
+            combined.flattened = [_Reader(loader, length, run, is_only) for loader, length in pairs]
             return begin(combined)
         finally:
             combined.flattened = own
@@ -125,9 +127,9 @@ class _Length:
 class _Reader(_Length):
     """Reads a loader together with the other ranks; a copy of it reads nothing."""
 
-    def __init__(self, loader: Any, length: int | None, run: PipelinedRun) -> None:
+    def __init__(self, loader: Any, length: int | None, run: PipelinedRun, is_only: bool) -> None:
         super().__init__(loader, length)
-        self._run = run
+        self._run, self._is_only = run, is_only
 
     def __reduce__(self) -> Any:
         return list, ()
@@ -142,9 +144,46 @@ class _Reader(_Length):
         with run.alone(_READING):
             batches = iter(self._loader)
         led = LeadingBatches(batches, run)
-        if run.settings.is_asynchronous and run.module.trainer.training:
-            run.train_batches = led
+        if run.module.trainer.training:
+            can_look = self._is_only and can_look_ahead(self._loader, run)
+            run.train_batches = led if can_look or run.settings.is_asynchronous else None
         return led
+
+
+def can_look_ahead(loader: Any, run: PipelinedRun) -> bool:
+    """Rank 0: whether nobody sees that a batch is read, and moved to the device, a step early.
+
+    Worker processes read earlier anyway; what is read in this process may draw random numbers, a
+    loader with a state would save another one, and so might the user's hooks.
+    """
+    hooks = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+    owners = run.module, getattr(run.module.trainer, "datamodule", None)
+    return (
+        not run.is_alone
+        and isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and not hasattr(loader, "state_dict")
+        and sized_len(loader) is not None
+        and not any(is_overridden(hook, owner) for owner in owners if owner for hook in hooks)
+    )
+
+
+def batches_left(trainer: pl.Trainer) -> int | float:
+    """In a training step: how many batches the Trainer will read after this one in the epoch."""
+    loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+    left = trainer.num_training_batches - loop.batch_progress.current.ready
+    if loop.max_steps >= 0:  # up to the last update that the Trainer will make
+        last = (loop.max_steps - loop.global_step) * each - loop.batch_idx % each - 1
+        left = min(left, last)
+    return max(0, left)
+
+
+def placed_batch(run: PipelinedRun, batch: Any) -> Any:
+    """A batch as the Trainer gives it to the step."""
+    trainer = run.module.trainer
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = run.module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 class _Batches(Iterator[Any]):

@@ -1,0 +1,140 @@
+"""Sends the inputs of the next step while this one runs, where its batch can be read early.
+
+Once the user's step has returned, rank 0 reads the next batch; when its last gradient is on its
+way, the tensors of that batch go to the ranks that will read them, which keep them until a call
+takes them. Which tensors those are is a guess: the places in the batch at which this step's call
+has found its arguments. The call finds out by identity whether they are its arguments, unchanged;
+otherwise it sends its own, and what has come is dropped. So a wrong guess costs time, and nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from lightning_gpp.common.tensor_places import num_changes
+from lightning_gpp.runtime.executor import Run
+from lightning_gpp.runtime.payload import tensors_in
+from lightning_gpp.strategy.cutting.cutting import call_size, input_slices
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.messages import SentAhead
+from lightning_gpp.strategy.step.loaders import batches_left, placed_batch
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """The inputs of a call to come.
+
+    Attributes:
+        number: under which they are sent.
+        pipeline: that the call will run on.
+        units: samples of each of the smallest micro-batches.
+        inputs: by name, each with its changes in place so far.
+    """
+
+    number: int
+    pipeline: Pipeline
+    units: list[int]
+    inputs: Mapping[str, tuple[Tensor, int | None]]
+
+    def is_right(self, inputs: Mapping[str, Tensor], units: list[int]) -> bool:
+        """Whether a call has these inputs."""
+        if units != self.units or inputs.keys() != self.inputs.keys():
+            return False
+        return all(
+            tensor is inputs[name] and num_changes(tensor) == count is not None
+            for name, (tensor, count) in self.inputs.items()
+        )
+
+
+class InputsAhead:
+    """What rank 0 sends ahead, of the first call of each training step.
+
+    Args:
+        run: of this rank.
+    """
+
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+        self._number = 0
+        self._sent: _Guess | None = None
+        self._batch: Any = None
+        self._call: RankCall | None = None
+        self._places: dict[str, int] = {}
+        self._is_whole = False
+
+    def begin(self, batch: Any) -> None:
+        """A training step begins."""
+        self._batch, self._places = batch, {}
+
+    def is_likely(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call has tensors of the batch, as they are, in a step that this begins."""
+        if self._batch is None:
+            return False
+        leaves = {id(leaf) for leaf in tensors_in([self._batch])}
+        return all(id(tensor) in leaves for tensor in tensors_in([*args, *kwargs.values()]))
+
+    def come(
+        self, inputs: Mapping[str, Tensor], units: list[int], needs: frozenset[str]
+    ) -> SentAhead | None:
+        """What was sent ahead, for this call as was guessed; None if there is nothing.
+
+        Args:
+            inputs: of the call, by name.
+            units: samples of each of the smallest micro-batches.
+            needs: inputs that need a gradient.
+        """
+        if self._batch is None:  # not the first call of a training step
+            return None
+        places = {id(leaf): place for place, leaf in enumerate(tensors_in([self._batch]))}
+        self._batch = None
+        if not needs and all(id(tensor) in places for tensor in inputs.values()):
+            self._places = {name: places[id(tensor)] for name, tensor in inputs.items()}
+        self._is_whole = len(units) == 1
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return None
+        is_right = sent.pipeline is self._run.built and not needs and sent.is_right(inputs, units)
+        form = self._run.forms.index(sent.pipeline)
+        return SentAhead(sent.number, form, sent.units, is_right)
+
+    def follow(self, call: RankCall) -> None:
+        """The call of :meth:`come` runs as this one."""
+        self._call = call if self._places else None
+
+    def read(self) -> None:
+        """After the user's step: reads the next batch, whose inputs go out in the backward."""
+        run, call = self._run, self._call
+        self._call = self._batch = None
+        if run.train_batches is None or call is None or not isinstance(call.run, Run):
+            return
+        if run.built.executor.staying.names or not batches_left(run.module.trainer):
+            return
+        batches = run.train_batches.look_ahead(1, partial(placed_batch, run))
+        leaves = tensors_in(batches)
+        if len(leaves) <= max(self._places.values()):
+            return
+        captured, built = run.built.captured, run.built
+        inputs = {name: leaves[place] for name, place in self._places.items()}
+        num_samples = call_size(captured, inputs)
+        if num_samples is None:
+            return
+        units = [num_samples] if self._is_whole else run.unit_sizes(num_samples)
+        sizes = built.call_sizes(units, is_trained=True)
+        if input_slices(captured, inputs, sizes) is None:
+            return
+        self._number += 1
+        counted = {name: (tensor, num_changes(tensor)) for name, tensor in inputs.items()}
+        guess = _Guess(self._number, built, units, counted)
+        call.run.after_sends = partial(self._send, guess, CallBoundary.of(captured, inputs, sizes))
+
+    def _send(self, guess: _Guess, boundary: CallBoundary) -> None:
+        guess.pipeline.feed_ahead(guess.number, guess.units, boundary)
+        self._sent = guess
