@@ -35,7 +35,11 @@ from lightning_gpp.planner.plan.by_rank import by_rank, with_loss_on
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import validate_plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.planner.units import num_separable
+
+BACKWARD_PART = 0.5
+"""Of a step, in which gradients flow at the least."""
 
 WORTH_TELLING = 0.95
 """Of a step: schedules that are not faster by more are not told of, predictions are not closer."""
@@ -96,6 +100,12 @@ def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
         f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
         f"predicted {gain}. devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
     )
+
+
+def has_time_to_feed(plan: Plan, request: PlanRequest) -> bool:
+    """Whether the inputs of the next step can be sent while the gradients of this one flow."""
+    fed_s = PipelineRun(plan, request).fed_s()
+    return fed_s <= BACKWARD_PART * evaluate_plan(plan, request).step_s
 
 
 def num_devices_used(plan: Plan) -> int:

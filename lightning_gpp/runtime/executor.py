@@ -8,9 +8,11 @@ them, or joined from theirs; gradients from different stages are added up (by au
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -74,7 +76,7 @@ class Executor:
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-@dataclass(slots=True)
+@dataclass
 class Run:
     """One run of a program on this rank.
 
@@ -91,7 +93,8 @@ class Run:
         device: of this rank.
         ahead: under this number its inputs have come before it began; None: they come in it.
         is_early: whether it sends inputs under that number, for a run to come.
-        after_sends: on the rank of the feed, called once the last gradient is on its way.
+        early: on the rank of the feed, the run whose inputs are sent in this one's backward half;
+            none once they are on their way.
         message: the last one, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
@@ -109,11 +112,10 @@ class Run:
     device: int = field(init=False)
     ahead: int | None = None
     is_early: bool = False
-    after_sends: Callable[[], None] | None = None
+    early: Run | None = None
     message: Payload | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
-    _last_send: Action | None = None
 
     def __post_init__(self) -> None:
         assert len(self.unit_sizes) == self.program.num_microbatches, self.unit_sizes
@@ -132,11 +134,7 @@ class Run:
         """Runs all backwards and sums; ``retain``: they can be run again."""
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
-        actions = self.program.around_turn(self.device)[1]
-        if self.after_sends is not None:
-            sends = (each for each in reversed(actions) if each.kind is Kind.SEND_BACKWARD)
-            self._last_send = next(sends, None)
-        self.perform_all(actions)
+        self.perform_all(self.program.around_turn(self.device)[1])
 
     def window(self, number: int) -> None:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
@@ -144,7 +142,8 @@ class Run:
 
     def perform_all(self, actions: Sequence[Action]) -> None:
         """Runs actions of this device."""
-        pace, on_record = self.executor.pace, self.executor.on_record
+        pace, on_record, early = self.executor.pace, self.executor.on_record, self.early
+        num_sends = 0 if early is None else sum(a.kind is Kind.SEND_BACKWARD for a in actions)
         is_plain = pace is None and on_record is None
         with nullcontext() if pace is None else pace.run(self.program, self.device):
             for action in actions:
@@ -154,9 +153,9 @@ class Run:
                     record = self.perform_timed(action)
                     if on_record is not None:
                         on_record(record)
-                if action is self._last_send and self.after_sends is not None:
-                    self.after_sends()
-                    self.after_sends = None
+                if num_sends and early is not None and action.kind is Kind.SEND_BACKWARD:
+                    early.feed_ahead(num_sends)
+                    num_sends -= 1
         self.executor.transport.flush()
         if self.executor.cutter.doubtful:
             try:
@@ -220,15 +219,33 @@ class Run:
         assert self.ahead is not None, "inputs come ahead under a number"
         return *tag[:2], _FIRST_AHEAD + self.ahead, tag[3]
 
-    def feed_ahead(self) -> None:
-        """Sends the inputs of a run to come, in which :attr:`ahead` is the same."""
-        pace = self.executor.pace
-        for action in self.program.forward_half(self.device):
-            if action.stage == FEED and action.kind.is_compute:
+    def feed_ahead(self, times: int) -> None:
+        """Sends inputs of a run to come, in which :attr:`ahead` is the same.
+
+        They take turns with gradients, of which none waits for all of them.
+
+        Args:
+            times: after so many calls all are on their way.
+        """
+        pace, left = self.executor.pace, self._not_fed
+        for _ in range(-(-len(left) // times)):
+            action = left.popleft()
+            if action.kind.is_compute:
                 self.forward(action)
-            elif action.stage == FEED:
+            else:
                 with nullcontext() if pace is None else pace.action(action):
                     self.send(action)
+
+    @cached_property
+    def _not_fed(self) -> deque[Action]:
+        """What is left of the feed's actions."""
+        actions = self.program.forward_half(self.device)
+        return deque(action for action in actions if action.stage == FEED)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether all inputs are on their way."""
+        return not self._not_fed
 
     def drop_ahead(self) -> None:
         """Takes the inputs that have come for a run that takes others."""

@@ -94,7 +94,7 @@ class Pipeline:
             run.ahead = message.ahead.number
         return RankCall(run, GradientStash(self._of_stages), self._part)
 
-    def feed_ahead(self, number: int, units: Sequence[int], boundary: Boundary) -> None:
+    def early_run(self, number: int, units: Sequence[int], boundary: Boundary) -> Run:
         """Rank 0: sends the inputs of a call to come.
 
         Args:
@@ -103,8 +103,7 @@ class Pipeline:
             boundary: gives the inputs.
         """
         program = self._trained_program(units, frozenset())
-        run = Run(self.executor, program, units, True, boundary, ahead=number, is_early=True)
-        run.feed_ahead()
+        return Run(self.executor, program, units, True, boundary, ahead=number, is_early=True)
 
     def drop_ahead(self, sent: SentAhead) -> None:
         """Other ranks: the inputs that were sent ahead are those of no call."""

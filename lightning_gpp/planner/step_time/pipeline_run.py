@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
@@ -345,6 +346,16 @@ class PipelineRun(Numbering):
                 for (sender, count), how in zip(counts, once._hows(flow, some)):
                     found[flow.source][sender] += count * how[0]
         return [max(own) / share.num_microbatches for own, share in zip(found, once.shares)]
+
+    def fed_s(self) -> float:
+        """Seconds that the port of the feed needs for the inputs of a step."""
+        plain = PipelineRun(self.plan, replace(self.request, inputs_ahead=False))
+        found = 0.0
+        for flow, some in plain._sent:
+            if flow.is_fed:
+                counts = [count for one in some for count in one.counts.values()]
+                found += sum(n * how[0] for n, how in zip(counts, plain._hows(flow, some)))
+        return found
 
     def _hows(self, flow: Flow, some: Iterable[Exchange]) -> list[How]:
         """How messages of every size go from replica to replica."""

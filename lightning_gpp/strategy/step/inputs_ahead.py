@@ -1,9 +1,9 @@
 """Sends the inputs of the next step while this one runs, where its batch can be read early.
 
-Once the user's step has returned, rank 0 reads the next batch; when its last gradient is on its
-way, the tensors of that batch go to the ranks that will read them, which keep them until a call
-takes them. Which tensors those are is a guess: the places in the batch at which this step's call
-has found its arguments. The call finds out by identity whether they are its arguments, unchanged;
+Once the user's step has returned, rank 0 reads the next batch. Its tensors go out between the
+gradients of the backward, to the ranks that will read them, which keep them until a call takes
+them. Which tensors those are is a guess: the places in the batch at which this step's call has
+found its arguments. The call finds out by identity whether they are its arguments, unchanged;
 otherwise it sends its own, and what has come is dropped. So a wrong guess costs time, and nothing
 else.
 """
@@ -33,14 +33,14 @@ class _Guess:
     """The inputs of a call to come.
 
     Attributes:
-        number: under which they are sent.
         pipeline: that the call will run on.
+        run: sends them; it has their number.
         units: samples of each of the smallest micro-batches.
         inputs: by name, each with its changes in place so far.
     """
 
-    number: int
     pipeline: Pipeline
+    run: Run
     units: list[int]
     inputs: Mapping[str, tuple[Tensor, int | None]]
 
@@ -64,7 +64,7 @@ class InputsAhead:
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._number = 0
-        self._sent: _Guess | None = None
+        self._guess: _Guess | None = None
         self._batch: Any = None
         self._call: RankCall | None = None
         self._places: dict[str, int] = {}
@@ -98,12 +98,13 @@ class InputsAhead:
         if not needs and all(id(tensor) in places for tensor in inputs.values()):
             self._places = {name: places[id(tensor)] for name, tensor in inputs.items()}
         self._is_whole = len(units) == 1
-        sent, self._sent = self._sent, None
-        if sent is None:
+        guess, self._guess = self._guess, None
+        if guess is None or not guess.run.is_fed:  # no backward has followed
             return None
-        is_right = sent.pipeline is self._run.built and not needs and sent.is_right(inputs, units)
-        form = self._run.forms.index(sent.pipeline)
-        return SentAhead(sent.number, form, sent.units, is_right)
+        is_right = guess.pipeline is self._run.built and not needs and guess.is_right(inputs, units)
+        form = self._run.forms.index(guess.pipeline)
+        assert guess.run.ahead is not None, "it sends ahead"
+        return SentAhead(guess.run.ahead, form, guess.units, is_right)
 
     def follow(self, call: RankCall) -> None:
         """The call of :meth:`come` runs as this one."""
@@ -132,9 +133,6 @@ class InputsAhead:
             return
         self._number += 1
         counted = {name: (tensor, num_changes(tensor)) for name, tensor in inputs.items()}
-        guess = _Guess(self._number, built, units, counted)
-        call.run.after_sends = partial(self._send, guess, CallBoundary.of(captured, inputs, sizes))
-
-    def _send(self, guess: _Guess, boundary: CallBoundary) -> None:
-        guess.pipeline.feed_ahead(guess.number, guess.units, boundary)
-        self._sent = guess
+        boundary = CallBoundary.of(captured, inputs, sizes)
+        call.run.early = built.early_run(self._number, units, boundary)
+        self._guess = _Guess(built, call.run.early, units, counted)

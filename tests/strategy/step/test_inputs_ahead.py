@@ -1,8 +1,7 @@
-"""Inputs that go to other ranks a step early: right where the guess is, harmless where it is not."""
+"""Inputs that go to other ranks a step early; a wrong guess of them does no harm."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -51,7 +50,7 @@ class Twice(ExportableModel):
     """Calls the forward twice, the second time with other samples."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        (left, right), target = batch
+        (left, right), _ = batch
         first = super().training_step(batch, batch_idx)
         return first + self(left.flip(0), right).square().mean() * 0.1
 
