@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -220,20 +221,20 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
         """This process ends with an error; see :meth:`Session.end_process`."""
         return None if self._session is None else self._session.end_process(error)
 
-    def guarded(self) -> AbstractContextManager[None]:
-        """Ends in the first error of any rank."""
+    @contextmanager
+    def _together(self) -> Iterator[Control | None]:
+        """All ranks: messages between those of a run that is under way; None before and after.
+
+        Ends in the first error of any rank.
+        """
         session = self._open_session()
         if session is None:
-            return nullcontext()
+            yield None
+            return
         session.run.control.check_together()
         session.run.failures.check()
-        return session.run.failures.guard()
-
-    @property
-    def control(self) -> Control | None:
-        """Messages between the ranks of a run that is under way; None before and after."""
-        session = self._open_session()
-        return None if session is None else session.run.control
+        with session.run.failures.guard():
+            yield session.run.control
 
     @property
     def user_code_alone(self) -> str | None:
@@ -249,8 +250,7 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all ranks; refused where only rank 0 is, which might wait for ever."""
         if distributed_is_initialized():
-            control = self.control
-            with self.guarded():
+            with self._together() as control:
                 if control is None:
                     meet()
                     return
@@ -262,10 +262,9 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
         """One rank's object on all ranks."""
         if not distributed_is_initialized():
             return obj
-        control = self.control
         pipeline, place = divmod(src, dist.get_world_size() // self.num_pipelines)
         if self.user_code_alone is None or place != 0:
-            with self.guarded():
+            with self._together() as control:
                 if control is None:
                     objects = [obj]
                     dist.broadcast_object_list(objects, src)
@@ -279,8 +278,7 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
 
     def total(self, number: Tensor) -> Tensor:
         """All ranks of a pipeline: the sum of a number of each; outside of a run all of the job."""
-        control = self.control
-        with self.guarded():
+        with self._together() as control:
             if control is not None:
                 number = control.combined(number, sum, "waiting for a sum over the ranks")
             elif dist.is_initialized():
@@ -330,12 +328,10 @@ class PipelinesStrategy(OurStrategy, ParallelStrategy):
         """Whether all (or any) ranks say yes."""
         if not distributed_is_initialized():
             return decision
-        control = self.control
         if self.user_code_alone is None:
-            votes = self.total(torch.tensor(int(decision)))
-            voters = dist.get_world_size() if control is None else control.num_ranks
-            decision = bool(votes == voters if all else votes)
-        if self.peers is None or control is None:
+            has_other = bool(self.total(torch.tensor(int(decision != all))))
+            decision = all != has_other  # one other vote decides
+        if self.peers is None or self._open_session() is None:
             return decision
         op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
         vote = torch.tensor(int(decision))
