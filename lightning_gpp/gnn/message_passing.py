@@ -9,15 +9,14 @@ two as single nodes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.tracing.keep_whole import WholeMethod
-from lightning_gpp.common.instance_attribute import instance_attribute
+from lightning_gpp.common.instance_attribute import instance_attribute, replaced
 
 MIXING_METHODS = ("propagate", "edge_updater")
 
@@ -67,11 +66,8 @@ class Mixing(WholeMethod):
         return not read.isdisjoint({f"{name}_i", f"{name}_j"})
 
 
-@contextmanager
-def without_caches(module: nn.Module) -> Iterator[None]:
+def without_caches(module: nn.Module) -> AbstractContextManager[None]:
     """Hides the caches of layers with ``cached=True`` while the body runs."""
-    with ExitStack() as stack:
-        for layer in filter(is_message_passing, module.modules()):
-            for name in [name for name in vars(layer) if name.startswith("_cached_")]:
-                stack.enter_context(instance_attribute(layer, name, None))
-        yield
+    tables = [vars(layer) for layer in module.modules() if is_message_passing(layer)]
+    caches = [(table, name) for table in tables for name in table if name.startswith("_cached_")]
+    return replaced((*place, None) for place in caches)

@@ -292,7 +292,7 @@ class _NodeReader:
         schema = target._schema
         if not (schema.returns or schema.is_mutable):
             return None  # a check, which holds for the sizes of the export
-        if not list(tensors_of(node.meta.get("val"))):
+        if not tensors_of(node.meta.get("val")):
             raise ExportError(
                 f"{self._where(node)} reads a number out of a tensor ({target}), so the graph "
                 "would depend on the data; keep it a tensor"
@@ -339,7 +339,7 @@ class _NodeReader:
         reads, tensors = [read for read, _ in roles], [self._tensors[read] for read, _ in roles]
         with self._fake, torch.enable_grad(), FlopCounterMode(display=False) as counter:
             returned = call(target, arguments, tensors, is_recorded=self._is_recorded)
-        made = list(tensors_of(returned))
+        made = tensors_of(returned)
         is_one = isinstance(returned, Tensor)
         outputs = [name] if is_one else [f"{name}.{i}" for i in range(len(made))]
         values = [self._add(n, t, ValueSource.OPERATOR) for n, t in zip(outputs, made, strict=True)]

@@ -6,7 +6,7 @@ same operators by construction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.program import Computation, Option
@@ -83,13 +84,9 @@ def call(
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
-def tensors_of(made: Any) -> Iterator[Tensor]:
+def tensors_of(made: Any) -> list[Tensor]:
     """The tensors among what an operator returns, in order."""
-    if isinstance(made, Tensor):
-        yield made
-    elif isinstance(made, tuple | list):
-        for each in made:
-            yield from tensors_of(each)
+    return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
 
 
 def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:
@@ -155,7 +152,7 @@ def run_operator(
     else:
         function, is_recorded = overload(operator.target), operator.is_recorded
         returned = call(function, arguments, tensors, mover.device, is_recorded=is_recorded)
-        made = [*tensors_of(returned)]
+        made = tensors_of(returned)
     if computation.option is Option.MEAN:  # of a device's elements, by their part of all
         made = [made[0] * (tensors[0].numel() / prod(whole))]
     for shape, tensor in zip(expected, made, strict=True):

@@ -9,11 +9,11 @@ it, and what changed in it travels with the results of the step
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,12 +180,10 @@ def as_number(name: str, value: Any) -> Tensor:
     return tensor.clone().reshape(())
 
 
-@contextlib.contextmanager
-def recording(module: pl.LightningModule, log: Callable[..., None]) -> Iterator[None]:
+def recording(module: pl.LightningModule, log: Callable[..., None]) -> AbstractContextManager[None]:
     """Puts something in the place of the module's ``self.log``."""
     functools.update_wrapper(log, module.log, updated=())  # its signature is the user's
-    with instance_attribute(module, "log", log):
-        yield
+    return instance_attribute(module, "log", log)
 
 
 def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
