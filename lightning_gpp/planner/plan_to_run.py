@@ -38,8 +38,9 @@ from lightning_gpp.planner.step_time.evaluate import evaluate_plan, plan_devices
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun
 from lightning_gpp.planner.units import num_separable
 
-BACKWARD_PART = 0.5
-"""Of a step, in which gradients flow at the least."""
+FEED_PART = 0.9
+"""Of a step, in which the inputs of the next one can be sent: they begin with the backward, and the
+last of them are needed when the next step has been under way for a while."""
 
 WORTH_TELLING = 0.95
 """Of a step: schedules that are not faster by more are not told of, predictions are not closer."""
@@ -103,9 +104,9 @@ def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
 
 
 def has_time_to_feed(plan: Plan, request: PlanRequest) -> bool:
-    """Whether the inputs of the next step can be sent while the gradients of this one flow."""
+    """Whether a step is long enough to send the inputs of the next one beside it."""
     fed_s = PipelineRun(plan, request).fed_s()
-    return fed_s <= BACKWARD_PART * evaluate_plan(plan, request).step_s
+    return fed_s <= FEED_PART * evaluate_plan(plan, request).step_s
 
 
 def num_devices_used(plan: Plan) -> int:

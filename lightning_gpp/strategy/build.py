@@ -72,11 +72,26 @@ def build_pipeline(run: PipelinedRun, example: Example | None) -> None:
                 f"forward logs {logged[0]!r}, which a pipelined forward cannot: it is captured "
                 "once and runs on several ranks. Return the value and log it in the step."
             )
-        run.take(
-            pipeline,
-            PartialOptimizer,
-            [run.settings.prefix + name for name in pipeline.captured.changing],
-        )
+        take_pipeline(run, pipeline)
+
+
+def take_pipeline(run: PipelinedRun, pipeline: Pipeline) -> None:
+    """All ranks: the pipeline of the first form of call is built; the module becomes partial."""
+    changing = [run.settings.prefix + name for name in pipeline.captured.changing]
+    run.take(pipeline, PartialOptimizer, changing)
+
+
+def agreed(run: PipelinedRun, decided: Any, purpose: str) -> Any:
+    """All ranks of all pipelines: what rank 0 of the first one has decided.
+
+    Args:
+        run: of this rank.
+        decided: on that rank.
+        purpose: of the waiting, for errors.
+    """
+    if run.peers is not None and run.control.is_leader:
+        decided = run.peers.share(decided, purpose)
+    return run.control.share(decided, purpose)
 
 
 class PipelineBuild:
@@ -96,6 +111,8 @@ class PipelineBuild:
         self.planned: PlanToRun | None = None
         self.found: Sequence[DeviceAtHand] = ()
         self.measured: Measured | None = None
+        self.rooms: Sequence[int | None] = ()
+        """On rank 0 bytes that tensors of each rank may take, once ranks are connected."""
 
     def pipeline(self) -> Pipeline:
         """This rank's part of the pipeline."""
@@ -217,24 +234,20 @@ class PipelineBuild:
             with waiting_for("Measuring the model", run.module):
                 self.measured = self._measured(args, kwargs, self.found)
 
-    def _by_plan(self, rooms: Sequence[int | None] = ()) -> Pipeline:
-        """All ranks: this rank's part of the pipeline of a plan that is made here.
-
-        Args:
-            rooms: on rank 0 bytes that tensors of each rank may take, where that is known.
-        """
+    def _by_plan(self) -> Pipeline:
+        """All ranks: this rank's part of the pipeline of a plan that is made here."""
         if self.found and self.example is not None:
             # Where nothing fits into what is left, the first plan is tried.
             waiting = waiting_for("Planning", self.run.module)
-            with waiting, suppress(*(DoesNotFitError,) if rooms else ()):
-                self.planned = self._plan(self.example, rooms)
+            with waiting, suppress(*(DoesNotFitError,) if self.rooms else ()):
+                self.planned = self._plan(self.example)
         decided = None
         if self.planned is not None:
             decided = self.planned.plan, self.planned.request.schedule
             if self.settings.is_asynchronous:
                 # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
                 decided = replace(decided[0], num_microbatches=1), ONE_F_ONE_B_ASYNC.name
-        plan, schedule = self._agreed(decided)
+        plan, schedule = agreed(self.run, decided, "waiting for rank 0's plan")
         return pipeline_of_plan(
             self.run,
             self.captured,
@@ -246,26 +259,17 @@ class PipelineBuild:
 
     def _within_memory(self, pipeline: Pipeline) -> Pipeline:
         """All ranks: planned again if connections (NCCL) and other processes left too little."""
-        settings, purpose = self.settings, "comparing the plan with free memory"
-        rooms = self.control.gather(room_bytes(self.run.device), purpose)
-        lacking = self._lacking(pipeline, rooms)
+        settings, purpose = self.settings, "waiting for rank 0 to look at free memory"
+        lacking = self._lacking(pipeline)
         may_change = settings.plan is None and settings.cluster is None
-        if self._agreed(may_change and len(lacking) > 0):
+        if agreed(self.run, may_change and len(lacking) > 0, purpose):
             pipeline.close()
-            pipeline = self._by_plan(rooms)
-            rooms = self.control.gather(room_bytes(self.run.device), purpose)
-            lacking = self._lacking(pipeline, rooms)
+            pipeline = self._by_plan()
+            lacking = self._lacking(pipeline)
         warn_of_little_room(lacking)
         return pipeline
 
-    def _agreed(self, decided: Any) -> Any:
-        """All ranks of all pipelines: what rank 0 of the first one has decided."""
-        run = self.run
-        if run.peers is not None and self.control.is_leader:
-            decided = run.peers.share(decided, "waiting for the plan of the first pipeline")
-        return self.control.share(decided, "waiting for rank 0's plan")
-
-    def _plan(self, example: Example, rooms: Sequence[int | None]) -> PlanToRun:
+    def _plan(self, example: Example) -> PlanToRun:
         """Rank 0: the plan."""
         settings, chunked, ways = self.settings, self.chunked, None
         if settings.is_asynchronous:
@@ -276,18 +280,21 @@ class PipelineBuild:
             example = replace(example, minibatch_size=chunks.num_vertices, num_microbatches=count)
             ways = chunked.in_ways if chunks.num_ways > 1 else None
         example = replace(example, inputs_ahead=self.run.inputs_ahead)
-        at_hand = cluster_at_hand(self.found, rooms)
+        at_hand = cluster_at_hand(self.found, self.rooms)
         return plan_pipeline(settings, self.captured, example, at_hand, self.measured, ways)
 
-    def _lacking(
-        self, pipeline: Pipeline, rooms: Sequence[int | None]
-    ) -> list[tuple[int, int, int]]:
-        """Of ranks with less memory than the plan needs: rank, bytes needed and there."""
+    def _lacking(self, pipeline: Pipeline) -> list[tuple[int, int, int]]:
+        """All ranks: of those with less memory than the plan needs: rank, bytes needed and there.
+
+        Rank 0 knows it, and has looked at the memory anew.
+        """
+        purpose = "comparing the plan with free memory"
+        self.rooms = self.control.gather(room_bytes(self.run.device), purpose)
         if self.planned is None:
             return []
         devices = evaluate_plan(self.planned.plan, self.planned.request).devices
         found = [(pipeline.rank_of_device[each.device], each.memory_bytes) for each in devices]
-        at = ((rank, needed, rooms[rank]) for rank, needed in found)
+        at = ((rank, needed, self.rooms[rank]) for rank, needed in found)
         return [(rank, n, room) for rank, n, room in at if room is not None and n > room]
 
     def _measured(

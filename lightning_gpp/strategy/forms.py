@@ -18,7 +18,7 @@ from lightning_gpp.common.interrupt import interrupted_later
 from lightning_gpp.planner import Plan, Stage, validate_plan
 from lightning_gpp.planner.plan.manual import staged_operators
 from lightning_gpp.planner.plan_to_run import PlanToRun
-from lightning_gpp.strategy.build import PipelineBuild
+from lightning_gpp.strategy.build import PipelineBuild, take_pipeline
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipeline_of_plan import pipeline_of_plan
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -26,7 +26,6 @@ from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 
 MOST_FORMS = 8
 """Forms of call of one forward; an argument with more values than that is no form."""
@@ -194,8 +193,7 @@ def _move(
     run.forms, run.model = [], None
     run.num_plans += 1
     pipeline = pipeline_of_plan(run, first.captured, plan, first.schedule, planned=planned)
-    changing = [run.settings.prefix + name for name in first.captured.changing]
-    run.take(pipeline, PartialOptimizer, changing)
+    take_pipeline(run, pipeline)
     for form in forms[1:]:
         run.take_form(_pipeline_of_form(run, form.captured))
 

@@ -15,6 +15,7 @@ from lightning_gpp.planner.plan_to_run import PlanQuestion, PlanToRun, plan_to_r
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.simulate import Timeline, program_costs, simulate
 from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.strategy.build import agreed
 from lightning_gpp.strategy.forms import use_plan
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.recording.step_recording import StepRecording
@@ -80,16 +81,13 @@ class Replanning(StepRecording):
 
     def _replan(self, run: PipelinedRun, epoch: int) -> None:
         """All ranks: take a better plan if rank 0 has found one."""
-        control, peers, planned = run.control, run.peers, None
-        if control.is_leader and (peers is None or peers.pipeline == 0):
+        planned = None
+        if run.control.is_leader and (run.peers is None or run.peers.pipeline == 0):
             with waiting_for("Planning with recorded steps", run.module):
                 planned, text = self._found(run)
             show(f"After epoch {epoch}: {text}")
-        purpose = "waiting for rank 0 to plan with recorded steps"
         plan = None if planned is None else planned.plan
-        if peers is not None and control.is_leader:
-            plan = peers.share(plan, purpose)
-        plan = control.share(plan, purpose)
+        plan = agreed(run, plan, "waiting for rank 0 to plan with recorded steps")
         if plan is not None:
             self._forget()
             use_plan(run, plan, planned)
