@@ -16,7 +16,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
-from lightning_gpp.schedule import Program
+from lightning_gpp.schedule import Kind, Program
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.refit import Refit, StageRecord
@@ -110,12 +110,16 @@ class Recorded:
         return statistics.fmean(found) if found else None
 
     def gaps_s(self, timeline: Timeline) -> Iterator[float]:
-        """Between two actions of a device, the user's step between the halves left out."""
+        """Between two actions of a device, the user's step between the halves left out.
+
+        Nor after a send of gradients, behind which inputs of the next step may be sent.
+        """
         for spans in timeline_actions(timeline):
             for one, other in pairwise(spans):
                 is_turn = self.program.has_turn and (
                     one.parsed.kind.is_forward and not other.parsed.kind.is_forward
                 )
+                is_turn |= one.parsed.kind is Kind.SEND_BACKWARD
                 if one.action != other.action and one.minibatch == other.minibatch and not is_turn:
                     yield other.start_s - one.end_s
 
