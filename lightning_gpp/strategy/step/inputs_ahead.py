@@ -1,11 +1,11 @@
 """Sends the inputs of the next step while this one runs, where its batch can be read early.
 
-Once the user's step has returned, rank 0 reads the next batch. Its tensors go out between the
-gradients of the backward, to the ranks that will read them, which keep them until a call takes
-them. Which tensors those are is a guess: the places in the batch at which this step's call has
-found its arguments. The call finds out by identity whether they are its arguments, unchanged;
-otherwise it sends its own, and what has come is dropped. So a wrong guess costs time, and nothing
-else.
+Once the user's step has returned, rank 0 takes the next batch, if workers have it. Its tensors go
+out between the gradients of the backward, to the ranks that will read them, which keep them until a
+call takes them. Which tensors those are is a guess: the places in the batch at which this step's
+call has found its arguments. The call finds out by identity whether they are its arguments,
+unchanged; otherwise it sends its own, and what has come is dropped. So a wrong guess costs time,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class InputsAhead:
         if run.train_batches is None or call is None or not isinstance(call.run, Run):
             return
         if run.built.executor.staying.names or not batches_left(run.module.trainer):
+            return
+        if not run.train_batches.has_next:
             return
         batches = run.train_batches.look_ahead(1, partial(placed_batch, run))
         leaves = tensors_in(batches)

@@ -151,15 +151,18 @@ class _Reader(_Length):
 
 
 def can_look_ahead(loader: Any, run: PipelinedRun) -> bool:
-    """Rank 0: whether nobody sees that a batch is read, and moved to the device, a step early.
+    """Rank 0: whether reading a batch a step early gains something, and nobody sees it.
 
-    Worker processes read earlier anyway; what is read in this process may draw random numbers, a
-    loader with a state would save another one, and so might the user's hooks.
+    Nothing is gained on CPUs, where messages take the time of those who compute. Worker processes
+    read earlier anyway; what is read in this process may draw random numbers, a loader with a state
+    would save another one, and so might the user's hooks.
     """
     hooks = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
     owners = run.module, getattr(run.module.trainer, "datamodule", None)
+    sends_beside = run.device.type != "cpu" or run.settings.is_emulated
     return (
-        not run.is_alone
+        sends_beside
+        and not run.is_alone
         and isinstance(loader, DataLoader)
         and loader.num_workers > 0
         and not hasattr(loader, "state_dict")
@@ -226,6 +229,12 @@ class LeadingBatches(_Batches):
         if batch is _END:
             raise StopIteration
         return batch
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a batch is there already that workers have read, so that nobody waits for it."""
+        queue = getattr(self._batches, "_data_queue", None)  # of torch's loaders with workers
+        return bool(self._ahead) or (queue is not None and not queue.empty())
 
     def look_ahead(self, count: int, place: Callable[[Any], Any]) -> list[Any]:
         """The batches that come next, as they will be handed out; fewer at the end.

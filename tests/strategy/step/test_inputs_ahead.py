@@ -14,6 +14,7 @@ from helpers.workers import WorkerPool
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.step import loaders
 from lightning_gpp.strategy.step.inputs_ahead import InputsAhead
 
@@ -70,8 +71,8 @@ def train_ahead(
 ) -> tuple[Result, list[bool | None]]:
     """Trains; whether the inputs of each step had come before it, None where nothing had.
 
-    The loader reads in this process, which is not looked ahead of otherwise: workers take seconds
-    to start. ``test_data.py`` has one with a worker.
+    The loader reads in this process, and the devices may be CPUs, where otherwise nothing is read
+    ahead: workers take seconds to start.
     """
     come, guesses = InputsAhead.come, list[bool | None]()
 
@@ -83,7 +84,8 @@ def train_ahead(
         return sent
 
     can_look = patch.object(loaders, "can_look_ahead", lambda loader, run: not run.is_alone)
-    with can_look, patch.object(InputsAhead, "come", noted):
+    has_next = patch.object(loaders.LeadingBatches, "has_next", True)
+    with can_look, has_next, patch.object(InputsAhead, "come", noted):
         return train(training, {"timeout": 100, **strategy}, num_ranks), guesses
 
 
@@ -147,9 +149,10 @@ class _Run:
     """As much of a run as the question asks for."""
 
     is_alone = False
+    settings = Settings()
 
-    def __init__(self, module: ExportableModel) -> None:
-        self.module = module
+    def __init__(self, module: ExportableModel, device: str = "cuda") -> None:
+        self.module, self.device = module, torch.device(device)
         module._fabric = None
         self.module._trainer = type("T", (), {"datamodule": None})()  # type: ignore[assignment]
 
@@ -176,4 +179,6 @@ def test_what_is_read_ahead() -> None:
     assert not loaders.can_look_ahead(DataLoader(samples, 2), run)
     assert not loaders.can_look_ahead(Stateful(samples, 2, num_workers=1), run)
     assert not loaders.can_look_ahead(iter(by_workers), run)
-    assert not loaders.can_look_ahead(by_workers, _Run(Augmented()))  # type: ignore[arg-type]
+    on_cpu, augmented = _Run(Plain(), "cpu"), _Run(Augmented())
+    assert not loaders.can_look_ahead(by_workers, on_cpu)  # type: ignore[arg-type]
+    assert not loaders.can_look_ahead(by_workers, augmented)  # type: ignore[arg-type]
