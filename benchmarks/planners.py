@@ -10,6 +10,7 @@ ends; a planner that is out of time with a model is not asked about it on more d
         --samples 0 16 4 --limit-s 90    # published graphs; 0: the samples of the model itself
     python benchmarks/planners.py --models foreign --planners graphpipe_exclusive sequential
     python benchmarks/planners.py --models chain:1000 towers:3000 --planners   # many operators
+    python benchmarks/planners.py --schedule gpipe --inputs-ahead --planners   # sent a step early
 
 Columns: samples per second of ``graphpipe``; its step over the work divided by all devices, which
 no plan beats; processor seconds of its search; its throughput over that of the others. A star: the
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.common.text_table import text_table
@@ -80,12 +82,14 @@ def workload(name: str) -> Workload:
     return load_workload(name, own | {key: int(value) for key, value in pairs})
 
 
-def question(model: Workload, num_devices: int, samples: int, cluster_name: str) -> PlanRequest:
+def question(
+    model: Workload, num_devices: int, samples: int, cluster_name: str, **options: Any
+) -> PlanRequest:
     """What every planner is asked; 0 samples per device are the model's own."""
     cluster = cluster_preset(cluster_name, num_devices)
     size = (samples or model.samples_per_device) * num_devices
     costs = model.costs_for(cluster, size)
-    return plan_request(model.graph, cluster, minibatch_size=size, costs=costs)
+    return plan_request(model.graph, cluster, minibatch_size=size, costs=costs, **options)
 
 
 def found(planner: str, request: PlanRequest) -> Answer:
@@ -126,7 +130,8 @@ def rows(given: argparse.Namespace) -> Iterator[list[str]]:
         for samples in given.samples:
             slow: set[str] = set()
             for num_devices in sorted(given.devices):
-                request = question(model, num_devices, samples, given.cluster)
+                options = {"schedule": given.schedule, "inputs_ahead": given.inputs_ahead}
+                request = question(model, num_devices, samples, given.cluster, **options)
                 plans = answers(request, given, slow)
                 short = Path(name).name if "/" in name else name
                 asked = short, len(model.graph), num_devices, request.minibatch_size // num_devices
@@ -170,6 +175,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=(0,), help="for every device")
     parser.add_argument("--planners", nargs="*", default=OTHERS, choices=sorted(PLANNERS))
     parser.add_argument("--cluster", default="summit", help="a preset")
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--inputs-ahead", action="store_true", help="with --schedule gpipe")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for one search")
     given = parser.parse_args()
     start_s, table = time.perf_counter(), []
