@@ -27,6 +27,7 @@ OTHERS: dict[str, Any] = {
     "max_replicas": 2,
     "held_versions": HeldVersions(2, 2),
     "sums_share": 0.5,
+    "inputs_ahead": True,
 }
 
 
