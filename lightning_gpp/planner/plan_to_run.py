@@ -103,7 +103,7 @@ def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
     )
 
 
-def has_time_to_feed(plan: Plan, request: PlanRequest) -> bool:
+def _has_time_to_feed(plan: Plan, request: PlanRequest) -> bool:
     """Whether a step is long enough to send the inputs of the next one beside it."""
     fed_s = PipelineRun(plan, request).fed_s()
     return fed_s <= FEED_PART * evaluate_plan(plan, request).step_s
@@ -197,7 +197,8 @@ def plan_to_run(
     """Asks the planner, fills idle devices, and numbers devices as the ranks that they will be.
 
     Where one device trains a model with statistics (BatchNorm), they are those of whole
-    mini-batches if memory allows: measured costs, which vary, are no reason for others.
+    mini-batches if memory allows: measured costs, which vary, are no reason for others. A plan
+    whose step is too short to send inputs beside it is made anew, with inputs in the step.
 
     Args:
         question: the question.
@@ -206,6 +207,14 @@ def plan_to_run(
     Raises:
         ValueError: there is no such planner or no plan, or the one made by hand cannot run.
     """
+    found = _plan_to_run(question, search)
+    if not found.request.feeds_ahead or _has_time_to_feed(found.plan, found.request):
+        return found
+    request = replace(question.request, inputs_ahead=False)
+    return _plan_to_run(replace(question, request=request), search)
+
+
+def _plan_to_run(question: PlanQuestion, search: Callable[[PlanRequest, str], Plan]) -> PlanToRun:
     request, made = question.request, question.plan
     if made is not None:
         validate_plan(made, request.graph, request.num_devices)

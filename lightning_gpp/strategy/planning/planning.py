@@ -24,7 +24,6 @@ from lightning_gpp.planner.plan.by_rank import in_plan_order, note_of_ranks, wit
 from lightning_gpp.planner.plan_to_run import (
     PlanQuestion,
     PlanToRun,
-    has_time_to_feed,
     on_all_devices,
     plan_to_run,
 )
@@ -114,9 +113,6 @@ def plan_pipeline(
     compares = settings.report == "full"
     asked = PlanQuestion(question, settings.planner, settings.schedule, fills, plan, compares)
     found = plan_to_run(asked, search)
-    if found.request.feeds_ahead and not has_time_to_feed(found.plan, found.request):
-        asked = replace(asked, request=replace(question, inputs_ahead=False))
-        found = plan_to_run(asked, search)
     notes += found.notes
     if found.request.feeds_ahead:
         notes += ("Inputs: sent during the step before; worker processes read the batches.",)

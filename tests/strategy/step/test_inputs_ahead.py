@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from unittest.mock import patch
 
@@ -182,3 +183,18 @@ def test_what_is_read_ahead() -> None:
     on_cpu, augmented = _Run(Plain(), "cpu"), _Run(Augmented())
     assert not loaders.can_look_ahead(by_workers, on_cpu)  # type: ignore[arg-type]
     assert not loaders.can_look_ahead(by_workers, augmented)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_workers_have_read_is_seen() -> None:
+    """By an attribute of torch's iterator, without which nothing would be read ahead."""
+    samples: Any = list(torch.zeros(8, 2))
+    loader = DataLoader(samples, 2, num_workers=1, multiprocessing_context="spawn")
+    run: Any = _Run(Plain())
+    iterator = iter(loader)
+    batches = loaders.LeadingBatches(iterator, run)
+    deadline_s = time.monotonic() + 240
+    while not batches.has_next and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert batches.has_next
+    assert len(list(iterator)) == 4  # its worker ends
+    assert not loaders.LeadingBatches(iter(samples), run).has_next

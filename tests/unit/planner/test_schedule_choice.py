@@ -18,7 +18,7 @@ from dataclasses import replace
 import pytest
 from helpers.graphs import literal_graph
 
-from lightning_gpp.cluster import Cluster, Device
+from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import (
     PLANNERS,
@@ -28,6 +28,7 @@ from lightning_gpp.planner import (
     evaluate_plan,
     plan_request,
 )
+from lightning_gpp.planner import plan_to_run as plan_to_run_module
 from lightning_gpp.planner.base import DoesNotFitError
 from lightning_gpp.planner.plan_to_run import PlanQuestion, choose_schedule, plan_to_run
 
@@ -167,3 +168,33 @@ def test_statistics_on_one_device_are_those_of_the_whole_mini_batch(
     )
     found = plan_to_run(PlanQuestion(asked))
     assert (found.plan.num_microbatches == 1) == is_whole
+
+
+class TestInputsAhead:
+    """A chain on two devices: 256 bytes of inputs go from that of the loss to the first one."""
+
+    def asked(self, bytes_per_s: float, schedule: str = "gpipe") -> PlanRequest:
+        cluster = Cluster((Device("0"), Device("1")), Link(bytes_per_s, 0.0))
+        asked = plan_request(GRAPH, cluster, minibatch_size=4, costs=COSTS, schedule=schedule)
+        return replace(asked, inputs_ahead=True)
+
+    def found(self, asked: PlanRequest) -> PlanRequest:
+        return plan_to_run(PlanQuestion(asked, "sequential", asked.schedule, True)).request
+
+    def test_where_a_step_has_time_for_them(self, monkeypatch: pytest.MonkeyPatch):
+        assert self.found(self.asked(1000.0)).feeds_ahead
+        assert not self.found(self.asked(1000.0, "1f1b")).feeds_ahead
+        assert self.found(self.asked(1.0)).feeds_ahead  # activations take as long, and gradients
+        monkeypatch.setattr(plan_to_run_module, "FEED_PART", 0.25)
+        assert not self.found(self.asked(1.0)).feeds_ahead
+        assert self.found(self.asked(1000.0)).feeds_ahead
+
+    def test_they_cost_memory_and_no_time(self):
+        asked = self.asked(64.0)
+        plan = answer(replace(asked, max_replicas=1), "sequential")
+        here, there = (
+            evaluate_plan(plan, replace(asked, inputs_ahead=ahead)) for ahead in (False, True)
+        )
+        assert there.step_s < here.step_s
+        more = [b.memory_bytes - a.memory_bytes for a, b in zip(here.devices, there.devices)]
+        assert more == [256, 256]  # of the next batch: what the first stage reads, and all of it
