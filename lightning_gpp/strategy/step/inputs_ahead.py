@@ -5,7 +5,8 @@ out between the gradients of the backward, to the ranks that will read them, whi
 call takes them. Which tensors those are is a guess: the places in the batch at which this step's
 call has found its arguments. The call finds out by identity whether they are its arguments,
 unchanged; otherwise it sends its own, and what has come is dropped. So a wrong guess costs time,
-and nothing else.
+and nothing else. Changes in place are those that autograd counts; the first guesses are compared
+number by number, too, and a step that changes its batch without being counted ends all guessing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gpp.common.tensor_places import num_changes
+from lightning_gpp.common.tensor_places import bits_of, num_changes
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.strategy.cutting.cutting import call_size, input_slices
@@ -26,6 +29,16 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import SentAhead
 from lightning_gpp.strategy.step.loaders import batches_left, placed_batch
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
+
+COMPARED = 4
+"""So many guesses are compared number by number, which waits for the device: a step that changes
+its batch does so in every step, or nearly."""
+
+UNCOUNTED = (
+    "the inputs of steps are no longer sent ahead: training_step, or a callback, changes the batch "
+    "in place in a way that autograd does not count (through .data, or by a kernel of its own); "
+    "write batch = ... instead, or batch.mul_(...) without .data"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +50,14 @@ class _Guess:
         run: sends them; it has their number.
         units: samples of each of the smallest micro-batches.
         inputs: by name, each with its changes in place so far.
+        bits: of each, on the host; None behind the first guesses.
     """
 
     pipeline: Pipeline
     run: Run
     units: list[int]
     inputs: Mapping[str, tuple[Tensor, int | None]]
+    bits: Mapping[str, Tensor] | None
 
     def is_right(self, inputs: Mapping[str, Tensor], units: list[int]) -> bool:
         """Whether a call has these inputs."""
@@ -51,6 +66,13 @@ class _Guess:
         return all(
             tensor is inputs[name] and num_changes(tensor) == count is not None
             for name, (tensor, count) in self.inputs.items()
+        )
+
+    def is_as_sent(self) -> bool:
+        """Whether the inputs have the numbers that were sent, where anybody compares them."""
+        bits = self.bits or {}
+        return all(
+            torch.equal(bits_of(self.inputs[n][0]).cpu(), known) for n, known in bits.items()
         )
 
 
@@ -68,7 +90,7 @@ class InputsAhead:
         self._batch: Any = None
         self._call: RankCall | None = None
         self._places: dict[str, int] = {}
-        self._is_whole = False
+        self._is_whole = self._is_over = False
 
     def begin(self, batch: Any) -> None:
         """A training step begins."""
@@ -102,6 +124,9 @@ class InputsAhead:
         if guess is None or not guess.run.is_fed:  # no backward has followed
             return None
         is_right = guess.pipeline is self._run.built and not needs and guess.is_right(inputs, units)
+        if is_right and not guess.is_as_sent():
+            rank_zero_warn(UNCOUNTED)
+            is_right, self._is_over = False, True
         form = self._run.forms.index(guess.pipeline)
         assert guess.run.ahead is not None, "it sends ahead"
         return SentAhead(guess.run.ahead, form, guess.units, is_right)
@@ -114,7 +139,9 @@ class InputsAhead:
         """After the user's step: reads the next batch, whose inputs go out in the backward."""
         run, call = self._run, self._call
         self._call = self._batch = None
-        if run.train_batches is None or call is None or not isinstance(call.run, Run):
+        if self._is_over or run.train_batches is None:
+            return
+        if call is None or not isinstance(call.run, Run):
             return
         if run.built.executor.staying.names or not batches_left(run.module.trainer):
             return
@@ -135,6 +162,9 @@ class InputsAhead:
             return
         self._number += 1
         counted = {name: (tensor, num_changes(tensor)) for name, tensor in inputs.items()}
+        bits = None
+        if self._number <= COMPARED:
+            bits = {name: bits_of(tensor).to("cpu", copy=True) for name, tensor in inputs.items()}
         boundary = CallBoundary.of(captured, inputs, sizes)
         call.run.early = built.early_run(self._number, units, boundary)
-        self._guess = _Guess(built, call.run.early, units, counted)
+        self._guess = _Guess(built, call.run.early, units, counted, bits)

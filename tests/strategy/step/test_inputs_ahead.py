@@ -48,6 +48,14 @@ class InPlace(ExportableModel):
         return super().training_step(batch, batch_idx)
 
 
+class Uncounted(ExportableModel):
+    """Changes one of them in every step, in a way that nobody counts."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        batch[0][1].data.neg_()
+        return super().training_step(batch, batch_idx)
+
+
 class Twice(ExportableModel):
     """Calls the forward twice, the second time with other samples."""
 
@@ -100,6 +108,7 @@ MOST = [None, True, True, True]
         (Plain, MOST * 3),
         (OfOthers, [None, True, False, None] * 3),
         (InPlace, [None, True, False, True] * 3),
+        (Uncounted, [None, False, *[None] * 10]),
         (Twice, MOST * 3),
         (Reused, [None, False, None, False] * 3),
     ],
