@@ -222,38 +222,45 @@ def climb_in_turn(judge: DraftJudge) -> None:
     climb_from(judge, starts)
 
 
-def climb_from_chains(judge: DraftJudge, chains: DraftJudge, budget: int) -> None:
-    """Climbs from the best chains if they come near the best plan, a part of its own.
+def climb_from_others(judge: DraftJudge, others: DraftJudge, budget: int) -> None:
+    """Climbs from the best plans of another judge if they come near, a part of its own.
 
-    Another way up, and a short one, as these plans are good already; their stages then wait for no
-    more than they need.
+    Another way up, and a short one, as these plans are good already. Stages of chains then wait for
+    no more than they need.
 
     Args:
         judge: keeps what is found.
-        chains: a judge of chains.
+        others: a judge of chains, or of other stages that own their devices.
         budget: looks.
     """
-    if chains.best_s > NEAR * judge.best_s:
+    if others.best_s > NEAR * judge.best_s:
         return
     judge.allow(budget)
-    drafts = chains.drafts(chains.found[:FIRST_PATIENCE])
+    drafts = others.drafts(others.found[:FIRST_PATIENCE])
     starts = [(draft, judge.step_s(draft, math.inf)) for draft, _ in drafts]
     climb_from(judge, [one for one in starts if one[1] < math.inf])
 
 
-def climb_by_exchange(judge: DraftJudge, budget: int) -> None:
+def climb_by_exchange(judge: DraftJudge, budget: int, homes: type[Homes] = Homes) -> None:
     """Climbs on from the best plan, where stages may exchange branches, too, a part of its own.
 
     There are many pairs of branches, and they seldom help before all else is done: among the other
-    moves they would take the looks of these.
+    moves they would take the looks of these. Where stages own their devices these follow only if an
+    exchange has helped.
 
     Args:
         judge: keeps what is found.
         budget: looks.
+        homes: the groups of devices that stages may go to.
     """
     judge.allow(budget)
     for draft, step_s in judge.drafts([] if judge.best is None else [judge.best]):
-        climber = Climber(draft, step_s, judge, Homes, (exchanged, *FAMILIES))
+        climber = Climber(draft, step_s, judge, homes, (exchanged,))
+        if not homes.may_share:
+            climber.run(FIRST_PATIENCE)
+            if climber.draft is draft:
+                return
+        climber = Climber(climber.draft, climber.step_s, judge, homes, (exchanged, *FAMILIES))
         patience = FIRST_PATIENCE
         while not judge.is_spent and climber.run(patience):
             patience *= 2

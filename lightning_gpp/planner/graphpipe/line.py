@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import NamedTuple
 
 from lightning_gpp.cluster import all_reduce_s
@@ -79,6 +80,7 @@ class UnitLine:
         kinds: of all devices, in the order in which stages get them.
         take_turns: whether replicas take whole micro-batches in turn; otherwise they share each.
         hides_sums: whether all-reduces are taken to cost nothing, as beside a long backward.
+        starts: for every place, the first one from it on where a stage may begin; None: itself.
     """
 
     def __init__(
@@ -89,10 +91,11 @@ class UnitLine:
         *,
         take_turns: bool,
         hides_sums: bool,
+        starts: Sequence[int] | None = None,
     ) -> None:
         request = self._request = tables.request
         self._tables, self._size, self._kinds = tables, size, kinds
-        self._take_turns, self._hides_sums = take_turns, hides_sums
+        self._take_turns, self._hides_sums, self._starts = take_turns, hides_sums, starts
         self._count, self._holds_all = round(request.minibatch_size / size), request.holds_all
         self._counts = cache(request.replica_counts)
         self._operators = [tables.operators(1 << at) for at in range(tables.num_units)]
@@ -184,6 +187,8 @@ class UnitLine:
             in_flight = self._in_flight(rest, multiple, num_replicas)
             cut = Cut(start, stop, kind, num_replicas, multiple, recompute, in_flight, 0.0, rest)
             start = self._first_that_fits(cut, start)
+            if self._starts is not None:
+                start = min(self._starts[start], stop)
             if start < stop and (start, in_flight) < (found.start, found.in_flight):
                 found = cut._replace(start=start, seconds=pace[stop] - pace[start])
         return found
@@ -262,11 +267,10 @@ class UnitLine:
     def _crossing(self) -> list[float]:
         """For every place, bytes per sample of the values that cross its border."""
         found = [0.0] * (self._tables.num_units + 1)
-        for at, values in self._tables.made.items():
-            for name, readers, _ in values:
-                size_bytes = self._request.tables.edge_bytes((name,)).per_sample
-                for place in range(at + 1, readers.bit_length()):
-                    found[place] += size_bytes
+        for name, places in _crossed(self._tables):
+            size_bytes = self._request.tables.edge_bytes((name,)).per_sample
+            for place in places:
+                found[place] += size_bytes
         return found
 
 
@@ -274,11 +278,32 @@ MANY_BYTES = 10**9
 """Of an all-reduce for which its latency does not count."""
 
 
+def _crossed(tables: UnitTables) -> Iterator[tuple[str, range]]:
+    """Values, and the places whose borders they cross."""
+    for at, values in tables.made.items():
+        for name, readers, _ in values:
+            yield name, range(at + 1, readers.bit_length())
+
+
+def narrow_starts(tables: UnitTables) -> list[int]:
+    """For every place, the first one from it on where at most one value crosses.
+
+    As between blocks of branches: other borders cost more messages, and let a stage wait for
+    several others.
+    """
+    crossing = Counter(place for _, places in _crossed(tables) for place in places)
+    found = [*range(tables.num_units + 1)]
+    for place in reversed(found[:-1]):
+        if crossing[place] > 1:
+            found[place] = found[place + 1]
+    return found
+
+
 def _slowest_s(cut: Cut) -> float:
     return max(one.seconds for one in cut.stages())
 
 
-def _lines(tables: UnitTables) -> Iterator[UnitLine]:
+def _lines(tables: UnitTables, starts: Sequence[int] | None) -> Iterator[UnitLine]:
     """The line with every size of micro-batches, kinds of devices in both orders."""
     request = tables.request
     kinds = [device.kind for device in request.cluster.devices]
@@ -287,18 +312,25 @@ def _lines(tables: UnitTables) -> Iterator[UnitLine]:
     values = request.graph.values.values()
     can_differ = request.num_microbatches is None and all(one.is_cuttable for one in values)
     is_small = has_replicas and request.num_devices <= FEW_DEVICES  # otherwise this takes too long
-    for hides_sums in (True, False)[: 1 + is_small]:
-        for size in reversed(request.microbatch_sizes):
-            for take_turns in (False, True)[: 1 + (can_differ and has_replicas)]:
-                for order in dict.fromkeys((tuple(grouped), tuple(reversed(grouped)))):
-                    yield UnitLine(
-                        tables, size, order, take_turns=take_turns, hides_sums=hides_sums
-                    )
+    for hides_sums, size, take_turns, order in product(
+        (True, False)[: 1 + is_small],
+        reversed(request.microbatch_sizes),
+        (False, True)[: 1 + (can_differ and has_replicas)],
+        dict.fromkeys((tuple(grouped), tuple(reversed(grouped)))),
+    ):
+        yield UnitLine(
+            tables, size, order, take_turns=take_turns, hides_sums=hides_sums, starts=starts
+        )
 
 
-def show_lines(*judges: DraftJudge) -> None:
-    """Shows judges the divisions that may be better than their best plans, within their budgets."""
-    for line in _lines(judges[0].tables):
+def show_lines(*judges: DraftJudge, starts: Sequence[int] | None = None) -> None:
+    """Shows judges the divisions that may be better than their best plans, within their budgets.
+
+    Args:
+        judges: with the same tables.
+        starts: see :class:`UnitLine`.
+    """
+    for line in _lines(judges[0].tables, starts):
         drafts = [*line.drafts()]
         for judge in judges:
             for least_s, draft in judge.promising(drafts, judge.best_s):

@@ -23,7 +23,7 @@ from lightning_gpp.planner.graphpipe.climb import (
     best_deals,
     climb_by_exchange,
     climb_from,
-    climb_from_chains,
+    climb_from_others,
     climb_in_turn,
     merge_stages,
     share_by_speed,
@@ -31,7 +31,7 @@ from lightning_gpp.planner.graphpipe.climb import (
 from lightning_gpp.planner.graphpipe.draft import Draft, DraftStage, UnitTables
 from lightning_gpp.planner.graphpipe.homes import OwnHomes
 from lightning_gpp.planner.graphpipe.judge import FEW_DEVICES, DraftJudge
-from lightning_gpp.planner.graphpipe.line import show_lines
+from lightning_gpp.planner.graphpipe.line import narrow_starts, show_lines
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
@@ -61,10 +61,11 @@ def graphpipe(request: PlanRequest, budget: int = 2 * BUDGET) -> Plan:
     """
     if not request.order.flushes:
         return replace(graphpipe_exclusive(request), planner=request.named("graphpipe"))
-    judge, chains, others = climbed(request, budget)
+    judge, ways, others = climbed(request, budget)
     climb_by_exchange(judge, BUDGET // 4 * _patience(request))
     climb_past_sums(judge)
-    climb_from_chains(judge, chains, BUDGET // 2 * _patience(request))
+    for way in ways:
+        climb_from_others(judge, way, BUDGET // 2 * _patience(request))
     judge.allow(BUDGET // 4)
     others_s = judge.check(others)
     merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
@@ -82,6 +83,8 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
     """
     name = request.named("graphpipe_exclusive")
     judge = exclusive_plans(request, name, _chains(request, name))
+    for way in other_ways(judge):
+        judge.show(way.found[0])
     share_by_speed(judge, judge.found, OwnHomes)
     judge.check(())
     return _best(judge)
@@ -171,6 +174,30 @@ def exclusive_plans(
     return judge
 
 
+def other_ways(judge: DraftJudge) -> list[DraftJudge]:
+    """Judges of other ways to stages that own their devices, of those that lead elsewhere.
+
+    One begins with divisions where one value crosses, the other lets the stages of the best plan
+    exchange branches. On many devices this takes too long.
+    """
+    tables, found = judge.tables, list[DraftJudge]()
+    if tables.request.num_devices > FEW_DEVICES:
+        return found
+    starts = narrow_starts(tables)
+    if len({*starts}) < len(starts):  # not every place is narrow
+        narrow = DraftJudge(tables, judge.name, BUDGET // 2, beside=judge)
+        show_lines(narrow, starts=starts)
+        narrow.allow(BUDGET // 2)
+        climb_from(narrow, narrow.drafts(narrow.found[:FEW]), homes=OwnHomes)
+        found.append(narrow)
+    if judge.best is not None:
+        exchange = DraftJudge(tables, judge.name, beside=judge)
+        exchange.show(judge.best)
+        climb_by_exchange(exchange, BUDGET // 4, OwnHomes)
+        found.append(exchange)
+    return [one for one in found if one.best is not None and one.best != judge.best]
+
+
 def _climb_exclusively(judge: DraftJudge, budget: int) -> None:
     """Climbs from what a judge has seen, and from deals, to stages that own their devices."""
     judge.allow(budget)
@@ -207,8 +234,8 @@ def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
 
 def climbed(
     request: PlanRequest, budget: int
-) -> tuple[DraftJudge, DraftJudge, list[PlanEvaluation]]:
-    """Judges that have seen what the climbs find, and chains; the plans of other planners.
+) -> tuple[DraftJudge, list[DraftJudge], list[PlanEvaluation]]:
+    """A judge that has seen what the climbs find; others to climb from; plans of other planners.
 
     Args:
         request: the question.
@@ -218,6 +245,11 @@ def climbed(
     name = request.named("graphpipe")
     chains = _chains(request, name)
     judge = exclusive_plans(request, name, chains)
+    ways = other_ways(judge)
+    for way in ways:
+        way.allow(BUDGET * _patience(request))
+        climb_from(way, way.drafts(way.found[:FEW]))
+    ways.insert(0, chains)
     exclusive, shared = judge.found, shared_by_all(request, name)
     others = [one for one in (judge.best, shared) if one is not None]
     if request.num_devices <= min(FEW_DEVICES, judge.tables.num_units):
@@ -228,7 +260,7 @@ def climbed(
     _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
-    return judge, chains, [*others, *([] if chains.best is None else [chains.best])]
+    return judge, ways, [*others, *(one.best for one in ways if one.best is not None)]
 
 
 def climb_past_sums(judge: DraftJudge) -> None:
