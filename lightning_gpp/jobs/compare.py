@@ -37,7 +37,7 @@ NUMBERS = (
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
-    """Prints the table, and writes it as JSON and CSV.
+    """Prints the table, and writes it as JSON.
 
     Returns:
         The throughput of every planner that found a plan, in samples per second, by its name.
