@@ -175,10 +175,10 @@ def exclusive_plans(
 
 
 def other_ways(judge: DraftJudge) -> list[DraftJudge]:
-    """Judges of other ways to stages that own their devices, of those that lead elsewhere.
+    """Judges of further plans whose stages own their devices, where these differ from the best.
 
-    One begins with divisions where one value crosses, the other lets the stages of the best plan
-    exchange branches. On many devices this takes too long.
+    One climbs from divisions cut where a single value crosses, the other lets the stages of the
+    best plan exchange branches. On many devices this takes too long.
     """
     tables, found = judge.tables, list[DraftJudge]()
     if tables.request.num_devices > FEW_DEVICES:

@@ -5,8 +5,8 @@ out between the gradients of the backward, to the ranks that will read them, whi
 call takes them. Which tensors those are is a guess: the places in the batch at which this step's
 call has found its arguments. The call finds out by identity whether they are its arguments,
 unchanged; otherwise it sends its own, and what has come is dropped. So a wrong guess costs time,
-and nothing else. Changes in place are those that autograd counts; the first guesses are compared
-number by number, too, and a step that changes its batch without being counted ends all guessing.
+and nothing else. Autograd counts changes in place. Those that it misses are found by comparing the
+bits of the first guesses; one such change ends all sending ahead.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lightning_gpp.strategy.step.loaders import batches_left, placed_batch
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, RankCall
 
 COMPARED = 4
-"""So many guesses are compared number by number, which waits for the device: a step that changes
-its batch does so in every step, or nearly."""
+"""So many guesses are compared bit by bit, which waits for the device: code that changes a batch
+does so in nearly every step."""
 
 UNCOUNTED = (
-    "the inputs of steps are no longer sent ahead: training_step, or a callback, changes the batch "
-    "in place in a way that autograd does not count (through .data, or by a kernel of its own); "
-    "write batch = ... instead, or batch.mul_(...) without .data"
+    "inputs are no longer sent ahead: the batch was changed in place in a way that autograd does "
+    "not count (through .data, or by a custom kernel). Results are right, but each step waits for "
+    "its inputs. Make a new tensor, or change the batch without .data"
 )
 
 
@@ -69,7 +69,7 @@ class _Guess:
         )
 
     def is_as_sent(self) -> bool:
-        """Whether the inputs have the numbers that were sent, where anybody compares them."""
+        """Whether the inputs still have the bits that were sent; True where none were kept."""
         bits = self.bits or {}
         return all(
             torch.equal(bits_of(self.inputs[n][0]).cpu(), known) for n, known in bits.items()
