@@ -108,7 +108,8 @@ def users_step_bytes(request: PlanRequest, unit_size: float, in_flight: int) -> 
     """
     graph, tables = request.graph, request.tables
     minibatch = request.minibatch_size / request.num_minibatches
-    batches = min(in_flight, request.num_minibatches) + request.feeds_ahead
+    # The next batch is there with a copy, which tells whether it is changed.
+    batches = min(in_flight, request.num_minibatches) + 2 * request.feeds_ahead
     batch = tables.edge_bytes(tuple(one.value.name for one in graph.inputs))
     outputs = tables.edge_bytes(graph.outputs)
     size = minibatch if find_schedule(request.schedule).forwards_first else unit_size

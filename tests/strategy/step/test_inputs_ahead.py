@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
+from helpers.ahead import Uncounted, UncountedLate, train_ahead
 from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_same_training, train_one_device
-from helpers.training import Result, Training, train
+from helpers.training import Training
 from helpers.workers import WorkerPool
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.step import loaders
-from lightning_gpp.strategy.step.inputs_ahead import InputsAhead
 
 PLAN = [["left", "right"], ["fuse", "norm", "head"]]
 REPLICAS = [
@@ -48,14 +47,6 @@ class InPlace(ExportableModel):
         return super().training_step(batch, batch_idx)
 
 
-class Uncounted(ExportableModel):
-    """Changes one of them in every step, in a way that nobody counts."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        batch[0][1].data.neg_()
-        return super().training_step(batch, batch_idx)
-
-
 class Twice(ExportableModel):
     """Calls the forward twice, the second time with other samples."""
 
@@ -75,29 +66,6 @@ class Reused(ExportableModel):
         return super().training_step(self.first if batch_idx % 2 else batch, batch_idx)
 
 
-def train_ahead(
-    training: Training, strategy: dict[str, Any], num_ranks: int
-) -> tuple[Result, list[bool | None]]:
-    """Trains; whether the inputs of each step had come before it, None where nothing had.
-
-    The loader reads in this process, and the devices may be CPUs, where otherwise nothing is read
-    ahead: workers take seconds to start.
-    """
-    come, guesses = InputsAhead.come, list[bool | None]()
-
-    def noted(self: InputsAhead, *args: Any) -> Any:
-        is_first = self._batch is not None
-        sent = come(self, *args)
-        if is_first:
-            guesses.append(None if sent is None else sent.is_right)
-        return sent
-
-    can_look = patch.object(loaders, "can_look_ahead", lambda loader, run: not run.is_alone)
-    has_next = patch.object(loaders.LeadingBatches, "has_next", True)
-    with can_look, has_next, patch.object(InputsAhead, "come", noted):
-        return train(training, {"timeout": 100, **strategy}, num_ranks), guesses
-
-
 MOST = [None, True, True, True]
 """Of an epoch of four batches."""
 
@@ -109,6 +77,7 @@ MOST = [None, True, True, True]
         (OfOthers, [None, True, False, None] * 3),
         (InPlace, [None, True, False, True] * 3),
         (Uncounted, [None, False, *[None] * 10]),
+        (UncountedLate, [*MOST * 2, None, False, None, None]),
         (Twice, MOST * 3),
         (Reused, [None, False, None, False] * 3),
     ],

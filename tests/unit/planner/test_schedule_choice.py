@@ -197,4 +197,4 @@ class TestInputsAhead:
         )
         assert there.step_s < here.step_s
         more = [b.memory_bytes - a.memory_bytes for a, b in zip(here.devices, there.devices)]
-        assert more == [256, 256]  # of the next batch: what the first stage reads, and all of it
+        assert more == [256, 512]  # what the first stage reads of the next batch; all of it, twice
