@@ -156,6 +156,27 @@ class ClampingModel(ExportableModel):
             (tensor.data if self.through_data else tensor).clamp_(-0.1, 0.1)
 
 
+class AttributeModel(ExportableModel):
+    """Its step sets an attribute that forward looks at.
+
+    Args:
+        name: ``scale``, which is there from the first on, or ``bonus``, which is not.
+        first: step that sets it.
+    """
+
+    def __init__(self, name: str, first: int) -> None:
+        super().__init__()
+        self.name, self.first, self.scale = name, first, 1.0
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return super().forward(left, right) * self.scale + getattr(self, "bonus", 0.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.global_step >= self.first:
+            setattr(self, self.name, 2.0)
+        return super().training_step(batch, batch_idx)
+
+
 class TeacherModel(ExportableModel):
     """Keeps moving averages of its weights in buffers, in a hook of rank 0.
 

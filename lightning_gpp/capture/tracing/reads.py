@@ -24,6 +24,8 @@ _LIBRARIES = ("torch.", "torch_geometric.", "torchmetrics.", "transformers.")
 _MOST_ENTRIES, _DEEPEST = 64, 3
 """Of containers that are looked into before every step."""
 _NOT_FROZEN = frozenset({"training", "_current_fx_name", "_jit_is_scripting"})
+_ABSENT = "absent"
+"""In the place of a value: forward asked for an attribute (``hasattr``, ``getattr``) in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
     """Collects the plain attributes that its body reads from modules of the user's own classes."""
     paths = {id(part): path for path, part in module.named_modules()}
     found: dict[tuple[str, str], Read] = {}
+    absent: dict[tuple[str, str], nn.Module] = {}
     reads: list[Read] = []
     classes = {
         kind
@@ -63,7 +66,12 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
         original: Any = kind.__getattribute__
 
         def read(self: Any, name: str) -> Any:
-            value = original(self, name)
+            try:
+                value = original(self, name)
+            except AttributeError:  # also where it is a parameter or a sub-module
+                if name[0] != "_" and id(self) in paths:
+                    absent[paths[id(self)], name] = self
+                raise
             is_held = isinstance(value, Tensor | list | tuple | dict) and name[0] != "_"
             is_read = is_held or isinstance(value, _PLAIN)
             if is_read and name not in _NOT_FROZEN and id(self) in paths:
@@ -77,6 +85,7 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
     with replaced([(kind, "__getattribute__", spy(kind)) for kind in classes]):
         yield reads
     reads += found.values()
+    reads += (Read(*key, _ABSENT) for key, part in absent.items() if not hasattr(part, key[1]))
 
 
 def is_as_read(module: nn.Module, reads: Sequence[Read]) -> bool:
@@ -93,7 +102,8 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
     for read in reads:
         now = _now(module, read)
         if now != read.value:
-            was = f"was {read.value!r} when the model was captured and is {now!r} now"
+            before, after = (_ABSENT if x == _ABSENT else repr(x) for x in (read.value, now))
+            was = f"was {before} when the model was captured and is {after} now"
             if not isinstance(now, _PLAIN):
                 was = "is not what it was when the model was captured"
             raise GuardError(
@@ -104,7 +114,7 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
 
 
 def _now(module: nn.Module, read: Read) -> Any:
-    return _content(getattr(module.get_submodule(read.path), read.name))
+    return _content(getattr(module.get_submodule(read.path), read.name, _ABSENT))
 
 
 def _content(value: Any, depth: int = 0) -> Any:
@@ -118,4 +128,4 @@ def _content(value: Any, depth: int = 0) -> Any:
     if is_small and depth < _DEEPEST:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [(key, _content(item, depth + 1)) for key, item in items]
-    return value if isinstance(value, _PLAIN) else None
+    return value if isinstance(value, _PLAIN) else (type(value).__qualname__,)

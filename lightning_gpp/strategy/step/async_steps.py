@@ -139,7 +139,6 @@ class AsyncSteps(SuspendedSteps):
                 raise NotImplementedError(_CUT_SHORT.format(len(steps)))
         if run.pipeline is None:
             self._build(name, self._step(name, args, kwargs), batch, batch_size(batch))
-        run.built.captured.check_reads()
         ahead = self._ahead()
         for number, other in enumerate([batch, *ahead], self._number):
             if number not in steps:  # the first argument is the batch's index

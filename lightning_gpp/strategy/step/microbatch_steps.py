@@ -241,7 +241,6 @@ class MicrobatchSteps(SuspendedSteps):
             self._form = run.forms[0]
         run.to_form(self._form)
         run.full_batch = run.full_batch or num_samples
-        run.built.captured.check_reads()
         units = run.unit_sizes(num_samples)
         run.show_state(len(units))
         sizes = run.built.step_sizes(units)

@@ -167,7 +167,9 @@ class SuspendedSteps(Boundary):
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of its forward; its step runs up to there."""
-        return self.steps[microbatch].inputs()
+        inputs = self.steps[microbatch].inputs()
+        self._run.built.captured.check_reads()  # which the step may have set
+        return inputs
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with its step; returns its loss."""

@@ -47,7 +47,9 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
     module = Doubling()
     batch = torch.arange(float(sum(sizes)))
     captured: Any = SimpleNamespace(
-        inputs_of_call=lambda args, kwargs: {"x": args[0]}, output=lambda outputs: outputs["y"]
+        inputs_of_call=lambda args, kwargs: {"x": args[0]},
+        output=lambda outputs: outputs["y"],
+        check_reads=lambda: None,
     )
     device = torch.device("cpu")
     of_rank: Any = SimpleNamespace(

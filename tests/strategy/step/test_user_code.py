@@ -183,6 +183,23 @@ def test_a_loss_without_gradient_is_refused(pool: WorkerPool, schedule: str, exp
         assert expected in text
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-async"])
+@pytest.mark.parametrize(
+    ("name", "first", "was"),
+    [("scale", 3, "1.0"), ("bonus", 3, "absent"), ("bonus", 0, "absent")],
+)
+def test_what_forward_reads_is_not_set_by_a_step(
+    pool: WorkerPool, schedule: str, name: str, first: int, was: str
+) -> None:
+    """In the last step as well; one that is set in the first and stays is there at capture."""
+    build, num = partial(users.AttributeModel, name, first), 1 if "async" in schedule else 4
+    if first == 0 and schedule == "gpipe":
+        equal(pool, build, num_steps=4, validate=False)
+        return
+    for text in errors(pool, build, schedule=schedule, num_microbatches=num):
+        assert f"self.{name}, which was {was} when the model was captured and is 2.0 now" in text
+
+
 # What steps are given, log and return ------------------------------------------------------------
 
 

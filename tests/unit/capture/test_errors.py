@@ -296,6 +296,44 @@ def test_tensors_and_containers_that_forward_reads_must_not_change(change: Any, 
         captured.check_reads()
 
 
+class Adapted(Scheduled):
+    """Looks for two attributes, and whether one is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.adapter is None else self.adapter(x)
+        if hasattr(self, "bonus"):
+            x = x + self.bonus
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bonus", 1.0, "was absent when the model was captured and is 1.0 now"),
+        ("bonus", nn.Identity(), "is not what it was"),
+        ("adapter", nn.Identity(), "is not what it was"),
+        ("adapter", torch.square, "is not what it was"),
+    ],
+)
+def test_what_forward_looks_for_in_vain_must_not_come(name: str, value: Any, text: str) -> None:
+    captured = capture(Adapted(), (torch.ones(2, 3),))
+    captured.check_reads()
+    setattr(captured.module, name, value)
+    with pytest.raises(CaptureError, match=rf"reads self\.{name}, which {text}"):
+        captured.check_reads()
+
+
+def test_an_attribute_may_go_only_if_nobody_reads_it() -> None:
+    captured = capture(Scheduled(), (torch.ones(2, 3),))
+    del captured.module.factor
+    with pytest.raises(CaptureError, match=r"reads self\.factor, which was .* and is absent now"):
+        captured.check_reads()
+
+
 class Seen(Metric):
     """A metric of the user's own, whose hash is made of its state."""
 
