@@ -20,7 +20,8 @@ from lightning_gpp.capture.operators.fingerprint import (
 from lightning_gpp.capture.operators.operators import model_graph, read_names
 from lightning_gpp.capture.operators.variation import Cuts
 from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.tracing.reads import Read, check_reads
+from lightning_gpp.capture.tracing.frozen import Frozen
+from lightning_gpp.capture.tracing.reads import Read
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.arguments import Arguments, OtherFormError
 from lightning_gpp.capture.values.samples import Sample
@@ -139,12 +140,16 @@ class CapturedModel:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check_reads(self) -> None:
-        """Checks that plain attributes which forward reads are as they were at capture.
+        """Checks that what forward reads, and goes through, is as it was at capture.
 
         Raises:
-            GuardError: one changed.
+            GuardError: something changed.
         """
-        check_reads(self.module, self.verified.reads)
+        self._frozen.check()
+
+    @cached_property
+    def _frozen(self) -> Frozen:
+        return Frozen(self.module, self.verified.reads, self.leaf_modules)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Value name -> tensor for one call of the module's forward.

@@ -22,7 +22,8 @@ from lightning_gpp.capture.checks.backwards import watched_backwards
 from lightning_gpp.capture.checks.check import is_autocast
 from lightning_gpp.capture.checks.rollback import set_training
 from lightning_gpp.capture.errors import raised_location
-from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
+from lightning_gpp.capture.tracing.frozen import Frozen
+from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.common.instance_attribute import taken_away
 from lightning_gpp.runtime.collectives import ProcessCollectives
 from lightning_gpp.runtime.pieces import Slices
@@ -56,14 +57,14 @@ class _Known:
         form: of arguments and results.
         outputs: names of the tensors among the results, in order.
         is_random: whether it draws random numbers.
-        reads: plain attributes that the forward read.
+        frozen: what the forward read and went through.
     """
 
     number: int
     form: CallForm
     outputs: tuple[str, ...]
     is_random: bool
-    reads: tuple[Read, ...]
+    frozen: Frozen
 
 
 def call_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
@@ -161,7 +162,7 @@ class SpmdCalls(ForwardCalls):
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         with torch.set_grad_enabled(is_trained):
             known = self._known(args, kwargs)
-        check_reads(run.target, known.reads)
+        known.frozen.check()
         inputs = known.form.inputs(args, kwargs)
         if is_trained and not self._has_trained:
             self._has_trained = True
@@ -187,7 +188,7 @@ class SpmdCalls(ForwardCalls):
         key = call_key(run.target, args, kwargs)
         if key == self._tentative:
             self._tentative = None
-            if not is_as_read(run.target, self._exports[key].reads):
+            if not self._exports[key].frozen.is_as_read():
                 del self._exports[key]
         if key not in self._exports:
             run.stop_early_modules()  # or the export would contain how they move
@@ -224,7 +225,8 @@ class SpmdCalls(ForwardCalls):
             self.build(package)
         run.leader_state.look_again()
         has_random = any(map(is_random, graph.operators))
-        return _Known(number, exported.form, graph.outputs, has_random, tuple(reads))
+        frozen = Frozen(run.target, reads)
+        return _Known(number, exported.form, graph.outputs, has_random, frozen)
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedForward:
         run, has_grad = self._run, torch.is_grad_enabled()  # leaving inference mode turns it on
