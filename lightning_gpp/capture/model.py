@@ -145,10 +145,11 @@ class CapturedModel:
         Raises:
             GuardError: something changed.
         """
-        self._frozen.check()
+        self.frozen.check()
 
     @cached_property
-    def _frozen(self) -> Frozen:
+    def frozen(self) -> Frozen:
+        """What stays as it was when the model was captured; on rank 0."""
         return Frozen(self.module, self.verified.reads, self.leaf_modules)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

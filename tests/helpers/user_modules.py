@@ -177,6 +177,26 @@ class AttributeModel(ExportableModel):
         return super().training_step(batch, batch_idx)
 
 
+class DropModel(ExportableModel):
+    """Its step changes a layer of another rank from the third on, which drops all before.
+
+    Args:
+        what: ``p`` or ``training``.
+        after: whether it does so after its call of the forward.
+    """
+
+    def __init__(self, what: str, after: bool = False) -> None:
+        super().__init__()
+        self.left.append(nn.Dropout(1.0))
+        self.what, self.after = what, after
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx) if self.after else None
+        if self.global_step >= 2:
+            setattr(self.left[-1], self.what, 0.0 if self.what == "p" else False)
+        return super().training_step(batch, batch_idx) if loss is None else loss
+
+
 class TeacherModel(ExportableModel):
     """Keeps moving averages of its weights in buffers, in a hook of rank 0.
 

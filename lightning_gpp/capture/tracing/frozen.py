@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,8 +30,10 @@ class Frozen:
         self._module = module
         self._reads = [(owner_of(module, read), read, read.is_mode) for read in reads]
         inside = tuple(f"{leaf}." for leaf in leaves)
-        parts = {n: p for n, p in module.named_modules() if not f"{n}.".startswith(inside)}
+        named = dict(module.named_modules())
+        parts = {n: p for n, p in named.items() if not f"{n}.".startswith(inside)}
         del parts[""]  # its hooks run around every call
+        self._leaves = {n: p for n, p in named.items() if f"{n}.".startswith(inside)}
         self._parts = {n: p for n, p in parts.items() if not isinstance(p, torch.jit.ScriptModule)}
         self._kept = self._now()
 
@@ -57,6 +62,25 @@ class Frozen:
             f"sub-modules, hooks or the forward of {path or 'the pipelined module'} are others "
             "than when the model was captured, whose graph has the old ones. Change them before "
             "the training, or keep this module whole: leaf_modules=[...]"
+        )
+
+    @contextmanager
+    def keeping_leaves(self) -> Iterator[None]:
+        """The body must leave the attributes of modules that stages call as a whole as they are.
+
+        Raises:
+            ValueError: it changed one.
+        """
+        before = [list(vars(p).values()) for p in self._leaves.values()]
+        yield
+        now = [list(vars(p).values()) for p in self._leaves.values()]
+        if all(map(operator.is_, chain(*before), chain(*now))):
+            return
+        pairs = zip(self._leaves, before, now, strict=True)
+        path = next(n for n, *both in pairs if not all(map(operator.is_, *both)))
+        raise ValueError(
+            f"training_step changes an attribute of {path}, which other ranks do not hear of "
+            "within the mini-batch. Change it in on_train_batch_start, or use schedule='gpipe'"
         )
 
     def is_as_read(self) -> bool:

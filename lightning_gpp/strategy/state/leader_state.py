@@ -25,7 +25,6 @@ from lightning_gpp.common.host_copies import Originals, to_device
 from lightning_gpp.common.tensor_places import TensorPlace, num_changes, own_places
 
 _PLAIN = (bool, int, float, str, type(None))
-_LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
 _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 """Attributes that Lightning sets on each rank by itself."""
 
@@ -108,19 +107,18 @@ class LeaderState:
         self._find_parts()
 
     def _find_parts(self) -> None:
-        """What is looked at: parameters and buffers that must not change, and the user's modules.
+        """What is looked at: parameters and buffers that must not change, and all modules.
 
         The table of a tensor is looked into, with its key there: the tensor itself changes when a
         checkpoint makes the module whole for a moment.
         """
         parts = list(self._module.named_modules())
-        own = [each for each in parts if not type(each[1]).__module__.startswith(_LIBRARIES)]
         places = [place for path, part in parts for place in own_places(part, path)]
         is_parameter = [isinstance(place.tensor, nn.Parameter) for place in places]
         elsewhere = self._elsewhere or frozenset()
         buffers = [p for p, other in zip(places, is_parameter) if not other and p.name in elsewhere]
         self._places = [*itertools.compress(places, is_parameter), *buffers]
-        self._parts = [(path, part) for path, part in own if not isinstance(part, Metric)]
+        self._parts = [(path, part) for path, part in parts if not isinstance(part, Metric)]
         self._of_metrics = [(path, part) for path, part in parts if isinstance(part, Metric)]
 
     @contextlib.contextmanager

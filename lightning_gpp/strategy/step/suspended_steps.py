@@ -66,7 +66,8 @@ class OpenStep(SuspendedCall):
         Raises:
             RuntimeError: it does not call it.
         """
-        arguments = self.start()
+        with self._keeping_leaves():
+            arguments = self.start()
         if not self.is_paused:
             raise RuntimeError(
                 "training_step returned without calling the pipelined forward of "
@@ -75,6 +76,12 @@ class OpenStep(SuspendedCall):
                 f"module='...')), {_OR_ONCE}"
             )
         return arguments  # type: ignore[no-any-return]
+
+    def _keeping_leaves(self) -> contextlib.AbstractContextManager[None]:
+        """The user's step runs in this; it may be what the model is captured by."""
+        pipeline = self._run.pipeline
+        known = pipeline is not None and pipeline.captured.frozen.keeping_leaves()
+        return known or contextlib.nullcontext()
 
     def inputs(self) -> Mapping[str, Tensor]:
         """The arguments by value name.
@@ -95,7 +102,8 @@ class OpenStep(SuspendedCall):
 
     def finish(self, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with it; returns its loss."""
-        result = self.resume(self._run.built.captured.output(outputs))
+        with self._keeping_leaves():
+            result = self.resume(self._run.built.captured.output(outputs))
         if self.is_paused:
             raise RuntimeError(
                 "training_step called the pipelined forward a second time. With the schedule "

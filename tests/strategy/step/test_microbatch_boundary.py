@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
         inputs_of_call=lambda args, kwargs: {"x": args[0]},
         output=lambda outputs: outputs["y"],
         check_reads=lambda: None,
+        frozen=SimpleNamespace(keeping_leaves=nullcontext),
     )
     device = torch.device("cpu")
     of_rank: Any = SimpleNamespace(
@@ -57,6 +59,7 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> An
         target=module,
         device=device,
         built=SimpleNamespace(captured=captured),
+        pipeline=SimpleNamespace(captured=captured),
     )
     parts = zip(batch.split(sizes), sizes, strict=True)
     steps = [OpenStep(of_rank, partial(step, module, part), size, threads) for part, size in parts]

@@ -200,6 +200,16 @@ def test_what_forward_reads_is_not_set_by_a_step(
         assert f"self.{name}, which was {was} when the model was captured and is 2.0 now" in text
 
 
+@pytest.mark.parametrize("what", ["p", "training"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_step_changes_a_layer_of_another_rank(pool: WorkerPool, what: str, after: bool) -> None:
+    """Under ``1f1b`` the others are in the midst of the mini-batch."""
+    build = partial(users.DropModel, what, after)
+    equal(pool, build, num_steps=5, validate=False)
+    for text in errors(pool, build, schedule="1f1b"):
+        assert "training_step changes an attribute of left.2, which other ranks" in text
+
+
 # What steps are given, log and return ------------------------------------------------------------
 
 
