@@ -197,6 +197,18 @@ class DropModel(ExportableModel):
         return super().training_step(batch, batch_idx) if loss is None else loss
 
 
+class CountingModel(ExportableModel):
+    """Counts its steps, and adds to a loss that it does not use."""
+
+    num_steps, total = 0, 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.num_steps += 1
+        self.total += float(loss)
+        return loss
+
+
 class TeacherModel(ExportableModel):
     """Keeps moving averages of its weights in buffers, in a hook of rank 0.
 

@@ -169,6 +169,13 @@ class LeaderState:
         self._before = after
         self._changes |= self._differences(before, after)
 
+    def changed_attributes(self) -> list[str]:
+        """Rank 0: names of the attributes that changed in :meth:`watching` and were not taken."""
+        if self._before is not None:
+            self._note_changes()
+        kinds = ("attribute", "list", "dict")
+        return [f"{p}.{n}".removeprefix(".") for kind, p, n in self._changes if kind in kinds]
+
     def look_again(self) -> None:
         """Rank 0: what has just changed, has changed on all ranks."""
         if self._before is not None:

@@ -59,6 +59,10 @@ DRAWS = (
 )
 
 
+CHANGES = (
+    "training_step changes {}. With schedule='1f1b' it runs once per micro-batch, so it does that "
+    "{} times per batch, each time for a part of it. schedule='gpipe' runs the step once per batch."
+)
 _ROUNDINGS = 16
 """Units of the last place by which the same gradients may differ, relative to all of them: rows
 that no other touches differed by none, and by up to 0.7 where the step multiplies with a matrix of
@@ -216,6 +220,7 @@ class MicrobatchSteps(SuspendedSteps):
         self._shapes: set[tuple[torch.Size, ...]] = set()
         self._counted = CountedEntries()
         self._has_drawn = False
+        self._changing: set[str] = set()
         self._form: Pipeline | None = None
         self._total, self._loss_scale = 0, 1.0
         self._seen: Sequence[OutputGradients] = ()
@@ -260,6 +265,8 @@ class MicrobatchSteps(SuspendedSteps):
                 minibatch = Minibatch(units, steps[0].needs, self._loss_scale)
                 run.lead(minibatch)
                 stash = run.built.train(minibatch, self)
+                if len(sizes) > 1:
+                    self._warn_of_changes(len(sizes))
                 for seen in self._seen:
                     pair = [] if is_once else [steps[each] for each in seen.pair]
                     if pair and self._is_off(step, batch, pair, seen):
@@ -269,6 +276,15 @@ class MicrobatchSteps(SuspendedSteps):
                 self.abandon()
                 self._seen = ()
         return self._returned(steps, batch, stash)
+
+    def _warn_of_changes(self, num_steps: int) -> None:
+        """Says, once for each, which attributes the steps of a mini-batch changed."""
+        run = self._run
+        leaves = tuple(f"{run.settings.prefix}{leaf}." for leaf in run.built.captured.leaf_modules)
+        found = {n for n in run.leader_state.changed_attributes() if not n.startswith(leaves)}
+        if names := sorted(found - self._changing):
+            self._changing |= found
+            rank_zero_warn(CHANGES.format(", ".join(f"self.{n}" for n in names), num_steps))
 
     def _pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
         """Counts a mini-batch; the first of each two micro-batches of it that are looked at.

@@ -210,6 +210,17 @@ def test_a_step_changes_a_layer_of_another_rank(pool: WorkerPool, what: str, aft
         assert "training_step changes an attribute of left.2, which other ranks" in text
 
 
+@pytest.mark.parametrize(("schedule", "num"), [("1f1b", 1), ("gpipe", 0)])
+def test_what_a_step_changes_per_micro_batch_is_told(
+    pool: WorkerPool, schedule: str, num: int
+) -> None:
+    training = Training(users.CountingModel, DATA, num_steps=3, validate=False)
+    found, _, _ = pool.run(warnings_of, training, STRATEGY | {"schedule": schedule}, 3, num_ranks=3)
+    told = [text for text in found if "training_step changes" in text]
+    assert len(told) == num
+    assert all("self.num_steps, self.total. With schedule='1f1b'" in text for text in told)
+
+
 # What steps are given, log and return ------------------------------------------------------------
 
 
