@@ -209,6 +209,21 @@ class CountingModel(ExportableModel):
         return loss
 
 
+class ReplacingModel(ClampingModel):
+    """Its step puts another parameter or buffer in the place of one."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.global_step >= 2:
+            path, _, name = self.name.rpartition(".")
+            old = self.get_parameter(self.name) if name == "weight" else self.get_buffer(self.name)
+            new = torch.ones(old.shape)
+            setattr(self.get_submodule(path), name, nn.Parameter(new) if name == "weight" else new)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pass
+
+
 class TeacherModel(ExportableModel):
     """Keeps moving averages of its weights in buffers, in a hook of rank 0.
 

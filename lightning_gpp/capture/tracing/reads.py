@@ -59,13 +59,17 @@ class Read:
 
 
 @contextmanager
-def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
+def watched_reads(module: nn.Module, *, in_layers: bool = False) -> Iterator[list[Read]]:
     """Collects the plain attributes that its body reads, and does not change itself.
 
     Of the user's own modules, of objects of the user's own classes that those have, and of the
     Trainer.
+
+    Args:
+        module: whose forward runs in the body.
+        in_layers: whether also of modules of libraries, which else are called as they are.
     """
-    objects = {id(value): (path, value) for path, value in _objects(module)}
+    objects = {id(value): (path, value) for path, value in _objects(module, in_layers)}
     found: dict[tuple[str, str], Read] = {}
     reads: list[Read] = []
 
@@ -105,11 +109,12 @@ def owner_of(module: nn.Module, read: Read) -> Any:
     return attrgetter(read.path)(module) if read.path else module
 
 
-def _objects(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _objects(module: nn.Module, in_layers: bool) -> Iterator[tuple[str, Any]]:
     """What is looked at, with its path from the module."""
     for path, part in module.named_modules():
+        is_layer = not in_layers and type(part).__module__.startswith(_LIBRARIES)
         # Walking over modules hashes a metric, which reads its state.
-        if isinstance(part, Metric) or type(part).__module__.startswith(_LIBRARIES):
+        if isinstance(part, Metric) or is_layer:
             continue
         yield path, part
         for name, value in vars(part).items():

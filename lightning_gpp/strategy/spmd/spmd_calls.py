@@ -216,7 +216,7 @@ class SpmdCalls(ForwardCalls):
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""
         run, number = self._run, 0 if self._model is None else len(self._model.interpreters)
-        with watched_reads(run.target) as reads:
+        with watched_reads(run.target, in_layers=True) as reads:
             exported = self._export(args, kwargs)
         graph = exported.graph
         package = ProgramPackage(graph, exported.constants, self._plan(graph))

@@ -157,8 +157,9 @@ class LeaderState:
     def _note_changes(self) -> None:
         assert self._before is not None
         before, after = self._before, self._snapshot(self._before)
-        if before.versions != after.versions:
-            same = map(operator.eq, before.versions, after.versions)
+        same = list(map(operator.is_, before.tensors, _tensors_at(self._places)))
+        if before.versions != after.versions or not all(same):
+            same = list(map(operator.and_, same, map(operator.eq, before.versions, after.versions)))
             places = zip(self._places, same)
             name = next(place.name for place, is_same in places if not is_same)
             raise RuntimeError(

@@ -150,6 +150,18 @@ class FailsOnOne(BranchyModel):
         return super().training_step(batch, batch_idx)
 
 
+class Relaxes(BranchyModel):
+    """A layer, which is divided like all else, has another setting from the second epoch on."""
+
+    def make_layers(self) -> None:
+        super().make_layers()
+        self.entries[0] = torch.nn.Sequential(self.entries[0], torch.nn.Dropout(0.0))
+
+    def on_train_epoch_start(self) -> None:
+        layers: Any = self.entries[0]
+        layers[1].p = 0.5 * (self.current_epoch > 0)
+
+
 class Adamish(torch.optim.Adam):
     """An optimizer that nobody knows."""
 
@@ -177,9 +189,10 @@ def failing(kind: type[BranchyModel]) -> Training:
         (Reverses, {}, r"a backward of its own \(Reversed\), which strategy='hap' would lose"),
         (Hooks, {}, r"a hook looks at gradients of entries.0, which strategy='hap' would lose"),
         (FailsOnOne, {}, r"no such number"),
+        (Relaxes, {}, r"reads self.entries.0.1.p, which was 0.0 when .* and is 0.5 now"),
         (Unknown, {}, r"Adamish may compute with whole parameters"),
     ],
-    ids=["capture", "backward", "hook", "step", "optimizer"],
+    ids=["capture", "backward", "hook", "step", "setting", "optimizer"],
 )
 def test_errors_end_all_ranks(
     pool: WorkerPool, kind: type[BranchyModel], options: dict[str, object], text: str

@@ -125,6 +125,12 @@ def test_changing_weights_on_rank_0_is_refused(
         assert "on_train_batch_end changed the" in text and f"'{name}'" in text
 
 
+@pytest.mark.parametrize("name", ["left.0.weight", "left.shift"])
+def test_replacing_weights_on_rank_0_is_refused(pool: WorkerPool, name: str) -> None:
+    for text in errors(pool, partial(users.ReplacingModel, name)):
+        assert f"training_step changed the parameter or buffer '{name}'" in text
+
+
 @pytest.mark.parametrize(
     ("has_closure", "expected"), [(True, "go backward first"), (False, "was stepped directly")]
 )
