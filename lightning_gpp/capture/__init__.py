@@ -14,7 +14,7 @@ from lightning_gpp.capture.blocks import BlockGraph as BlockGraph
 from lightning_gpp.capture.errors import CaptureError as CaptureError
 from lightning_gpp.capture.model import CapturedModel as CapturedModel
 from lightning_gpp.capture.operators.fingerprint import module_content as module_content
-from lightning_gpp.capture.profiling.profiler import profile_costs as profile_costs
+from lightning_gpp.capture.profiler import profile_costs as profile_costs
 from lightning_gpp.capture.stage import StageModule as StageModule
 from lightning_gpp.capture.values.placed import on_host as on_host
 from lightning_gpp.capture.values.placed import placed as placed

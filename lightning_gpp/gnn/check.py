@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.check import is_close
 from lightning_gpp.capture.checks.rollback import rollback, set_training
-from lightning_gpp.capture.profiling.profiler import OperatorProbe, profile_probes
+from lightning_gpp.capture.profiler import OperatorProbe, profile_probes
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, chosen
 from lightning_gpp.gnn.chunks import REMEDY, Chunks, GraphTrainingError

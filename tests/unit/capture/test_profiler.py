@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
-from lightning_gpp.capture.profiling import profiler as probe_file
+from lightning_gpp.capture import profiler as probe_file
 from lightning_gpp.cost import OpProfile
 
 
