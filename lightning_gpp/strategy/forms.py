@@ -68,6 +68,7 @@ def use_form_of(
     run.lead(Build(autocast))
     with autocast.while_building(run.device):
         build_form(run, example)
+    run.leader_state.look_again()
     if len(run.forms) == 1:  # the first one may be that of training, which makes the plan
         use_form_of(run, args, kwargs, example)
 

@@ -167,7 +167,6 @@ class ForwardCalls:
             use_form_of(
                 run, args, kwargs, lambda: example_of(run.target, args, kwargs, run.unit_sizes)
             )
-        run.leader_state.look_again()
         is_first = pipeline is None and run.control.alone_in == "training_step"
         if is_first and run.suspends_steps:
             raise BeginAnewError
