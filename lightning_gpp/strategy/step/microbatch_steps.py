@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.check import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.checks.rollback import random_state, rollback
+from lightning_gpp.capture.values.arguments import OtherFormError
 from lightning_gpp.capture.values.structure import map_tensors
 from lightning_gpp.common.instance_attribute import instance_attribute
 from lightning_gpp.common.torch_device import widest_float
@@ -327,7 +328,10 @@ class MicrobatchSteps(SuspendedSteps):
         def loss_of_both(outputs: Values) -> Tensor:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 # Of graphs the numbers of vertices are counted anew.
-                inputs = captured.inputs(args, kwargs)
+                try:
+                    inputs = captured.inputs(args, kwargs)
+                except OtherFormError:
+                    raise CannotCompareError from None
                 theirs = inputs if captured.takes_graphs else self._inputs(pair) or {}
                 if inputs.keys() != theirs.keys() or not all(
                     map(torch.equal, inputs.values(), map(theirs.__getitem__, inputs))
