@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -59,9 +58,9 @@ class Frozen:
         paths = ["", *self._parts]
         path = next(n for n, kept, each in zip(paths, self._kept, now, strict=True) if kept != each)
         raise GuardError(
-            f"sub-modules, hooks or the forward of {path or 'the pipelined module'} are others "
-            "than when the model was captured, whose graph has the old ones. Change them before "
-            "the training, or keep this module whole: leaf_modules=[...]"
+            f"sub-modules, hooks or the forward of {path or 'the pipelined module'} were replaced "
+            "after the model was captured, whose graph has the old ones. Change them before the "
+            "training, or keep this module whole: leaf_modules=[...]"
         )
 
     @contextmanager
@@ -73,15 +72,14 @@ class Frozen:
         """
         before = [list(vars(p).values()) for p in self._leaves.values()]
         yield
-        now = [list(vars(p).values()) for p in self._leaves.values()]
-        if all(map(operator.is_, chain(*before), chain(*now))):
-            return
-        pairs = zip(self._leaves, before, now, strict=True)
-        path = next(n for n, *both in pairs if not all(map(operator.is_, *both)))
-        raise ValueError(
-            f"training_step changes an attribute of {path}, which other ranks do not hear of "
-            "within the mini-batch. Change it in on_train_batch_start, or use schedule='gpipe'"
-        )
+        for (path, part), was in zip(self._leaves.items(), before, strict=True):
+            now = list(vars(part).values())
+            if len(now) != len(was) or not all(map(operator.is_, was, now)):
+                raise ValueError(
+                    f"training_step changes an attribute of {path}, which other ranks do not hear "
+                    "of within the mini-batch. Change it in on_train_batch_start, or use "
+                    "schedule='gpipe'"
+                )
 
     def is_as_read(self) -> bool:
         """Whether all that was read is as it was."""

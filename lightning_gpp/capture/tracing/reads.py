@@ -67,7 +67,7 @@ def watched_reads(module: nn.Module, *, in_layers: bool = False) -> Iterator[lis
 
     Args:
         module: whose forward runs in the body.
-        in_layers: whether also of modules of libraries, which else are called as they are.
+        in_layers: whether to watch modules of libraries, too, as they are traced through.
     """
     objects = {id(value): (path, value) for path, value in _objects(module, in_layers)}
     found: dict[tuple[str, str], Read] = {}
@@ -92,7 +92,8 @@ def watched_reads(module: nn.Module, *, in_layers: bool = False) -> Iterator[lis
 
     def note(owner: Any, name: str, value: Any) -> None:
         path, _ = objects.get(id(owner), (None, None))
-        is_ours = name == "training" and sys._getframe(2).f_globals["__name__"].startswith(_OWN)
+        caller = sys._getframe(2).f_globals.get("__name__", "")  # generated code has none
+        is_ours = name == "training" and caller.startswith(_OWN)
         if path is not None and name not in _NOT_FROZEN and not is_ours:
             found.setdefault((path, name), Read(path, name, content_of(value)))
 

@@ -68,12 +68,15 @@ def set_training(module: Any, training: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda m: m.trunk[1].__setitem__(1, nn.ReLU()), "sub-modules.* of trunk.1 are others"),
-        (lambda m: m.trunk.append(nn.ReLU()), "sub-modules.* of trunk are others"),
-        (lambda m: setattr(m, "head", nn.Linear(3, 2)), "of the pipelined module are others"),
-        (lambda m: m.encoder.register_forward_hook(lambda *_: None), "hooks.* of encoder are"),
-        (lambda m: m.encoder.register_forward_pre_hook(lambda *_: None), "of encoder are others"),
-        (lambda m: setattr(m.trunk, "forward", torch.relu), "forward of trunk are others"),
+        (lambda m: m.trunk[1].__setitem__(1, nn.ReLU()), "sub-modules.* of trunk.1 were replaced"),
+        (lambda m: m.trunk.append(nn.ReLU()), "sub-modules.* of trunk were replaced"),
+        (lambda m: setattr(m, "head", nn.Linear(3, 2)), "of the pipelined module were replaced"),
+        (lambda m: m.encoder.register_forward_hook(lambda *_: None), "hooks.* of encoder were"),
+        (
+            lambda m: m.encoder.register_forward_pre_hook(lambda *_: None),
+            "of encoder were replaced",
+        ),
+        (lambda m: setattr(m.trunk, "forward", torch.relu), "forward of trunk were replaced"),
         (lambda m: setattr(m, "activation", torch.relu), "self.activation, which is not what"),
         (lambda m: setattr(m.settings, "factor", 2.0), "self.settings.factor, which was 1.0"),
         (lambda m: m.encoder.eval(), "self.encoder.training, which was True .* and is False"),
@@ -126,3 +129,13 @@ def test_an_encoder_in_evaluation_from_the_first_on_stays_so() -> None:
     module.train()
     with pytest.raises(CaptureError, match=r"self\.0\.training, which was False .* and is True"):
         captured.check_reads()
+
+
+@pytest.mark.parametrize("name", ["p", "another"])
+def test_attributes_of_leaves_stay_while_a_step_runs(captured: CapturedModel, name: str) -> None:
+    module: Any = captured.module
+    with captured.frozen.keeping_leaves():
+        module.settings.ask()
+    refused = pytest.raises(ValueError, match=r"changes an attribute of trunk\.1\.0, which")
+    with refused, captured.frozen.keeping_leaves():
+        setattr(module.trunk[1][0], name, 0.5)
